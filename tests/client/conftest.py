@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 
 import dragoman
-from client.client_house import Counter, Echo, Faulty, Gate, House, Mixed, Rows, power, url_of
+from client.client_servers import Counter, Echo, Faulty, Gate, LoopThread, Mixed, Rows, power, url_of
 
 KINDS = [(wire, twin) for wire in ("rest", "grpc") for twin in ("blocking", "asyncio")]
 
 
 @pytest.fixture(scope="session")
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.close()
+def loop_thread() -> Iterator[LoopThread]:
+    loop_thread = LoopThread()
+    yield loop_thread
+    loop_thread.close()
 
 
 @pytest.fixture(scope="session")
-def server(house: House) -> Iterator[dragoman.Server]:
-    with house.serving(Echo, Rows, Mixed, Faulty, Gate, Counter, power) as server:
+def server(loop_thread: LoopThread) -> Iterator[dragoman.Server]:
+    with loop_thread.serving(Echo, Rows, Mixed, Faulty, Gate, Counter, power) as server:
         yield server
 
 
@@ -31,7 +31,7 @@ def kind(request: Any) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def client(house: House, server: dragoman.Server, kind: tuple[str, Any]) -> Iterator[Any]:
+def client(loop_thread: LoopThread, server: dragoman.Server, kind: tuple[str, Any]) -> Iterator[Any]:
     wire, twin = kind
-    with house.client(twin, url_of(server, wire)) as client:
+    with loop_thread.client(twin, url_of(server, wire)) as client:
         yield client

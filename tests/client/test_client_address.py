@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import dragoman
-from client.client_house import Echo, House, url_of
+from client.client_servers import Echo, LoopThread, url_of
 from dragoman import errors
 from dragoman.client.address import address
 
@@ -89,33 +89,33 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def secure(house: House, certificate: Path) -> Iterator[dragoman.Server]:
+def secure(loop_thread: LoopThread, certificate: Path) -> Iterator[dragoman.Server]:
     key = str(certificate.with_name("key.pem"))
-    with house.serving(Echo, tls_cert=str(certificate), tls_key=key) as server:
+    with loop_thread.serving(Echo, tls_cert=str(certificate), tls_key=key) as server:
         yield server
 
 
-def test_a_trusted_certificate(house: House, secure: dragoman.Server, kind: Any, certificate: Path) -> None:
+def test_a_trusted_certificate(loop_thread: LoopThread, secure: dragoman.Server, kind: Any, certificate: Path) -> None:
     wire, twin = kind
     large = np.arange(100_000.0)
-    with house.client(twin, url_of(secure, wire), tls_ca=certificate) as client:
+    with loop_thread.client(twin, url_of(secure, wire), tls_ca=certificate) as client:
         for _ in range(2):
             np.testing.assert_array_equal(client.infer("Echo", {"x": large})["x"], large)
         assert [r["x"].tolist() for r in client.stream("Echo", X)] == [[1]]
 
 
-def test_a_certificate_that_nobody_trusts(house: House, secure: dragoman.Server, kind: Any) -> None:
+def test_a_certificate_that_nobody_trusts(loop_thread: LoopThread, secure: dragoman.Server, kind: Any) -> None:
     wire, twin = kind
     with (
-        house.client(twin, url_of(secure, wire), timeout_s=10) as client,
+        loop_thread.client(twin, url_of(secure, wire), timeout_s=10) as client,
         pytest.raises(ConnectionError, match=r"(?i)self.signed|certificate.verify"),
     ):
         client.live()
 
 
 @pytest.mark.parametrize("twin", ["blocking", "asyncio"])
-def test_anybody_may_be_trusted_over_rest(house: House, secure: dragoman.Server, twin: Any) -> None:
-    with house.client(twin, secure.http_url, tls_verify=False) as client:
+def test_anybody_may_be_trusted_over_rest(loop_thread: LoopThread, secure: dragoman.Server, twin: Any) -> None:
+    with loop_thread.client(twin, secure.http_url, tls_verify=False) as client:
         assert client.infer("Echo", X)["x"].tolist() == [1]
 
 

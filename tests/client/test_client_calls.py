@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dragoman
-from client.client_house import TOKEN, Counter, Echo, Gate, House, Rows, url_of
+from client.client_servers import TOKEN, Counter, Echo, Gate, LoopThread, Rows, url_of
 from dragoman import FP64, TensorSpec, errors
 from dragoman.client.errors import ServerUnreachable
 
@@ -73,10 +73,10 @@ def test_metadata_lists_what_a_typed_function_takes_and_gives(client: Any, kind:
     assert client.infer("power", {"x": 3})["output-0"].tolist() == [9.0]
 
 
-def test_nothing_listens(house: House, kind: Kind) -> None:
+def test_nothing_listens(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
     url = "http://127.0.0.1:1" if wire == "rest" else "grpc://127.0.0.1:1"
-    with house.client(twin, url, retries=2) as client:
+    with loop_thread.client(twin, url, retries=2) as client:
         assert not client.live()
         assert not client.ready("Echo")
         began = time.monotonic()
@@ -86,43 +86,43 @@ def test_nothing_listens(house: House, kind: Kind) -> None:
         assert 0.1 < time.monotonic() - began < 2
 
 
-def test_no_such_host(house: House, kind: Kind) -> None:
+def test_no_such_host(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
     scheme = "http" if wire == "rest" else "grpc"
-    with house.client(twin, f"{scheme}://nowhere.invalid:1") as client, pytest.raises(ConnectionError):
+    with loop_thread.client(twin, f"{scheme}://nowhere.invalid:1") as client, pytest.raises(ConnectionError):
         client.live()
 
 
-def test_a_server_that_comes_late(house: House, kind: Kind) -> None:
+def test_a_server_that_comes_late(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
-    with house.serving(Echo) as early:
+    with loop_thread.serving(Echo) as early:
         port = early.http_ports[0] if wire == "rest" else early.grpc_port
     url = f"{'http' if wire == 'rest' else 'grpc'}://127.0.0.1:{port}"
-    with house.client(twin, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
+    with loop_thread.client(twin, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.infer, "Echo", X)
         time.sleep(0.1)
-        with house.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
+        with loop_thread.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
             assert asked.result(10)["x"].tolist() == [1]
 
 
-def test_a_server_that_went_and_came_back(house: House, kind: Kind) -> None:
+def test_a_server_that_went_and_came_back(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
-    with house.serving(Echo) as server:
+    with loop_thread.serving(Echo) as server:
         ports = {"http_port": server.http_ports[0], "grpc_port": server.grpc_port}
-        with house.client(twin, url_of(server, wire), retries=6) as client:
+        with loop_thread.client(twin, url_of(server, wire), retries=6) as client:
             assert client.infer("Echo", X)["x"].tolist() == [1]
-            house.run(server.stop(0))
-            with house.serving(Echo, **ports):
+            loop_thread.run(server.stop(0))
+            with loop_thread.serving(Echo, **ports):
                 assert client.infer("Echo", X)["x"].tolist() == [1]
 
 
 # --- time ------------------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_ends_the_call_here_and_there(house: House, kind: Kind) -> None:
+def test_a_timeout_ends_the_call_here_and_there(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
     gate = Gate(dragoman.ModelSpec(name="Gate"))
-    with house.serving(gate) as server, house.client(twin, url_of(server, wire)) as client:
+    with loop_thread.serving(gate) as server, loop_thread.client(twin, url_of(server, wire)) as client:
         began = time.monotonic()
         with pytest.raises(errors.DeadlineExceeded, match=r"no response within 0\.2 s|Request timeout expired"):
             client.infer("Gate", X, timeout_s=0.2)
@@ -130,27 +130,27 @@ def test_a_timeout_ends_the_call_here_and_there(house: House, kind: Kind) -> Non
         assert gate.cancelled.wait(5)
 
 
-def test_overload_is_waited_out(house: House, kind: Kind) -> None:
+def test_overload_is_waited_out(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
     gate = Gate(dragoman.ModelSpec(name="Gate"))
     with (
-        house.serving(gate, max_queue=1) as server,
-        house.client("blocking", server.http_url) as first,
-        house.client(twin, url_of(server, wire)) as client,
+        loop_thread.serving(gate, max_queue=1) as server,
+        loop_thread.client("blocking", server.http_url) as first,
+        loop_thread.client(twin, url_of(server, wire)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         held = pool.submit(first.infer, "Gate", X)
         assert gate.begun.wait(5)
         with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
             client.infer("Gate", X, timeout_s=0.9)  # which the server's Retry-After of 1 s does not fit into
-        threading.Timer(0.2, house.call, [gate.open.set]).start()
+        threading.Timer(0.2, loop_thread.call, [gate.open.set]).start()
         assert client.infer("Gate", X)["x"].tolist() == [1]
         assert held.result(5)["x"].tolist() == [1]
 
 
-def test_cancelling_an_awaited_call_cancels_the_model(house: House) -> None:
+def test_cancelling_an_awaited_call_cancels_the_model(loop_thread: LoopThread) -> None:
     gate = Gate(dragoman.ModelSpec(name="Gate"))
-    with house.serving(gate) as server:
+    with loop_thread.serving(gate) as server:
 
         async def cancelled(url: str) -> None:
             gate.cancelled.clear()
@@ -166,12 +166,12 @@ def test_cancelling_an_awaited_call_cancels_the_model(house: House) -> None:
                     await asyncio.sleep(0.01)
 
         for wire in ("rest", "grpc"):
-            house.run(cancelled(url_of(server, wire)))
+            loop_thread.run(cancelled(url_of(server, wire)))
 
 
-def test_many_threads_share_a_client(house: House, server: dragoman.Server, kind: Kind) -> None:
+def test_many_threads_share_a_client(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
     wire, twin = kind
-    with house.client(twin, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
+    with loop_thread.client(twin, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
 
         def ask(i: int) -> bool:
             return bool((client.infer("Echo", {"x": np.full(5000, i)})["x"] == i).all())
@@ -204,10 +204,10 @@ def test_faults_of_a_stream(client: Any) -> None:
         next(client.stream("nobody", X))
 
 
-def test_leaving_a_stream_ends_it(house: House, kind: Kind) -> None:
+def test_leaving_a_stream_ends_it(loop_thread: LoopThread, kind: Kind) -> None:
     wire, twin = kind
     counter = Counter(dragoman.ModelSpec(name="Counter"))
-    with house.serving(counter) as server, house.client(twin, url_of(server, wire)) as client:
+    with loop_thread.serving(counter) as server, loop_thread.client(twin, url_of(server, wire)) as client:
         with closing(client.stream("Counter", X, parameters={"n": -1})) as results:
             assert next(results)["i"].tolist() == [0]
         assert counter.closed.wait(5)
@@ -223,13 +223,16 @@ def test_a_stream_that_takes_too_long(client: Any) -> None:
 # --- tokens and model control ----------------------------------------------------------------------------------
 
 
-def test_model_control_needs_the_token(house: House, kind: Kind, tmp_path: Any) -> None:
+def test_model_control_needs_the_token(loop_thread: LoopThread, kind: Kind, tmp_path: Any) -> None:
     wire, twin = kind
     (tmp_path / "m.py").write_text("def m(x: float) -> float:\n    return x\n")
-    with house.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server:
-        with house.client(twin, url_of(server, wire)) as client, pytest.raises(errors.Unauthorized, match="Bearer"):
+    with loop_thread.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server:
+        with (
+            loop_thread.client(twin, url_of(server, wire)) as client,
+            pytest.raises(errors.Unauthorized, match="Bearer"),
+        ):
             client.index()
-        with house.client(twin, url_of(server, wire), token=TOKEN) as client:
+        with loop_thread.client(twin, url_of(server, wire), token=TOKEN) as client:
             assert [(e.name, e.state) for e in client.index()] == [("m", "READY")]
             assert client.models() == ["m"]
             client.unload("m")
@@ -247,14 +250,14 @@ def test_model_control_that_is_off(client: Any) -> None:
         client.load("Echo")
 
 
-def test_a_model_that_was_replaced_is_asked_anew(house: House, kind: Kind, tmp_path: Any) -> None:
+def test_a_model_that_was_replaced_is_asked_anew(loop_thread: LoopThread, kind: Kind, tmp_path: Any) -> None:
     wire, twin = kind
     write: Callable[[str], Any] = (tmp_path / "m.py").write_text
     write("def m(x: list[float]) -> list[float]:\n    return x\n")
     with (
-        house.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server,
-        house.client("blocking", server.http_url, token=TOKEN) as operator,
-        house.client(twin, url_of(server, wire)) as client,
+        loop_thread.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server,
+        loop_thread.client("blocking", server.http_url, token=TOKEN) as operator,
+        loop_thread.client(twin, url_of(server, wire)) as client,
     ):
         assert client.infer("m", [1])["output-0"].tolist() == [1]
         write("def m(longer: list[bool]) -> list[bool]:\n    return longer\n")
@@ -264,17 +267,17 @@ def test_a_model_that_was_replaced_is_asked_anew(house: House, kind: Kind, tmp_p
         assert client.infer("m", [True])["output-0"].tolist() == [True]
 
 
-def test_compression(house: House, server: dragoman.Server, kind: Kind) -> None:
+def test_compression(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
     wire, twin = kind
     array = np.tile(np.arange(100.0), 1000)
     for compression in ("gzip", "deflate"):
-        with house.client(twin, url_of(server, wire), compression=compression) as client:
+        with loop_thread.client(twin, url_of(server, wire), compression=compression) as client:
             np.testing.assert_array_equal(client.infer("Echo", {"x": array})["x"], array)
 
 
-def test_headers_go_along(house: House, server: dragoman.Server, kind: Kind) -> None:
+def test_headers_go_along(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
     wire, twin = kind
-    with house.client(twin, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
+    with loop_thread.client(twin, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
         assert client.ready()
 
 

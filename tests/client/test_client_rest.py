@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.client_house import Echo, House, Twin
+from client.client_servers import Echo, LoopThread, Twin
 from dragoman import errors
 from dragoman.client.errors import error_of_status
 
@@ -85,12 +85,12 @@ Telling = Callable[..., Any]
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def telling(request: Any, house: House) -> Telling:
+def telling(request: Any, loop_thread: LoopThread) -> Telling:
     @contextmanager
     def told(*answers: bytes | None, **options: Any) -> Iterator[tuple[Any, Told]]:
         server = Told(answers)
         try:
-            with house.client(request.param, server.url, **options) as client:
+            with loop_thread.client(request.param, server.url, **options) as client:
                 yield client, server
         finally:
             server.close()
@@ -309,12 +309,12 @@ def test_a_silent_server(telling: Telling) -> None:
         client.infer("m", X)
 
 
-def test_a_refusal_before_the_whole_body_is_sent(house: House) -> None:
-    with house.serving(Echo, max_body_bytes=1000) as server:
+def test_a_refusal_before_the_whole_body_is_sent(loop_thread: LoopThread) -> None:
+    with loop_thread.serving(Echo, max_body_bytes=1000) as server:
         twins: tuple[Twin, ...] = ("blocking", "asyncio")
         for twin in twins:
             for url in (server.http_url, f"grpc://{server.grpc_url}"):
-                with house.client(twin, url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
+                with loop_thread.client(twin, url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
                     client.infer("Echo", {"x": np.ones(1 << 20)})
 
 
@@ -337,9 +337,9 @@ def test_what_is_asked(telling: Telling) -> None:
     assert server.heard[2].startswith(b"POST /v2/repository/models/m/load HTTP/1.1\r\n")
 
 
-def test_a_path_before_every_path(house: House) -> None:
+def test_a_path_before_every_path(loop_thread: LoopThread) -> None:
     server = Told([OK])
-    with house.client("blocking", f"{server.url}/models/one/") as client:
+    with loop_thread.client("blocking", f"{server.url}/models/one/") as client:
         client.infer("m", X)
     server.close()
     assert server.heard[0].startswith(b"POST /models/one/v2/models/m/infer ")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 FOLDER = Path(__file__).parent / "folder"
 
 
 @pytest.fixture(scope="package")  # tests of workers count the processes that are left
-def served_folder() -> Iterator[Served]:
-    with serving(str(FOLDER)) as served:
-        yield served
+def served_folder() -> Iterator[ServerProcess]:
+    with running_server(str(FOLDER)) as process:
+        yield process

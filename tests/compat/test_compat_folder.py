@@ -18,7 +18,7 @@ from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.protocols.open_inference.extensions import check_headers
 from dragoman.server import settings_for
 from dragoman.server_transports import protocol_policy
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 FOLDER = Path(__file__).parent / "folder"
 
@@ -102,19 +102,19 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
     return {**bare, **({"parameters": parameters} if parameters else {}), "outputs": outputs}
 
 
-def ask(served: Served, path: str, body: Any, **options: Any) -> requests.Response:
+def ask(process: ServerProcess, path: str, body: Any, **options: Any) -> requests.Response:
     model, _, rest = path.partition("/")
-    return requests.post(f"http://{served.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
+    return requests.post(f"http://{process.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
 
 
 @pytest.mark.parametrize(("path", "body", "answer"), ANSWERS)
-def test_responses_are_those_of_mlserver(served_folder: Served, path: str, body: Any, answer: bytes) -> None:
+def test_responses_are_those_of_mlserver(served_folder: ServerProcess, path: str, body: Any, answer: bytes) -> None:
     got = ask(served_folder, path, body)
     assert got.status_code == 200, got.text
     assert plain(got.json()) == plain(json.loads(answer))
 
 
-def test_a_model_may_stream_on_request(served_folder: Served) -> None:
+def test_a_model_may_stream_on_request(served_folder: ServerProcess) -> None:
     text = ask(served_folder, "words/infer_stream", {"inputs": [SENTENCE]}).text
     pieces = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     # MLServer: three such events, with headers of its own among their parameters.
@@ -122,7 +122,7 @@ def test_a_model_may_stream_on_request(served_folder: Served) -> None:
     assert [piece["outputs"] for piece in pieces] == [[each] for each in want]
 
 
-def test_requests_written_by_the_types_of_mlserver(served_folder: Served) -> None:
+def test_requests_written_by_the_types_of_mlserver(served_folder: ServerProcess) -> None:
     # `InferenceRequest(...).dict()` of the real package, with a null for each field that is not set.
     nulls = {"content_type": "np", "headers": None}
     x = tensor("x", "FP32", [1, 2], [1, 2], parameters=nulls)
@@ -144,7 +144,7 @@ def test_requests_written_by_the_types_of_mlserver(served_folder: Served) -> Non
         ("numpy-sum/infer", [tensor("a", "FP32", [2, 2], [1, 2])], "shape [2, 2] needs 4 elements"),
     ],
 )
-def test_invalid_requests_are_400(served_folder: Served, path: str, inputs: list[Any], message: str) -> None:
+def test_invalid_requests_are_400(served_folder: ServerProcess, path: str, inputs: list[Any], message: str) -> None:
     got = ask(served_folder, path, {"inputs": inputs})
     assert got.status_code == 400
     assert message in got.json()["error"]
@@ -166,7 +166,7 @@ def test_invalid_requests_are_400(served_folder: Served, path: str, inputs: list
     ],
 )
 def test_custom_handlers_serve_their_paths(
-    served_folder: Served, method: str, path: str, body: str | None, answer: bytes
+    served_folder: ServerProcess, method: str, path: str, body: str | None, answer: bytes
 ) -> None:
     # As FastAPI writes it, which serves these methods there.
     got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
@@ -190,14 +190,14 @@ def test_custom_handlers_serve_their_paths(
     ],
 )
 def test_errors_of_custom_handlers(
-    served_folder: Served, method: str, path: str, body: str | None, status: int, message: str
+    served_folder: ServerProcess, method: str, path: str, body: str | None, status: int, message: str
 ) -> None:
     got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
     assert got.status_code == status
     assert message in got.json()["error"]
 
 
-def test_metrics_of_models_are_exported(served_folder: Served) -> None:
+def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
     def samples() -> dict[str, float]:
         text = requests.get(f"http://{served_folder.url}/metrics", timeout=30).text
         found = [s for f in text_string_to_metric_families(text) for s in f.samples]
@@ -214,14 +214,14 @@ def test_metrics_of_models_are_exported(served_folder: Served) -> None:
     assert after["tally_size_sum"] - before.get("tally_size_sum", 0) == 3
 
 
-def test_metadata_come_from_the_settings(served_folder: Served) -> None:
+def test_metadata_come_from_the_settings(served_folder: ServerProcess) -> None:
     got = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
     assert got["platform"] == "our-own"
     assert [(i["name"], i["datatype"], i["shape"]) for i in got["inputs"]] == [("a", "FP32", [-1])]
     assert requests.get(f"http://{served_folder.url}/v2", timeout=30).json()["name"] == "our-folder"
 
 
-def test_binary_tensors_over_http(served_folder: Served) -> None:
+def test_binary_tensors_over_http(served_folder: ServerProcess) -> None:
     client = triton_http.InferenceServerClient(served_folder.url)
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     given = triton_http.InferInput("x", [2, 3], "FP32")
@@ -231,7 +231,7 @@ def test_binary_tensors_over_http(served_folder: Served) -> None:
     client.close()
 
 
-def test_text_over_grpc(served_folder: Served) -> None:
+def test_text_over_grpc(served_folder: ServerProcess) -> None:
     client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
     names, times = triton_grpc.InferInput("names", [2], "BYTES"), triton_grpc.InferInput("times", [2], "INT32")
     names.set_data_from_numpy(np.array([b"Ada", "Bö".encode()], dtype=object))
@@ -250,9 +250,9 @@ def test_two_folders_of_one_name_are_its_versions(tmp_path: Path) -> None:
         )
         settings = {"name": "sums", "implementation": "summing.RowSums", "parameters": {"version": version}}
         (folder / "model-settings.json").write_text(json.dumps(settings))
-    with serving(str(tmp_path)) as served:
+    with running_server(str(tmp_path)) as process:
         body = {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}
-        newest, old = ask(served, "sums/infer", body).json(), ask(served, "sums/versions/2/infer", body).json()
+        newest, old = ask(process, "sums/infer", body).json(), ask(process, "sums/versions/2/infer", body).json()
     assert (newest["model_version"], newest["outputs"][0]["data"]) == ("10", [30])
     assert (old["model_version"], old["outputs"][0]["data"]) == ("2", [3])
 
@@ -266,10 +266,10 @@ def test_the_environment_alone_may_describe_a_model(tmp_path: Path) -> None:
         "MLSERVER_MODEL_VERSION": "v3",
         "MLSERVER_PARALLEL_WORKERS": "0",
     }
-    with serving(str(tmp_path), environment=variables) as served:
-        got = ask(served, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
+    with running_server(str(tmp_path), environment=variables) as process:
+        got = ask(process, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
         assert (got["model_version"], got["outputs"][0]["data"]) == ("v3", [3])
-        assert requests.get(f"http://{served.url}/v2", timeout=30).json()["name"] == "theirs"
+        assert requests.get(f"http://{process.url}/v2", timeout=30).json()["name"] == "theirs"
 
 
 def test_runtimes_of_mlserver_accept_any_input_name(tmp_path: Path) -> None:
@@ -279,8 +279,8 @@ def test_runtimes_of_mlserver_accept_any_input_name(tmp_path: Path) -> None:
     dump(LinearRegression().fit(np.eye(3), [1.0, 2.0, 3.0]), tmp_path / "model.joblib")
     settings = {"name": "line", "implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": "."}}
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
-    with serving(str(tmp_path), "--allow-pickle") as served:
-        got = ask(served, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
+    with running_server(str(tmp_path), "--allow-pickle") as process:
+        got = ask(process, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
     assert got["outputs"][0]["name"] == "predict"
     assert got["outputs"][0]["data"] == pytest.approx([2.0])
 
@@ -295,10 +295,10 @@ def test_an_xgboost_classifier_returns_labels(tmp_path: Path) -> None:
     settings = {"name": "iris", "implementation": "mlserver_xgboost.XGBoostModel", "parameters": {"uri": "."}}
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
     rows = tensor("predict", "FP32", [2, 4], x[[0, 99]].reshape(-1).tolist())
-    with serving(str(tmp_path)) as served:
-        (labels,) = ask(served, "iris/infer", {"inputs": [rows]}).json()["outputs"]
+    with running_server(str(tmp_path)) as process:
+        (labels,) = ask(process, "iris/infer", {"inputs": [rows]}).json()["outputs"]
         wanted = [{"name": "predict_proba"}]
-        (chances,) = ask(served, "iris/infer", {"inputs": [rows], "outputs": wanted}).json()["outputs"]
+        (chances,) = ask(process, "iris/infer", {"inputs": [rows], "outputs": wanted}).json()["outputs"]
     assert (labels["name"], labels["datatype"], labels["data"]) == ("predict", "INT64", [0, 1])
     assert (chances["name"], chances["datatype"], chances["shape"]) == ("predict_proba", "FP32", [2, 2])
     expected = classifier.predict_proba(x[[0, 99]].astype(np.float32))
@@ -320,19 +320,19 @@ class Kinds(MLModel):
 
 
 @pytest.fixture(scope="module", params=[0, 32])
-def kinds(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def kinds(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "kinds.py").write_text(KINDS)
     settings = {"name": "kinds", "implementation": "kinds.Kinds", "max_batch_size": request.param}
     (folder / "model-settings.json").write_text(json.dumps(settings))
-    with serving(str(folder)) as served:
-        yield served
+    with running_server(str(folder)) as process:
+        yield process
 
 
 @pytest.mark.parametrize(
     "elements", [[b"P2 1 1 255 7"], [b"\xff\xd8abc"], [b"a", b"\xff"], [b"ab"] * 20, [b"a\0"] * 20]
 )
-def test_bytes_are_bytes_whatever_their_content(kinds: Served, elements: list[bytes]) -> None:
+def test_bytes_are_bytes_whatever_their_content(kinds: ServerProcess, elements: list[bytes]) -> None:
     given = triton_grpc.InferInput("x", [len(elements)], "BYTES")
     given.set_data_from_numpy(np.array(elements, object))
     over_http = triton_http.InferInput("x", [len(elements)], "BYTES")
@@ -346,7 +346,7 @@ def test_bytes_are_bytes_whatever_their_content(kinds: Served, elements: list[by
 
 
 @pytest.mark.parametrize("shape", [[2], [2, 1]])
-def test_json_text_is_text(kinds: Served, shape: list[int]) -> None:
+def test_json_text_is_text(kinds: ServerProcess, shape: list[int]) -> None:
     data: list[Any] = ["a", "\xff"] if len(shape) == 1 else [["a"], ["b"]]
     answer = ask(kinds, "kinds/infer", {"inputs": [tensor("x", "BYTES", shape, data)]}).json()
     assert answer["outputs"][0]["data"] == ["str", "str"]
@@ -372,11 +372,11 @@ def test_a_model_gets_the_forwarded_headers(tmp_path: Path, batch: int) -> None:
     settings = {"name": "callers", "implementation": "calling.Callers", "max_batch_size": batch}
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
     body = {"id": "7", "inputs": [tensor("x", "FP32", [1], [1])]}
-    with serving(str(tmp_path), "--forward-headers", "X-User,x-trace-*,*o[kr]i*") as served:
+    with running_server(str(tmp_path), "--forward-headers", "X-User,x-trace-*,*o[kr]i*") as process:
 
         def headers_seen(user: str) -> list[str]:
             headers = {"x-user": user, "X-Trace-Id": "t", "x-other": "o", "authorization": "Bearer s", "cookie": "c"}
-            found: list[str] = ask(served, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
+            found: list[str] = ask(process, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
             return found
 
         users = [f"user-{n}" for n in range(16)]
@@ -395,16 +395,16 @@ def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
     settings = {"name": "row-sums", "implementation": "summing.RowSums", "max_batch_size": 4}
     (tmp_path / "m" / "model-settings.json").write_text(json.dumps(settings))
     body = {"inputs": [tensor("x", "FP32", [1, 2], [1, 2])]}
-    with serving(str(tmp_path), "--forward-headers", "x-*") as served:
+    with running_server(str(tmp_path), "--forward-headers", "x-*") as process:
 
         def echoed(user: str) -> tuple[str, str | None]:
-            got = ask(served, "row-sums/infer", body, headers={"X-User": user})
+            got = ask(process, "row-sums/infer", body, headers={"X-User": user})
             return got.headers["x-user"], got.headers.get("x-other")
 
         with ThreadPoolExecutor(8) as pool:
             users = [f"user-{n}" for n in range(16)]
             assert list(pool.map(echoed, users)) == [(user, None) for user in users]
-        assert "x-user" not in ask(served, "row-sums/infer", body).headers
+        assert "x-user" not in ask(process, "row-sums/infer", body).headers
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.served import free_ports
+from e2e.server_process import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -1,1 +1,1 @@
-"""Tests of the whole house: a real server process, and the clients that people use."""
+"""End-to-end tests: a real server process, and the clients that people use."""

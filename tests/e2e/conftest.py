@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from e2e.served import MODELS, Served, serving, started
+from e2e.server_process import MODELS, ServerProcess, running_server, started_server
 
 TOKEN = "open sesame"
 
@@ -14,22 +14,22 @@ SHAPES = [
 
 
 @pytest.fixture(scope="session")
-def shapes() -> Iterator[Served]:
+def shapes() -> Iterator[ServerProcess]:
     """The models of `shapes.py`; model control is on."""
-    with serving(*SHAPES, "--control-token", TOKEN) as served:
-        yield served
+    with running_server(*SHAPES, "--control-token", TOKEN) as process:
+        yield process
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Served]]:
+def start() -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers of which nothing is awaited; they are gone after the test."""
     running = []
 
-    def go(*arguments: str, **options: object) -> Served:
-        context = started(*arguments, **options)
-        served = context.__enter__()
+    def go(*arguments: str, **options: object) -> ServerProcess:
+        context = started_server(*arguments, **options)
+        process = context.__enter__()
         running.append(context)
-        return served
+        return process
 
     yield go
     for context in running:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 MODEL = """
 import dragoman
@@ -21,19 +21,19 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("browsers")
     (folder / "model.py").write_text(MODEL)
     flags = ["--cors-origins", "https://a.org,https://b.org", "--cors-origin-regex", r"https://.*\.c\.org"]
     flags += ["--cors-expose", "x-mine", "--root-path", "/behind/it", "--cors-credentials"]
-    with serving(str(folder / "model.py:half"), *flags) as server:
+    with running_server(str(folder / "model.py:half"), *flags) as server:
         yield server
 
 
 @pytest.mark.parametrize("origin", ["https://a.org", "https://x.c.org"])
 @pytest.mark.parametrize("path", ["/v2/models/half/infer", "/behind/it/v2/models/half/infer"])
-def test_a_page_of_an_allowed_site_may_ask(served: Served, origin: str, path: str) -> None:
-    url = f"http://{served.url}{path}"
+def test_a_page_of_an_allowed_site_may_ask(process: ServerProcess, origin: str, path: str) -> None:
+    url = f"http://{process.url}{path}"
     asked = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
     assert asked.status_code == 204
     assert asked.headers["access-control-allow-origin"] == origin
@@ -47,23 +47,23 @@ def test_a_page_of_an_allowed_site_may_ask(served: Served, origin: str, path: st
     assert "origin" in got.headers["vary"]
 
 
-def test_a_path_that_only_the_model_knows_is_asked_about_like_any_other(served: Served) -> None:
-    url = f"http://{served.url}/a/path/of/its/own"
+def test_a_path_that_only_the_model_knows_is_asked_about_like_any_other(process: ServerProcess) -> None:
+    url = f"http://{process.url}/a/path/of/its/own"
     asked = requests.options(url, headers={"origin": "https://a.org", **PREFLIGHT}, timeout=30)
     assert asked.status_code == 204
     assert asked.headers["access-control-allow-origin"] == "https://a.org"
 
 
-def test_faults_may_be_read_too(served: Served) -> None:
-    url = f"http://{served.url}/v2/models/half/infer"
+def test_faults_may_be_read_too(process: ServerProcess) -> None:
+    url = f"http://{process.url}/v2/models/half/infer"
     got = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)
     assert got.status_code == 400
     assert got.headers["access-control-allow-origin"] == "https://b.org"
 
 
 @pytest.mark.parametrize("origin", ["https://evil.org", "https://a.org.evil.org", "null", "https://xc.org"])
-def test_a_page_of_another_site_may_not(served: Served, origin: str) -> None:
-    url = f"http://{served.url}/v2/models/half/infer"
+def test_a_page_of_another_site_may_not(process: ServerProcess, origin: str) -> None:
+    url = f"http://{process.url}/v2/models/half/infer"
     assert requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30).status_code == 403
     got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
     assert "access-control-allow-origin" not in got.headers
@@ -71,7 +71,7 @@ def test_a_page_of_another_site_may_not(served: Served, origin: str) -> None:
 
 def test_no_header_is_sent_unless_sites_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with serving(str(tmp_path / "model.py:half")) as server:
+    with running_server(str(tmp_path / "model.py:half")) as server:
         got = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
         assert not [h for h in got.headers if h.lower().startswith("access-control")]
         assert requests.get(f"http://{server.url}/behind/it/v2", timeout=30).status_code == 404

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from e2e.served import MODELS, Served, serving, until
+from e2e.server_process import MODELS, ServerProcess, running_server, wait_until
 
 TROUBLE = MODELS / "trouble.py"
 
@@ -37,13 +37,13 @@ class Outcome:
 class Crowd:
     """Callers over REST in JSON, REST in binary form and gRPC; each asks with numbers of its own."""
 
-    def __init__(self, served: Served, session: aiohttp.ClientSession, channel: Any) -> None:
-        self._url = f"http://{served.url}/v2/models"
+    def __init__(self, process: ServerProcess, session: aiohttp.ClientSession, channel: Any) -> None:
+        self._url = f"http://{process.url}/v2/models"
         self._session = session
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.done = 0
 
-    async def ask(self, number: int) -> Outcome:
+    async def request(self, number: int) -> Outcome:
         wire: Callable[..., Awaitable[tuple[tuple[float, ...], str]]]
         wire = (self._json, self._binary, self._grpc)[number % 3]
         kind = ("good", "good", "shape", "good", "good", "unknown", "good", "malformed", "good", "raises")[
@@ -117,18 +117,18 @@ def check(outcome: Outcome) -> str:
 
 
 async def crowd(
-    served: Served, numbers: range, interrupt: Callable[[Crowd], Coroutine[Any, Any, None]]
+    process: ServerProcess, numbers: range, interrupt: Callable[[Crowd], Coroutine[Any, Any, None]]
 ) -> list[Outcome]:
     """All requests at the same time, and something that happens meanwhile; nothing may take longer than a minute."""
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         asyncio.timeout(60),
         aiohttp.ClientSession(connector=connector) as session,
-        grpc.aio.insecure_channel(served.grpc_url) as channel,
+        grpc.aio.insecure_channel(process.grpc_url) as channel,
     ):
-        callers = Crowd(served, session, channel)
+        callers = Crowd(process, session, channel)
         happening = asyncio.create_task(interrupt(callers))
-        outcomes = await asyncio.gather(*(callers.ask(number) for number in numbers))
+        outcomes = await asyncio.gather(*(callers.request(number) for number in numbers))
         await happening
         return outcomes
 
@@ -137,48 +137,50 @@ async def nothing(_: Crowd) -> None:
     pass
 
 
-def workers_of(served: Served, model: str, count: int) -> set[int]:
+def workers_of(process: ServerProcess, model: str, count: int) -> set[int]:
     """The processes that compute the answers of a model."""
     found: set[int] = set()
 
     def asked() -> bool:
         with ThreadPoolExecutor(4) as threads:
-            for status, body in threads.map(lambda _: served.infer(model, [1.0]), range(8)):
+            for status, body in threads.map(lambda _: process.infer(model, [1.0]), range(8)):
                 assert status == 200, body
                 found.add(body["parameters"]["pid"])
         return len(found) >= count
 
-    until(asked, "an answer of each worker")
+    wait_until(asked, "an answer of each worker")
     return found
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with serving(f"{TROUBLE}:Twice", f"{TROUBLE}:Raises", "--placement", "process", "--replicas", "2") as served:
-        yield served
+def process() -> Iterator[ServerProcess]:
+    with running_server(
+        f"{TROUBLE}:Twice", f"{TROUBLE}:Raises", "--placement", "process", "--replicas", "2"
+    ) as process:
+        yield process
 
 
-async def test_a_thousand_requests_and_a_worker_that_is_killed(served: Served) -> None:
-    victim = min(workers_of(served, "Twice", 2))
+async def test_a_thousand_requests_and_a_worker_that_is_killed(process: ServerProcess) -> None:
+    victim = min(workers_of(process, "Twice", 2))
 
     async def kill(callers: Crowd) -> None:
         while callers.done < 500:
             await asyncio.sleep(0.001)
         os.kill(victim, signal.SIGKILL)
 
-    kinds = Counter(map(check, await crowd(served, range(1000), kill)))
+    kinds = Counter(map(check, await crowd(process, range(1000), kill)))
     assert kinds["lost"] <= 1, "only what the killed worker computed"
     assert sum(kinds.values()) == 1000
     assert kinds["good"] + kinds["lost"] > 590
-    assert "a worker process died (signal SIGKILL); restarting it" in served.log()
-    served.until_ready()
-    until(lambda: len(served.workers()) == 4, "the new worker")
-    assert victim not in workers_of(served, "Twice", 2)
-    assert Counter(map(check, await crowd(served, range(1000, 1300), nothing)))["lost"] == 0
+    assert "a worker process died (signal SIGKILL); restarting it" in process.log()
+    process.wait_until_ready()
+    wait_until(lambda: len(process.workers()) == 4, "the new worker")
+    assert victim not in workers_of(process, "Twice", 2)
+    assert Counter(map(check, await crowd(process, range(1000, 1300), nothing)))["lost"] == 0
 
 
-async def test_all_workers_of_a_model_killed_at_once(served: Served) -> None:
-    victims = workers_of(served, "Twice", 2)
+async def test_all_workers_of_a_model_killed_at_once(process: ServerProcess) -> None:
+    victims = workers_of(process, "Twice", 2)
 
     async def kill(callers: Crowd) -> None:
         while callers.done < 60:
@@ -186,52 +188,52 @@ async def test_all_workers_of_a_model_killed_at_once(served: Served) -> None:
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
 
-    kinds = Counter(map(check, await crowd(served, range(300), kill)))
+    kinds = Counter(map(check, await crowd(process, range(300), kill)))
     assert kinds["lost"] <= 2
-    served.until_ready()
-    assert not victims & workers_of(served, "Twice", 1)
+    process.wait_until_ready()
+    assert not victims & workers_of(process, "Twice", 1)
 
 
 @pytest.mark.parametrize(("model", "end"), [("Exits", "exit code 1"), ("Segfaults", "signal SIGSEGV")])
 def test_a_model_that_ends_its_process(model: str, end: str) -> None:
-    with serving(f"{TROUBLE}:{model}", f"{TROUBLE}:Twice") as served, ThreadPoolExecutor(16) as threads:
+    with running_server(f"{TROUBLE}:{model}", f"{TROUBLE}:Twice") as process, ThreadPoolExecutor(16) as threads:
         numbers = [*range(1, 20), -1, *range(20, 40)]
-        answers = dict(zip(numbers, threads.map(lambda n: served.infer(model, [float(n)]), numbers), strict=True))
+        answers = dict(zip(numbers, threads.map(lambda n: process.infer(model, [float(n)]), numbers), strict=True))
         status, body = answers.pop(-1)
         assert status == 500
         assert body["error"] == f"model '{model}': the worker process died ({end}) while it computed this call"
         for number, (status, body) in answers.items():
             assert (status, body["outputs"][0]["data"]) == (200, [2.0 * number])
-        assert served.infer("Twice", [1.0])[0] == 200
+        assert process.infer("Twice", [1.0])[0] == 200
         for _ in range(5):  # as often as it likes
-            status, body = served.infer(model, [-1.0])
+            status, body = process.infer(model, [-1.0])
             assert status in (500, 503)
             assert "died" in body["error"] or "keeps exiting" in body["error"]
-        until(lambda: served.infer(model, [3.0])[0] == 200, "the model's return")
-        served.until_ready()
+        wait_until(lambda: process.infer(model, [3.0])[0] == 200, "the model's return")
+        process.wait_until_ready()
 
 
 def test_callers_who_leave_are_not_worked_for() -> None:
-    with serving(f"{MODELS / 'shapes.py'}:Sleep") as served:
+    with running_server(f"{MODELS / 'shapes.py'}:Sleep") as process:
         body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.5]}]}).encode()
         head = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-        sockets = [socket.create_connection(("127.0.0.1", served.http_port)) for _ in range(100)]
+        sockets = [socket.create_connection(("127.0.0.1", process.http_port)) for _ in range(100)]
         for caller in sockets:
             caller.sendall(head + body)
         for caller in sockets:
             caller.close()
         began_s = time.monotonic()
-        assert served.infer("Sleep", [0.0])[0] == 200
+        assert process.infer("Sleep", [0.0])[0] == 200
         assert time.monotonic() - began_s < 5, "a hundred calls of half a second were not waited for"
 
 
 def test_more_callers_than_the_queue_takes() -> None:
-    with serving(f"{TROUBLE}:Twice", "--max-queue", "4") as served, ThreadPoolExecutor(32) as threads:
-        answers = list(threads.map(lambda n: (n, served.infer("Twice", [float(n)])), range(200)))
+    with running_server(f"{TROUBLE}:Twice", "--max-queue", "4") as process, ThreadPoolExecutor(32) as threads:
+        answers = list(threads.map(lambda n: (n, process.infer("Twice", [float(n)])), range(200)))
         refused = [body["error"] for _, (status, body) in answers if status == 503]
         assert refused
         assert set(refused) == {"Exceeds maximum queue size of 4 for model 'Twice'"}
         good = [(n, body["outputs"][0]["data"]) for n, (status, body) in answers if status == 200]
         assert len(good) + len(refused) == 200
         assert all(data == [2.0 * n] for n, data in good)
-        assert served.infer("Twice", [1.0])[0] == 200
+        assert process.infer("Twice", [1.0])[0] == 200

@@ -12,21 +12,21 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from e2e.conftest import SHAPES, TOKEN
-from e2e.served import PATIENCE_S, Served, until
+from e2e.server_process import TIMEOUT_S, ServerProcess, wait_until
 
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 B = np.full((2, 16), 5, np.int32)
 
 
 @pytest.fixture(scope="module")
-def client(shapes: Served) -> Iterator[Any]:
+def client(shapes: ServerProcess) -> Iterator[Any]:
     client = triton.InferenceServerClient(shapes.grpc_url)
     yield client
     client.close()
 
 
 @pytest.fixture
-async def aio(shapes: Served) -> AsyncIterator[Any]:
+async def aio(shapes: ServerProcess) -> AsyncIterator[Any]:
     async with triton_aio.InferenceServerClient(shapes.grpc_url) as client:
         yield client
 
@@ -102,7 +102,7 @@ def test_async_infer(client: Any) -> None:
     for _ in range(8):
         client.async_infer("SumDiff", operands(), lambda result, error: answers.put((result, error)))
     for _ in range(8):
-        result, error = answers.get(timeout=PATIENCE_S)
+        result, error = answers.get(timeout=TIMEOUT_S)
         assert error is None
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
 
@@ -191,22 +191,22 @@ class Heard:
 
     def next(self) -> Any:
         """The next answer's number, or the next error."""
-        result, error = self._all.get(timeout=PATIENCE_S)
+        result, error = self._all.get(timeout=TIMEOUT_S)
         return error if error is not None else int(result.as_numpy("i")[0])
 
     def next_response(self) -> Any:
-        result, error = self._all.get(timeout=PATIENCE_S)
+        result, error = self._all.get(timeout=TIMEOUT_S)
         assert error is None
         return result.get_response()
 
 
 @pytest.fixture
-def heard(shapes: Served) -> Heard:
+def heard(shapes: ServerProcess) -> Heard:
     return Heard()
 
 
 @pytest.fixture
-def stream(shapes: Served, heard: Heard) -> Iterator[Any]:
+def stream(shapes: ServerProcess, heard: Heard) -> Iterator[Any]:
     """A client of its own with an open stream; a client has one at a time."""
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard)
@@ -244,7 +244,7 @@ def test_plain_models_answer_in_streams_too(stream: Any, heard: Heard) -> None:
     assert [o.name for o in heard.next_response().outputs] == ["OUTPUT0", "OUTPUT1"]
 
 
-def test_a_fault_may_end_the_stream_with_its_status(shapes: Served) -> None:
+def test_a_fault_may_end_the_stream_with_its_status(shapes: ServerProcess) -> None:
     heard = Heard()
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard, headers={"triton_grpc_error": "true"})
@@ -254,7 +254,7 @@ def test_a_fault_may_end_the_stream_with_its_status(shapes: Served) -> None:
     client.close()
 
 
-def test_cancelling_a_stream_stops_the_model(shapes: Served, tmp_path: Path) -> None:
+def test_cancelling_a_stream_stops_the_model(shapes: ServerProcess, tmp_path: Path) -> None:
     heard = Heard()
     told = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
@@ -263,10 +263,10 @@ def test_cancelling_a_stream_stops_the_model(shapes: Served, tmp_path: Path) -> 
     assert heard.next() == 0
     client.stop_stream(cancel_requests=True)
     client.close()
-    until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(told.exists, "the end of the model's generator", within_s=10)
 
 
-def test_a_stream_that_takes_too_long(shapes: Served, tmp_path: Path) -> None:
+def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> None:
     heard = Heard()
     told = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
@@ -278,7 +278,7 @@ def test_a_stream_that_takes_too_long(shapes: Served, tmp_path: Path) -> None:
     assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
     client.stop_stream()
     client.close()
-    until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(told.exists, "the end of the model's generator", within_s=10)
 
 
 async def test_a_stream_with_the_asynchronous_client(aio: Any) -> None:
@@ -303,4 +303,4 @@ async def test_cancelling_a_stream_of_the_asynchronous_client(aio: Any, tmp_path
     assert error is None
     assert result.as_numpy("i").tolist() == [0]
     answers.cancel()
-    until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(told.exists, "the end of the model's generator", within_s=10)

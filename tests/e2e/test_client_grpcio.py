@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from e2e.conftest import SHAPES
-from e2e.served import PATIENCE_S, Served, serving, until
+from e2e.server_process import TIMEOUT_S, ServerProcess, running_server, wait_until
 
 SERVICE = "inference.GRPCInferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -22,7 +22,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
-def channel(shapes: Served) -> Iterator[Any]:
+def channel(shapes: ServerProcess) -> Iterator[Any]:
     with grpc.insecure_channel(shapes.grpc_url) as channel:
         yield channel
 
@@ -51,7 +51,7 @@ def test_inference_with_messages_from_reflection(channel: Any) -> None:
     call = channel.unary_unary(
         f"/{SERVICE}/ModelInfer", request_serializer=ask.SerializeToString, response_deserializer=answer.FromString
     )
-    response = call(request, timeout=PATIENCE_S)
+    response = call(request, timeout=TIMEOUT_S)
     assert response.id == "r"
     assert list(response.outputs[0].contents.int_contents) == [2 * i for i in range(16)]
 
@@ -59,20 +59,20 @@ def test_inference_with_messages_from_reflection(channel: Any) -> None:
     for name in ("INPUT0", "INPUT1"):
         request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
         request.raw_input_contents.append(np.arange(16, dtype="<i4").tobytes())
-    raw = call(request, timeout=PATIENCE_S).raw_output_contents[0]
+    raw = call(request, timeout=TIMEOUT_S).raw_output_contents[0]
     assert np.frombuffer(raw, "<i4").tolist() == [2 * i for i in range(16)]
 
     with pytest.raises(grpc.RpcError) as caught:
-        call(ask(model_name="nobody"), timeout=PATIENCE_S)
+        call(ask(model_name="nobody"), timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_bytes_that_are_no_message_are_refused(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\xff\xff\xff", timeout=PATIENCE_S)
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\xff\xff\xff", timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=PATIENCE_S)
+        channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -82,19 +82,19 @@ def test_bytes_that_are_no_message_are_refused(channel: Any) -> None:
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_check(channel: Any, service: str) -> None:
     health = health_pb2_grpc.HealthStub(channel)
-    assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S).status == SERVING
+    assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S).status == SERVING
 
 
 def test_health_of_an_unknown_service(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x"), timeout=PATIENCE_S)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x"), timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_watcher_sees_the_server_go() -> None:
-    with serving(SHAPES[0]) as served, grpc.insecure_channel(served.grpc_url) as channel:
+    with running_server(SHAPES[0]) as process, grpc.insecure_channel(process.grpc_url) as channel:
         seen: queue.SimpleQueue[int] = queue.SimpleQueue()
-        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
 
         def watch() -> None:
             try:
@@ -105,9 +105,9 @@ def test_a_watcher_sees_the_server_go() -> None:
 
         thread = threading.Thread(target=watch)
         thread.start()
-        assert seen.get(timeout=PATIENCE_S) == SERVING
-        served.terminate()
-        assert seen.get(timeout=PATIENCE_S) == NOT_SERVING
-        assert served.ended() == 0
-        thread.join(PATIENCE_S)
-        until(lambda: not thread.is_alive(), "the end of the watch")
+        assert seen.get(timeout=TIMEOUT_S) == SERVING
+        process.terminate()
+        assert seen.get(timeout=TIMEOUT_S) == NOT_SERVING
+        assert process.wait_for_exit() == 0
+        thread.join(TIMEOUT_S)
+        wait_until(lambda: not thread.is_alive(), "the end of the watch")

@@ -15,7 +15,7 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from e2e.conftest import SHAPES, TOKEN
-from e2e.served import Served
+from e2e.server_process import ServerProcess
 
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 B = np.full((2, 16), 5, np.int32)
@@ -29,14 +29,14 @@ DTYPES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(shapes: Served) -> Iterator[Any]:
+def client(shapes: ServerProcess) -> Iterator[Any]:
     client = triton.InferenceServerClient(shapes.url, concurrency=8)
     yield client
     client.close()
 
 
 @pytest.fixture
-async def aio(shapes: Served) -> AsyncIterator[Any]:
+async def aio(shapes: ServerProcess) -> AsyncIterator[Any]:
     async with triton_aio.InferenceServerClient(shapes.url) as client:
         yield client
 
@@ -251,7 +251,7 @@ def question() -> dict[str, Any]:
     return {"id": "q", "inputs": tensors}
 
 
-def test_requests(shapes: Served) -> None:
+def test_requests(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/SumDiff"
     with requests.Session() as session:
         assert session.get(f"{url}/ready", timeout=10).ok
@@ -265,7 +265,7 @@ def test_requests(shapes: Served) -> None:
         assert session.get(f"http://{shapes.url}/nothing", timeout=10).json().keys() == {"error"}
 
 
-def test_requests_unpacks_a_compressed_answer(shapes: Served) -> None:
+def test_requests_unpacks_a_compressed_answer(shapes: ServerProcess) -> None:
     numbers = list(range(5000))
     tensor = {"name": "x", "datatype": "INT64", "shape": [5000], "data": numbers}
     answer = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=10)
@@ -274,14 +274,14 @@ def test_requests_unpacks_a_compressed_answer(shapes: Served) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded", None])
-def test_what_curl_sends(shapes: Served, content_type: str | None) -> None:
+def test_what_curl_sends(shapes: ServerProcess, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
-    status, answer, _ = shapes.ask("POST", "/v2/models/SumDiff/infer", question(), headers)
+    status, answer, _ = shapes.request("POST", "/v2/models/SumDiff/infer", question(), headers)
     assert status == 200
     assert answer["outputs"][1]["data"] == (A - B).ravel().tolist()
 
 
-def test_a_body_in_chunks(shapes: Served) -> None:
+def test_a_body_in_chunks(shapes: ServerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
     text = json.dumps(question()).encode()
     pieces = (text[i : i + 100] for i in range(0, len(text), 100))
@@ -293,21 +293,21 @@ def test_a_body_in_chunks(shapes: Served) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_compressed_json(shapes: Served, encoding: str, pack: Any) -> None:
+def test_compressed_json(shapes: ServerProcess, encoding: str, pack: Any) -> None:
     body = pack(json.dumps(question()).encode())
-    status, answer, _ = shapes.ask("POST", "/v2/models/SumDiff/infer", body, {"content-encoding": encoding})
+    status, answer, _ = shapes.request("POST", "/v2/models/SumDiff/infer", body, {"content-encoding": encoding})
     assert (status, answer["id"]) == (200, "q")
 
 
-def test_a_raw_body(shapes: Served) -> None:
+def test_a_raw_body(shapes: ServerProcess) -> None:
     scores = np.array([[1, 2, 3, 4]], np.float32)
     headers = {"inference-header-content-length": "0", "content-type": "application/octet-stream"}
-    status, content, found = shapes.ask("POST", "/v2/models/Scores/infer", scores.tobytes(), headers)
+    status, content, found = shapes.request("POST", "/v2/models/Scores/infer", scores.tobytes(), headers)
     assert status == 200
     assert content[int(found["inference-header-content-length"]) :] == scores.tobytes()
 
 
-def test_a_stream_of_events(shapes: Served) -> None:
+def test_a_stream_of_events(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/Count/infer_stream"
     tensor = {"name": "n", "datatype": "INT32", "shape": [1], "data": [-3]}
     with requests.post(url, json={"inputs": [tensor]}, stream=True, timeout=10) as answer:
@@ -317,13 +317,13 @@ def test_a_stream_of_events(shapes: Served) -> None:
     assert events[-1] == {"error": "model 'Count' failed: ValueError: no more fingers"}
 
 
-def test_head_and_trailing_slash(shapes: Served) -> None:
-    assert shapes.ask("HEAD", "/v2/health/live")[0] == 200
-    assert shapes.ask("GET", "/v2/models/SumDiff/")[0] == 200
-    assert shapes.ask("GET", "/v2/models")[1] == {"models": sorted(p.rpartition(":")[2] for p in SHAPES)}
+def test_head_and_trailing_slash(shapes: ServerProcess) -> None:
+    assert shapes.request("HEAD", "/v2/health/live")[0] == 200
+    assert shapes.request("GET", "/v2/models/SumDiff/")[0] == 200
+    assert shapes.request("GET", "/v2/models")[1] == {"models": sorted(p.rpartition(":")[2] for p in SHAPES)}
 
 
-def test_pipelined_requests_are_answered_in_order(shapes: Served) -> None:
+def test_pipelined_requests_are_answered_in_order(shapes: ServerProcess) -> None:
     one = b"GET /v2/models/%s HTTP/1.1\r\nhost: x\r\n\r\n"
     connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
     connection.connect()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import dragoman
 from dragoman.formats import oip_messages as m
 from dragoman.transports.http2 import frames
-from rest.rest_house import House
+from rest.rest_server import RestServer
 
 QUESTION = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]})
 INFER = "/v2/models/double/infer"
@@ -43,11 +43,11 @@ async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Ser
 
 
 async def test_health_over_http1(crowded: dragoman.Server, caplog: pytest.LogCaptureFixture) -> None:
-    client = House(crowded.http_ports[0], crowded)
+    client = RestServer(crowded.http_ports[0], crowded)
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/double/ready", "/health", "/ping"):
-        response = await client.ask("GET", path)
+        response = await client.request("GET", path)
         assert (response.status, response.headers["connection"]) == (200, "close")
-    response = await client.ask("POST", INFER, QUESTION)
+    response = await client.request("POST", INFER, QUESTION)
     assert response.status == 503
     assert response.error.startswith("the server has too many connections")
     assert response.headers["retry-after"] == "1"
@@ -91,7 +91,7 @@ async def test_health_over_http2(crowded: dragoman.Server, path: str, status: st
 
 async def test_connections_that_ask_nothing_make_way_for_health(crowded: dragoman.Server) -> None:
     idle = [await asyncio.open_connection("127.0.0.1", crowded.http_ports[0]) for _ in range(30)]
-    assert (await House(crowded.http_ports[0], crowded).ask("GET", "/v2/health/live")).status == 200
+    assert (await RestServer(crowded.http_ports[0], crowded).request("GET", "/v2/health/live")).status == 200
     assert await asyncio.wait_for(_ended(idle[0][0]), 20)
     for _, writer in idle:
         writer.transport.abort()
@@ -147,7 +147,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
 async def test_with_files_left_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.system.open_files.limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
-        response = await House(server.http_ports[0], server).ask("POST", INFER, QUESTION)
+        response = await RestServer(server.http_ports[0], server).request("POST", INFER, QUESTION)
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]
         assert "connection" not in response.headers
         async with grpc.aio.insecure_channel(server.grpc_url) as channel:

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 import dragoman
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, FP32, Datatype
 from dragoman.core.tensor import Tensor, object_array
-from e2e.served import MODELS, PATIENCE_S, Served, serving, until
+from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, running_server, wait_until
 
 PLACEMENTS = ("Inline", "Thread", "Process")
 FIELDS = {
@@ -34,34 +34,34 @@ FIELDS = {
 LARGE = 50_000  # elements; from 64 KiB on arrays lie in memory that server and worker share
 
 
-class House(NamedTuple):
-    """A server, and what asks it."""
+class Servers(NamedTuple):
+    """A server process and clients of it."""
 
-    served: Served
+    process: ServerProcess
     http: dragoman.Client
     grpc: dragoman.Client
     channel: grpc.Channel
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[House]:
+def servers() -> Iterator[Servers]:
     names = ("Echo", "Twice")
     models = [f"{place}{name}" for place in PLACEMENTS for name in names]
     models += [f"{place.lower()}_squared" for place in PLACEMENTS]
     with (
-        serving(*[f"{MODELS / 'datatypes.py'}:{model}" for model in (*models, "Bits")]) as served,
-        dragoman.Client(f"http://{served.url}") as over_http,
-        dragoman.Client(f"grpc://{served.grpc_url}", retries=5) as over_grpc,
-        grpc.insecure_channel(served.grpc_url, [("grpc.max_receive_message_length", -1)]) as channel,
+        running_server(*[f"{MODELS / 'datatypes.py'}:{model}" for model in (*models, "Bits")]) as process,
+        dragoman.Client(f"http://{process.url}") as over_http,
+        dragoman.Client(f"grpc://{process.grpc_url}", retries=5) as over_grpc,
+        grpc.insecure_channel(process.grpc_url, [("grpc.max_receive_message_length", -1)]) as channel,
     ):
-        grpc.channel_ready_future(channel).result(PATIENCE_S)
-        until(over_grpc.live, "a connection of the client over gRPC")
-        yield House(served, over_http, over_grpc, channel)
+        grpc.channel_ready_future(channel).result(TIMEOUT_S)
+        wait_until(over_grpc.live, "a connection of the client over gRPC")
+        yield Servers(process, over_http, over_grpc, channel)
 
 
 # --- encodings: an array there, an array back ----------------------------------------------------------------------
 
-Encoding = Callable[[House, str, Datatype, Any, Mapping[str, float]], tuple[str, Any]]
+Encoding = Callable[[Servers, str, Datatype, Any, Mapping[str, float]], tuple[str, Any]]
 
 
 def _dtype(datatype: str) -> Any:
@@ -87,11 +87,11 @@ def _from_raw(datatype: str, shape: Any, raw: bytes) -> Any:
     return object_array(found, tuple(shape))
 
 
-def over_json(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+def over_json(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
     flat = [e.decode() for e in array.flat] if datatype is BYTES else array.reshape(-1).tolist()
     data = [None if v != v else v for v in flat]
     sent = {"name": "x", "datatype": datatype.name, "shape": array.shape, "data": data}
-    status, body, _ = house.served.ask(
+    status, body, _ = servers.process.request(
         "POST", f"/v2/models/{model}/infer", {"inputs": [sent], "parameters": dict(parameters)}
     )
     assert status == 200, body
@@ -101,11 +101,11 @@ def over_json(house: House, model: str, datatype: Datatype, array: Any, paramete
     return output["datatype"], np.array(elements, _dtype(output["datatype"])).reshape(output["shape"])
 
 
-def over_binary(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+def over_binary(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
     raw = _raw(datatype, array)
     sent = {"name": "x", "datatype": datatype.name, "shape": array.shape, "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps({"inputs": [sent], "parameters": {"binary_data_output": True, **parameters}}).encode()
-    connection = http.client.HTTPConnection(house.served.url, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(servers.process.url, timeout=TIMEOUT_S)
     connection.request(
         "POST", f"/v2/models/{model}/infer", head + raw, {"Inference-Header-Content-Length": str(len(head))}
     )
@@ -118,7 +118,7 @@ def over_binary(house: House, model: str, datatype: Datatype, array: Any, parame
     return output["datatype"], _from_raw(output["datatype"], output["shape"], content[size:])
 
 
-def _over_grpc(house: House, model: str, datatype: Datatype, array: Any, parameters: Any, typed: bool) -> Any:
+def _over_grpc(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any, typed: bool) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, value in parameters.items():
         request.parameters[name].double_param = value
@@ -127,7 +127,7 @@ def _over_grpc(house: House, model: str, datatype: Datatype, array: Any, paramet
         getattr(sent.contents, FIELDS[datatype.name]).extend(array.reshape(-1).tolist())
     else:
         request.raw_input_contents.append(_raw(datatype, array))
-    answer = service_pb2_grpc.GRPCInferenceServiceStub(house.channel).ModelInfer(request, timeout=PATIENCE_S)
+    answer = service_pb2_grpc.GRPCInferenceServiceStub(servers.channel).ModelInfer(request, timeout=TIMEOUT_S)
     (output,) = answer.outputs
     if answer.raw_output_contents:
         return output.datatype, _from_raw(output.datatype, output.shape, answer.raw_output_contents[0])
@@ -136,15 +136,15 @@ def _over_grpc(house: House, model: str, datatype: Datatype, array: Any, paramet
     return output.datatype, np.array(elements, _dtype(output.datatype)).reshape(list(output.shape))
 
 
-def over_grpc_raw(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
-    found: tuple[str, Any] = _over_grpc(house, model, datatype, array, parameters, typed=False)
+def over_grpc_raw(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+    found: tuple[str, Any] = _over_grpc(servers, model, datatype, array, parameters, typed=False)
     return found
 
 
-def over_grpc_typed(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+def over_grpc_typed(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
     if datatype.name not in FIELDS:  # OIP: FP16 and BF16 have no typed contents
-        return over_grpc_raw(house, model, datatype, array, parameters)
-    found: tuple[str, Any] = _over_grpc(house, model, datatype, array, parameters, typed=True)
+        return over_grpc_raw(servers, model, datatype, array, parameters)
+    found: tuple[str, Any] = _over_grpc(servers, model, datatype, array, parameters, typed=True)
     return found
 
 
@@ -154,12 +154,12 @@ def _by_client(client: dragoman.Client, model: str, array: Any, parameters: Any)
     return result.response.tensors[name].datatype.name, result[name]
 
 
-def by_client_http(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
-    return _by_client(house.http, model, array, parameters)
+def by_client_http(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+    return _by_client(servers.http, model, array, parameters)
 
 
-def by_client_grpc(house: House, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
-    return _by_client(house.grpc, model, array, parameters)
+def by_client_grpc(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
+    return _by_client(servers.grpc, model, array, parameters)
 
 
 ENCODINGS: list[Encoding] = [over_json, over_binary, over_grpc_raw, over_grpc_typed, by_client_http, by_client_grpc]
@@ -224,10 +224,10 @@ def _same(one: Any, other: Any) -> bool:
 @encoded
 @few
 @given(found=arrays())
-def test_what_goes_in_comes_out(house: House, place: str, encoding: Encoding, found: tuple[Datatype, Any]) -> None:
+def test_what_goes_in_comes_out(servers: Servers, place: str, encoding: Encoding, found: tuple[Datatype, Any]) -> None:
     datatype, array = found
     assume(encoding is not over_json or _fits_json(datatype, array))
-    name, back = encoding(house, f"{place}Echo", datatype, array, {})
+    name, back = encoding(servers, f"{place}Echo", datatype, array, {})
     assert name == datatype.name
     assert _same(back, array)
 
@@ -237,12 +237,12 @@ def test_what_goes_in_comes_out(house: House, place: str, encoding: Encoding, fo
 @few
 @given(found=arrays())
 def test_a_model_computes_with_the_numbers(
-    house: House, place: str, encoding: Encoding, found: tuple[Datatype, Any]
+    servers: Servers, place: str, encoding: Encoding, found: tuple[Datatype, Any]
 ) -> None:
     datatype, array = found
     expected = _twice(datatype, array)
     assume(encoding is not over_json or (_fits_json(datatype, array) and _fits_json(datatype, expected)))
-    name, back = encoding(house, f"{place}Twice", datatype, array, {})
+    name, back = encoding(servers, f"{place}Twice", datatype, array, {})
     assert name == datatype.name
     assert _same(back, expected)
 
@@ -250,20 +250,20 @@ def test_a_model_computes_with_the_numbers(
 @everywhere
 @pytest.mark.parametrize("encoding", [over_binary, by_client_grpc], ids=lambda e: e.__name__)
 @pytest.mark.parametrize("datatype", DATATYPES.values(), ids=str)
-def test_large_arrays(house: House, place: str, encoding: Encoding, datatype: Datatype) -> None:
+def test_large_arrays(servers: Servers, place: str, encoding: Encoding, datatype: Datatype) -> None:
     count = np.arange(LARGE) % 100
     array = (
         object_array([b"%d" % n for n in count], (LARGE,)) if datatype is BYTES else count.astype(_dtype(str(datatype)))
     )
-    name, back = encoding(house, f"{place}Twice", datatype, array, {})
+    name, back = encoding(servers, f"{place}Twice", datatype, array, {})
     assert (name, _same(back, _twice(datatype, array))) == (datatype.name, True)
 
 
 @everywhere
 @encoded
-def test_bfloat16_and_float32_make_float32(house: House, place: str, encoding: Encoding) -> None:
+def test_bfloat16_and_float32_make_float32(servers: Servers, place: str, encoding: Encoding) -> None:
     array = np.array([1.5, -2.0, 1e38], ml_dtypes.bfloat16)
-    name, back = encoding(house, f"{place}Twice", BF16, array, {"factor": 2.0})
+    name, back = encoding(servers, f"{place}Twice", BF16, array, {"factor": 2.0})
     assert name == "FP32"
     assert back.tolist() == [3.0, -4.0, 2 * float(array[2])]
 
@@ -273,37 +273,37 @@ def test_bfloat16_and_float32_make_float32(house: House, place: str, encoding: E
 
 @everywhere
 @encoded
-def test_functions_annotated_with_bfloat16(house: House, place: str, encoding: Encoding) -> None:
+def test_functions_annotated_with_bfloat16(servers: Servers, place: str, encoding: Encoding) -> None:
     array = np.array([1.5, -3.0, 2.0**60], ml_dtypes.bfloat16)
-    name, back = encoding(house, f"{place.lower()}_squared", BF16, array, {})
+    name, back = encoding(servers, f"{place.lower()}_squared", BF16, array, {})
     assert (name, back.dtype) == ("BF16", array.dtype)
     assert back.tolist() == [2.25, 9.0, 2.0**120]
 
 
 @everywhere
 @pytest.mark.parametrize("binary", [False, True])
-def test_what_overflows_bfloat16_is_an_error(house: House, place: str, binary: bool) -> None:
+def test_what_overflows_bfloat16_is_an_error(servers: Servers, place: str, binary: bool) -> None:
     inputs = [
         {"name": "x", "datatype": "BF16", "shape": [1], "data": [1.5]},
         {"name": "scale", "datatype": "FP64", "shape": [1], "data": [1e300]},
     ]
     body = {"inputs": inputs, "parameters": {"binary_data_output": binary}}
-    status, answer, _ = house.served.ask("POST", f"/v2/models/{place.lower()}_squared/infer", body)
+    status, answer, _ = servers.process.request("POST", f"/v2/models/{place.lower()}_squared/infer", body)
     assert status == 500
     assert "output 'output-0': " in answer["error"]
     assert "does not fit into BF16" in answer["error"]
 
 
-def test_bits_are_no_bfloat16(house: House) -> None:
+def test_bits_are_no_bfloat16(servers: Servers) -> None:
     inputs = [{"name": "x", "datatype": "BF16", "shape": [1], "data": [1.5]}]
-    status, answer, _ = house.served.ask("POST", "/v2/models/Bits/infer", {"inputs": inputs})
+    status, answer, _ = servers.process.request("POST", "/v2/models/Bits/infer", {"inputs": inputs})
     assert status == 500
     assert "output 'y': a tensor of datatype BF16 needs data of dtype bfloat16, got uint16" in answer["error"]
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_a_client_refuses_tensors_whose_data_have_another_dtype(house: House, wire: str) -> None:
-    client = house.http if wire == "http" else house.grpc
+def test_a_client_refuses_tensors_whose_data_have_another_dtype(servers: Servers, wire: str) -> None:
+    client = servers.http if wire == "http" else servers.grpc
     with pytest.raises(dragoman.errors.InvalidInput, match=r"'x'.* BF16 needs data of dtype bfloat16, got uint16"):
         client.infer("InlineEcho", {"x": Tensor(np.zeros(2, np.uint16), BF16)})
     with pytest.raises(dragoman.errors.InvalidInput, match=r"FP32 needs data of dtype float32, got float64"):

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.front_ends.front_ends import bind_all
-from e2e.served import MODELS, PATIENCE_S, Served, free_ports, serving, started, until
+from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, started_server, wait_until
 
 FRONTS = MODELS / "fronts.py"
 TOKEN = "open sesame"
@@ -37,7 +37,7 @@ NAMES = ("Mirror", "Apart", "Flat", "Pair", "Together", "Gate", "Counts", "Speak
 def fronts(gate: Path, count: int, *flags: str) -> Any:
     models = (f"{FRONTS}:{name}" for name in NAMES)
     settings = ("--front-ends", str(count), "--control-token", TOKEN, "--max-batch-size", "64", "--heartbeat-s", "2")
-    return serving(*models, *settings, *flags, environment={"TEST_GATE": str(gate)})
+    return running_server(*models, *settings, *flags, environment={"TEST_GATE": str(gate)})
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +46,30 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(gate: Path) -> Iterator[Served]:
+def process(gate: Path) -> Iterator[ServerProcess]:
     """Two front ends."""
-    with fronts(gate, 2) as served:
-        yield served
+    with fronts(gate, 2) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
-def alone(gate: Path) -> Iterator[Served]:
+def alone(gate: Path) -> Iterator[ServerProcess]:
     """The same models behind one process."""
-    with fronts(gate, 1) as served:
-        yield served
+    with fronts(gate, 1) as process:
+        yield process
 
 
-def told(served: Served, name: str) -> dict[str, float]:
+def told(process: ServerProcess, name: str) -> dict[str, float]:
     """The samples of a metric, by the front end or the model that they are about."""
-    text = requests.get(f"http://{served.url}/metrics", timeout=PATIENCE_S).text
+    text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
     found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
     return {s.labels.get("front_end") or s.labels.get("model", ""): s.value for s in found}
 
 
-def many(served: Served, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
+def many(process: ServerProcess, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
     """As many questions at a time, each on a connection of its own."""
     with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(lambda _: served.infer(model, [value]), range(count)))
+        return list(threads.map(lambda _: process.infer(model, [value]), range(count)))
 
 
 # --- the same answers as of one process -------------------------------------------------------------------
@@ -93,9 +93,11 @@ BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("model", ["Mirror", "Apart"])
 @pytest.mark.parametrize("body", BODIES)
-def test_json_is_answered_as_by_one_process(served: Served, alone: Served, model: str, body: str) -> None:
+def test_json_is_answered_as_by_one_process(
+    process: ServerProcess, alone: ServerProcess, model: str, body: str
+) -> None:
     question = {"id": "7", "inputs": BODIES[body], "parameters": {"text": "x", "flag": True}}
-    one, two = (s.ask("POST", f"/v2/models/{model}/infer", question)[:2] for s in (alone, served))
+    one, two = (s.request("POST", f"/v2/models/{model}/infer", question)[:2] for s in (alone, process))
     if one[0] == 200:
         assert (one[1]["parameters"].pop("pid"), two[1]["parameters"].pop("pid")) > (0, 0)
     assert one == two
@@ -127,9 +129,9 @@ def test_json_is_answered_as_by_one_process(served: Served, alone: Served, model
     ],
 )
 def test_everything_else_is_told_as_by_one_process(
-    served: Served, alone: Served, method: str, path: str, body: Any
+    process: ServerProcess, alone: ServerProcess, method: str, path: str, body: Any
 ) -> None:
-    one, two = (s.ask(method, path, body) for s in (alone, served))
+    one, two = (s.request(method, path, body) for s in (alone, process))
     kept = [{k: v for k, v in each[2].items() if k not in ("date", "content-length")} for each in (one, two)]
     assert (one[0], kept[0]) == (two[0], kept[1])
     for each in (one, two):
@@ -138,9 +140,9 @@ def test_everything_else_is_told_as_by_one_process(
     assert one[1] == two[1]
 
 
-def test_raw_bytes_are_bound_where_the_model_is(served: Served) -> None:
+def test_raw_bytes_are_bound_where_the_model_is(process: ServerProcess) -> None:
     vector = np.arange(20_000.0)
-    status, body, headers = served.ask(
+    status, body, headers = process.request(
         "POST", "/v2/models/Flat/infer", vector.tobytes(), {"inference-header-content-length": "0"}
     )
     assert status == 200
@@ -149,8 +151,8 @@ def test_raw_bytes_are_bound_where_the_model_is(served: Served) -> None:
     assert np.array_equal(values, 2 * vector)
 
 
-def test_tritonclient_over_http_and_grpc(served: Served) -> None:
-    for kind, url in ((triton_http, served.url), (triton_grpc, served.grpc_url), (triton_grpc, served.url)):
+def test_tritonclient_over_http_and_grpc(process: ServerProcess) -> None:
+    for kind, url in ((triton_http, process.url), (triton_grpc, process.grpc_url), (triton_grpc, process.url)):
         with kind.InferenceServerClient(url) as client:
             for array in (np.arange(4.0), LARGE.astype(np.float32), np.array([b"a", b"\xff"], object)):
                 datatype = {"d": "FP64", "f": "FP32", "O": "BYTES"}[array.dtype.char]
@@ -161,89 +163,94 @@ def test_tritonclient_over_http_and_grpc(served: Served) -> None:
             assert client.is_model_ready("Flat")
 
 
-def test_a_grpc_stream_runs_further_than_its_window(served: Served) -> None:
+def test_a_grpc_stream_runs_further_than_its_window(process: ServerProcess) -> None:
     came: list[int] = []
-    with triton_grpc.InferenceServerClient(served.grpc_url) as client:
+    with triton_grpc.InferenceServerClient(process.grpc_url) as client:
         client.start_stream(lambda result, error: came.append(-1 if error else int(result.as_numpy("i")[0])))
         given = triton_grpc.InferInput("n", [1], "INT64")
         given.set_data_from_numpy(np.array([100]))
         client.async_stream_infer("Counts", [given])
-        until(lambda: len(came) >= 100, "the stream")
+        wait_until(lambda: len(came) >= 100, "the stream")
         client.stop_stream()
     assert came == list(range(100))
 
 
-def test_umbridge_client(served: Served) -> None:
-    assert umbridge.supported_models(f"http://{served.url}") == ["Pair"]
-    model = umbridge.HTTPModel(f"http://{served.url}", "Pair")
+def test_umbridge_client(process: ServerProcess) -> None:
+    assert umbridge.supported_models(f"http://{process.url}") == ["Pair"]
+    model = umbridge.HTTPModel(f"http://{process.url}", "Pair")
     assert model([[1.0, 2.5]]) == [[2.0, 5.0]]
 
 
-def test_openai_client_reads_a_stream(served: Served) -> None:
-    with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as client:
+def test_openai_client_reads_a_stream(process: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"http://{process.url}/v1", api_key="none", max_retries=0) as client:
         said = " ".join(map(str, range(50)))
         stream = client.completions.create(model="Speaker", prompt=said, stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream) == said
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
-def test_an_answer_is_fetched_later_over_whichever_front_end(served: Served) -> None:
-    before = told(served, "dragoman_front_end_calls_total")
+def test_an_answer_is_fetched_later_over_whichever_front_end(process: ServerProcess) -> None:
+    before = told(process, "dragoman_front_end_calls_total")
     body = {"inputs": " ".join(map(str, range(60))), "stream": True, "parameters": {"max_new_tokens": 60}}
-    status, nothing, headers = served.ask("POST", "/predictions/Speaker", body, {"x-synchronous": "false"})
+    status, nothing, headers = process.request("POST", "/predictions/Speaker", body, {"x-synchronous": "false"})
     assert (status, nothing) == (200, b"")
     token, text = headers["x-next-token"], b""
     while token:
         asked = {"x-starting-token": token, "x-max-items": "2"}
-        status, part, headers = served.ask("POST", "/predictions/Speaker", b"", asked)
+        status, part, headers = process.request("POST", "/predictions/Speaker", b"", asked)
         assert status in (200, 202)
         text += part if status == 200 else b""
         token = headers.get("x-next-token", "")
     lines = [json.loads(line) for line in text.splitlines()]
     assert "".join(line["token"]["text"] for line in lines) == body["inputs"]
     assert lines[-1]["generated_text"] == body["inputs"]
-    after = told(served, "dragoman_front_end_calls_total")
+    after = told(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
-def test_what_is_wrong_with_an_answer_to_be_fetched_is_told_as_by_one_process(served: Served, alone: Served) -> None:
+def test_what_is_wrong_with_an_answer_to_be_fetched_is_told_as_by_one_process(
+    process: ServerProcess, alone: ServerProcess
+) -> None:
     for body, headers in (
         (b"", {"x-starting-token": "no such"}),
         (b"", {"x-starting-token": "no such", "x-max-items": "many"}),
     ):
-        one, two = (s.ask("POST", "/invocations?model_name=Speaker", body, headers)[:2] for s in (alone, served))
+        one, two = (s.request("POST", "/invocations?model_name=Speaker", body, headers)[:2] for s in (alone, process))
         assert one == two
         assert one[0] >= 400
-    for each in (alone, served):
+    for each in (alone, process):
         asked = "/invocations?model_name=Nobody", {"inputs": "a"}, {"x-synchronous": "false"}
-        status, _, headers = each.ask("POST", *asked)
+        status, _, headers = each.request("POST", *asked)
         assert status == 200
-        found = until(partial(_there, each, headers["x-next-token"]), "the answer")
+        found = wait_until(partial(_there, each, headers["x-next-token"]), "the answer")
         assert (found[0], found[1]["type"]) == (404, "ModelNotFoundException")
 
 
-def _there(served: Served, token: str) -> Any:
-    answer = served.ask("POST", "/invocations", b"", {"x-starting-token": token})
+def _there(process: ServerProcess, token: str) -> Any:
+    answer = process.request("POST", "/invocations", b"", {"x-starting-token": token})
     return answer if answer[0] != 202 else None
 
 
-def test_who_leaves_a_stream_is_noticed_where_the_model_is(served: Served, gate: Path) -> None:
-    url = f"http://{served.url}/v1/completions"
+def test_who_leaves_a_stream_is_noticed_where_the_model_is(process: ServerProcess, gate: Path) -> None:
+    url = f"http://{process.url}/v1/completions"
     body = {"model": "Speaker", "prompt": "a !wait", "stream": True}
-    with requests.post(url, json=body, stream=True, timeout=PATIENCE_S) as answer:
+    with requests.post(url, json=body, stream=True, timeout=TIMEOUT_S) as answer:
         assert b"a" in next(answer.iter_lines())
-    until(Path(f"{gate}.left").exists, "the cancelled call")
+    wait_until(Path(f"{gate}.left").exists, "the cancelled call")
 
 
 # --- one server ----------------------------------------------------------------------------------------------
 
 
-def test_calls_spread_over_processes_and_are_counted_once(served: Served) -> None:
-    before, model = told(served, "dragoman_front_end_calls_total"), told(served, "dragoman_calls_total").get("Flat", 0)
-    assert [status for status, _ in many(served, "Flat", 32)] == [200] * 32
-    after = told(served, "dragoman_front_end_calls_total")
+def test_calls_spread_over_processes_and_are_counted_once(process: ServerProcess) -> None:
+    before, model = (
+        told(process, "dragoman_front_end_calls_total"),
+        told(process, "dragoman_calls_total").get("Flat", 0),
+    )
+    assert [status for status, _ in many(process, "Flat", 32)] == [200] * 32
+    after = told(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
-    text = requests.get(f"http://{served.url}/metrics", timeout=PATIENCE_S).text
+    text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
     counted = sum(
         s.value
         for family in text_string_to_metric_families(text)
@@ -253,66 +260,68 @@ def test_calls_spread_over_processes_and_are_counted_once(served: Served) -> Non
     assert counted >= model + 32
 
 
-def test_models_are_held_once(served: Served) -> None:
+def test_models_are_held_once(process: ServerProcess) -> None:
     question = {"inputs": BODIES["a few numbers"]}
     with ThreadPoolExecutor(16) as threads:
         found = threads.map(
-            lambda m: served.ask("POST", f"/v2/models/{m}/infer", question)[1], ["Mirror", "Apart"] * 16
+            lambda m: process.request("POST", f"/v2/models/{m}/infer", question)[1], ["Mirror", "Apart"] * 16
         )
     pids = {(answer["model_name"], answer["parameters"]["pid"]) for answer in found}
     assert len(pids) == 2
-    assert ("Mirror", served.process.pid) in pids
+    assert ("Mirror", process.popen.pid) in pids
 
 
-def test_a_batch_holds_calls_of_all_front_ends(served: Served, gate: Path) -> None:
-    def ask(value: float) -> int:
+def test_a_batch_holds_calls_of_all_front_ends(process: ServerProcess, gate: Path) -> None:
+    def send_request(value: float) -> int:
         tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [value]}
-        return int(served.ask("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0])
+        return int(
+            process.request("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0]
+        )
 
-    before = told(served, "dragoman_front_end_calls_total")
+    before = told(process, "dragoman_front_end_calls_total")
     with ThreadPoolExecutor(33) as threads:
-        first = threads.submit(ask, -1.0)
-        until(Path(f"{gate}.begun").exists, "the first call")
-        rest = [threads.submit(ask, 1.0) for _ in range(32)]
-        until(lambda: told(served, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
+        first = threads.submit(send_request, -1.0)
+        wait_until(Path(f"{gate}.begun").exists, "the first call")
+        rest = [threads.submit(send_request, 1.0) for _ in range(32)]
+        wait_until(lambda: told(process, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
         gate.touch()
         assert first.result() == 1
         assert {each.result() for each in rest} == {32}
-    after = told(served, "dragoman_front_end_calls_total")
+    after = told(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
-def test_a_model_unloaded_over_one_is_gone_for_all(served: Served) -> None:
+def test_a_model_unloaded_over_one_is_gone_for_all(process: ServerProcess) -> None:
     def control(verb: str, token: str = TOKEN) -> int:
         path = f"/v2/repository/models/Flat/{verb}"
-        return served.ask("POST", path, {}, {"authorization": f"Bearer {token}"})[0]
+        return process.request("POST", path, {}, {"authorization": f"Bearer {token}"})[0]
 
     assert control("unload", "a guess") == 401
     assert control("unload") == 200
-    assert {status for status, _ in many(served, "Flat", 16)} == {404}
+    assert {status for status, _ in many(process, "Flat", 16)} == {404}
     assert control("load") == 200
-    assert {status for status, _ in many(served, "Flat", 16)} == {200}
+    assert {status for status, _ in many(process, "Flat", 16)} == {200}
 
 
-def test_a_deadline_is_kept(served: Served, tmp_path: Path) -> None:
+def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
     began_s = time.monotonic()
-    status, body = served.infer("Gate", [str(tmp_path)], "BYTES", timeout=200_000)
+    status, body = process.infer("Gate", [str(tmp_path)], "BYTES", timeout=200_000)
     (tmp_path / "go").touch()
     assert (status, body) == (504, {"error": "Request timeout expired"})
-    assert time.monotonic() - began_s < PATIENCE_S
+    assert time.monotonic() - began_s < TIMEOUT_S
 
 
 # --- what dies, and what ends --------------------------------------------------------------------------------
 
 
-def asked_until(served: Served, end: list[bool]) -> tuple[int, int]:
+def asked_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
     """How many questions were answered, and how many connections were lost, until somebody says that it is enough."""
     well = lost = 0
     session = requests.Session()
     question = {"inputs": BODIES["a few numbers"]}
     while not end:
         try:
-            answer = session.post(f"http://{served.url}/v2/models/Mirror/infer", json=question, timeout=PATIENCE_S)
+            answer = session.post(f"http://{process.url}/v2/models/Mirror/infer", json=question, timeout=TIMEOUT_S)
             assert answer.status_code == 200, answer.text
             well += 1
         except requests.ConnectionError:
@@ -321,88 +330,96 @@ def asked_until(served: Served, end: list[bool]) -> tuple[int, int]:
     return well, lost
 
 
-def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(served: Served) -> None:
-    model = served.ask("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"]["pid"]
-    fronts = [pid for pid in served.workers() if pid != model]
+def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(process: ServerProcess) -> None:
+    model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
+        "pid"
+    ]
+    fronts = [pid for pid in process.workers() if pid != model]
     assert len(fronts) == 2
     end: list[bool] = []
-    with grpc.insecure_channel(served.grpc_url) as channel, ThreadPoolExecutor(8) as threads:
+    with grpc.insecure_channel(process.grpc_url) as channel, ThreadPoolExecutor(8) as threads:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        callers = [threads.submit(asked_until, served, end) for _ in range(8)]
-        calls = told(served, "dragoman_front_end_calls_total")
-        until(lambda: sum(told(served, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100, "load")
+        callers = [threads.submit(asked_until, process, end) for _ in range(8)]
+        calls = told(process, "dragoman_front_end_calls_total")
+        wait_until(
+            lambda: sum(told(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100, "load"
+        )
         os.kill(fronts[0], signal.SIGKILL)
-        until(lambda: max(told_or(served, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death")
-        served.until_ready()
+        wait_until(
+            lambda: max(told_or(process, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death"
+        )
+        process.wait_until_ready()
         end.append(True)
         outcomes = [caller.result() for caller in callers]
     assert all(well > 0 for well, _ in outcomes)
     assert all(lost <= 2 for _, lost in outcomes)  # its connection; one that it had not accepted yet
-    assert fronts[1] in served.workers()
-    assert len(served.workers()) == 3
-    assert {status for status, _ in many(served, "Flat", 16)} == {200}
-    assert "a front end died (signal SIGKILL)" in served.log()
+    assert fronts[1] in process.workers()
+    assert len(process.workers()) == 3
+    assert {status for status, _ in many(process, "Flat", 16)} == {200}
+    assert "a front end died (signal SIGKILL)" in process.log()
 
 
-def told_or(served: Served, name: str) -> dict[str, float]:
+def told_or(process: ServerProcess, name: str) -> dict[str, float]:
     """As `told`; nothing where the connection came to the one that dies."""
     try:
-        return told(served, name)
+        return told(process, name)
     except requests.ConnectionError:
         return {}
 
 
-def readiness(served: Served) -> int:
+def readiness(process: ServerProcess) -> int:
     """The status of readiness, over a connection that reaches a process that answers; 0 where this one did not."""
     with suppress(requests.RequestException):
-        return requests.get(f"http://{served.url}/v2/health/ready", timeout=1).status_code
+        return requests.get(f"http://{process.url}/v2/health/ready", timeout=1).status_code
     return 0
 
 
-def test_readiness_says_no_while_a_front_end_is_stopped(served: Served) -> None:
-    model = served.ask("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"]["pid"]
-    stopped = next(pid for pid in served.workers() if pid != model)
+def test_readiness_says_no_while_a_front_end_is_stopped(process: ServerProcess) -> None:
+    model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
+        "pid"
+    ]
+    stopped = next(pid for pid in process.workers() if pid != model)
     os.kill(stopped, signal.SIGSTOP)
     try:
-        until(lambda: readiness(served) == 400, "readiness of the other")
-        assert f"front end {stopped} is stopped" in served.log()
+        wait_until(lambda: readiness(process) == 400, "readiness of the other")
+        assert f"front end {stopped} is stopped" in process.log()
     finally:
         os.kill(stopped, signal.SIGCONT)
-    served.until_ready()
+    process.wait_until_ready()
 
 
 def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
-    with fronts(tmp_path / "gate", 2, "--drain-s", "60") as served, ThreadPoolExecutor(8) as threads:
+    with fronts(tmp_path / "gate", 2, "--drain-s", "60") as process, ThreadPoolExecutor(8) as threads:
         folders = [tmp_path / str(i) for i in range(2)]
         for folder in folders:
             folder.mkdir()
-        answers = [threads.submit(served.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
-        until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
-        until(lambda: told(served, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
-        for pid in served.workers():
+        answers = [threads.submit(process.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
+        wait_until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
+        wait_until(lambda: told(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
+        for pid in process.workers():
             os.kill(pid, signal.SIGTERM)  # as a service manager does that signals every process
-        served.terminate()
-        served.until_status("/v2/health/ready", 400)
-        assert served.status("/v2/health/live") == 200
-        assert served.infer("Flat", [1.0]) == (503, {"error": "the server is shutting down"})
-        assert served.process.poll() is None
-        processes = served.workers()
+        process.terminate()
+        process.wait_for_status("/v2/health/ready", 400)
+        assert process.status("/v2/health/live") == 200
+        assert process.infer("Flat", [1.0]) == (503, {"error": "the server is shutting down"})
+        assert process.popen.poll() is None
+        processes = process.workers()
         for folder in folders:
             (folder / "go").touch()
-        assert [answer.result(PATIENCE_S)[0] for answer in answers] == [200, 200]
-        assert served.ended() == 0
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes")
-        assert "Traceback" not in served.log()
+        assert [answer.result(TIMEOUT_S)[0] for answer in answers] == [200, 200]
+        assert process.wait_for_exit() == 0
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes")
+        assert "Traceback" not in process.log()
 
 
 def test_front_ends_end_with_the_engine() -> None:
-    with started(f"{FRONTS}:Flat", "--front-ends", "2") as served:
-        served.until_ready()
-        processes = served.workers()
-        served.process.kill()
-        assert served.ended() == -signal.SIGKILL
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of the front ends")
+    with started_server(f"{FRONTS}:Flat", "--front-ends", "2") as process:
+        process.wait_until_ready()
+        processes = process.workers()
+        process.popen.kill()
+        assert process.wait_for_exit() == -signal.SIGKILL
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of the front ends")
 
 
 # --- ports ---------------------------------------------------------------------------------------------------
@@ -413,7 +430,7 @@ async def test_port_0_is_one_port_for_all() -> None:
     async with served_here(settings) as server:
         assert len({*server.http_ports, server.grpc_port} - {0, -1}) == 3
         for url in server.http_urls:
-            answer = await asyncio.to_thread(requests.get, f"{url}/v2/health/ready", timeout=PATIENCE_S)
+            answer = await asyncio.to_thread(requests.get, f"{url}/v2/health/ready", timeout=TIMEOUT_S)
             assert answer.status_code == 200
         with pytest.raises(OSError, match="in use"):
             async with served_here(settings | {"http_port": server.http_ports[0]}):
@@ -421,7 +438,7 @@ async def test_port_0_is_one_port_for_all() -> None:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", server.grpc_port))
     with pytest.raises(requests.ConnectionError):
-        requests.get(server.http_url, timeout=PATIENCE_S)
+        requests.get(server.http_url, timeout=TIMEOUT_S)
 
 
 def served_here(settings: dict[str, Any]) -> Any:
@@ -436,7 +453,7 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
     (port,) = free_ports(1)
     server = served_here({"http_port": port, "grpc_port": -1, "front_ends": 6})
     listening = asyncio.create_task(server.listen())
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:  # until the first of them answers
             with suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -444,7 +461,7 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
                 break
             await asyncio.sleep(0.005)
     listening.cancel()
-    await asyncio.wait({listening}, timeout=PATIENCE_S)
+    await asyncio.wait({listening}, timeout=TIMEOUT_S)
     if not listening.cancelled():  # the others were quicker: the start is over
         await server.stop(0.0)
     with pytest.raises(ConnectionRefusedError):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from e2e.served import MODELS, Served, serving
+from e2e.server_process import MODELS, ServerProcess, running_server
 
 NAMES = ("alice", "bob", "carol", "dave")
 ROWS = f"{MODELS / 'batched.py'}:Rows"
@@ -17,10 +17,10 @@ OTHER = f"{MODELS / 'batched.py'}:Other"
 
 
 @pytest.fixture(scope="module", params=["process", "thread"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+def process(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     flags = ("--placement", request.param, "--max-batch-size", "8", "--max-batch-wait-s", "0.005")
-    with serving(ROWS, OTHER, *flags) as served:
-        yield served
+    with running_server(ROWS, OTHER, *flags) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,10 @@ def callers() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def ask(served: Served, rows: Any, model: str = "Rows", **further: Any) -> tuple[int, Any]:
+def ask(process: ServerProcess, rows: Any, model: str = "Rows", **further: Any) -> tuple[int, Any]:
     array = np.array(rows, float)
     tensor = {"name": "x", "datatype": "FP64", "shape": list(array.shape), "data": array.tolist()}
-    status, body, _ = served.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor], **further})
+    status, body, _ = process.request("POST", f"/v2/models/{model}/infer", {"inputs": [tensor], **further})
     return status, body
 
 
@@ -48,7 +48,7 @@ def output(body: Any, name: str) -> Any:
     return next(o["data"] for o in body["outputs"] if o["name"] == name)
 
 
-def test_everybody_gets_their_own_rows_of_batches(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_everybody_gets_their_own_rows_of_batches(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> list[int]:
         rows = [[number + i / 8] for i in range(1 + number % 3)]
         expected = [2 * row[0] for row in rows]
@@ -56,24 +56,24 @@ def test_everybody_gets_their_own_rows_of_batches(served: Served, callers: Threa
             values, together = ask_grpc(client, rows)
             assert values == expected
             return together
-        status, body = ask(served, rows, id=str(number))
+        status, body = ask(process, rows, id=str(number))
         assert status == 200, body
         assert output(body, "y") == expected
         assert body["id"] == str(number)
         found: list[int] = output(body, "together")
         return found
 
-    client = triton.InferenceServerClient(served.grpc_url)
+    client = triton.InferenceServerClient(process.grpc_url)
     sizes = [size for together in callers.map(one, range(300)) for size in together]
     client.close()
     assert max(sizes) > 1, "calls were merged"
     assert max(sizes) <= 8
 
 
-def test_parameters_stay_with_their_caller(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_parameters_stay_with_their_caller(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         told = {"user": NAMES[number % 4], "flag": bool(number % 8 < 4)}
-        status, body = ask(served, [[number]], parameters=told)
+        status, body = ask(process, [[number]], parameters=told)
         assert status == 200
         assert body["parameters"] == told
         assert output(body, "y") == [2 * number]
@@ -81,19 +81,21 @@ def test_parameters_stay_with_their_caller(served: Served, callers: ThreadPoolEx
     list(callers.map(one, range(160)))
 
 
-def test_equal_numbers_of_different_types_are_different_parameters(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_equal_numbers_of_different_types_are_different_parameters(
+    process: ServerProcess, callers: ThreadPoolExecutor
+) -> None:
     def one(number: int) -> None:
         given = (True, 1, 1.0, "1")[number % 4]
-        _, body = ask(served, [[number]], parameters={"p": given})
+        _, body = ask(process, [[number]], parameters={"p": given})
         assert repr(body["parameters"]["p"]) == repr(given)
 
     list(callers.map(one, range(80)))
 
 
-def test_a_bad_member_sinks_nobody(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_a_bad_member_sinks_nobody(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         bad = number % 5 == 3
-        status, body = ask(served, [[-number if bad else number]])
+        status, body = ask(process, [[-number if bad else number]])
         if bad:
             assert status == 500
             assert body["error"] == "model 'Rows' failed: ValueError: no negative numbers, please"
@@ -103,14 +105,14 @@ def test_a_bad_member_sinks_nobody(served: Served, callers: ThreadPoolExecutor) 
     list(callers.map(one, range(100)))
 
 
-def test_shapes_outputs_and_datatypes_are_not_mixed(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_shapes_outputs_and_datatypes_are_not_mixed(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         columns = 1 + number % 3
         outputs = ([], ["y"], ["together"], ["together", "y"])[number % 4]
         further: dict[str, Any] = {"outputs": [{"name": name} for name in outputs]} if outputs else {}
         if number % 7 == 0:
             further["parameters"] = {"binary_data_output": False}
-        status, body = ask(served, [[number] * columns], **further)
+        status, body = ask(process, [[number] * columns], **further)
         assert status == 200
         assert {o["name"] for o in body["outputs"]} == set(outputs or ["y", "together"])
         if not outputs or "y" in outputs:
@@ -119,21 +121,21 @@ def test_shapes_outputs_and_datatypes_are_not_mixed(served: Served, callers: Thr
     list(callers.map(one, range(120)))
 
 
-def test_the_same_question_to_two_models(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_the_same_question_to_two_models(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         model, factor = (("Rows", 2), ("Other", 3))[number % 2]
-        _, body = ask(served, [[5.0]], model)
+        _, body = ask(process, [[5.0]], model)
         assert body["model_name"] == model
         assert output(body, "y") == [5.0 * factor]
 
     list(callers.map(one, range(60)))
 
 
-def test_a_callers_short_deadline_is_its_own(served: Served, callers: ThreadPoolExecutor) -> None:
+def test_a_callers_short_deadline_is_its_own(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> int:
         hurried = number % 4 == 0
         # A deadline that is over before the model can answer; the others have an hour.
-        status, body = ask(served, [[number]], parameters={"timeout": 2_000 if hurried else 3_600_000_000})
+        status, body = ask(process, [[number]], parameters={"timeout": 2_000 if hurried else 3_600_000_000})
         if not hurried:
             assert (status, output(body, "y")) == (200, [2 * number])
         else:
@@ -143,16 +145,16 @@ def test_a_callers_short_deadline_is_its_own(served: Served, callers: ThreadPool
     list(callers.map(one, range(80)))
 
 
-def test_a_batch_beyond_the_limit(served: Served) -> None:
-    assert ask(served, [[1.0]] * 8)[0] == 200
-    status, body = ask(served, [[1.0]] * 9)
+def test_a_batch_beyond_the_limit(process: ServerProcess) -> None:
+    assert ask(process, [[1.0]] * 8)[0] == 200
+    status, body = ask(process, [[1.0]] * 9)
     assert status == 400
     assert body["error"].startswith("inference request batch-size must be <= 8")
 
 
 def test_the_model_sees_the_same_axes_without_batching() -> None:
-    with serving(ROWS, "--placement", "thread") as served:
-        status, body = ask(served, [[1.0, 2.0]] * 9)
+    with running_server(ROWS, "--placement", "thread") as process:
+        status, body = ask(process, [[1.0, 2.0]] * 9)
         assert status == 200
         assert output(body, "together") == [9] * 9
 
@@ -161,19 +163,19 @@ def test_headers_of_a_caller_reach_neither_model_nor_log() -> None:
     secret = "s3cr3t-" + "x" * 20
     headers = {"authorization": f"Bearer {secret}", "cookie": f"session={secret}", "x-user": secret}
     tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [1.0]}
-    with serving(ROWS, "--placement", "thread", "--log-level", "debug", "--control-token", "t") as served:
-        status, body, found = served.ask("POST", "/v2/models/Rows/infer", {"inputs": [tensor]}, headers)
+    with running_server(ROWS, "--placement", "thread", "--log-level", "debug", "--control-token", "t") as process:
+        status, body, found = process.request("POST", "/v2/models/Rows/infer", {"inputs": [tensor]}, headers)
         assert status == 200
         assert secret not in json.dumps(body) + json.dumps(found)
-        assert served.ask("POST", "/v2/repository/index", headers=headers)[0] == 401
-        assert secret not in served.log()
+        assert process.request("POST", "/v2/repository/index", headers=headers)[0] == 401
+        assert secret not in process.log()
 
 
 def test_a_server_without_a_model_is_not_ready() -> None:
-    with serving(ROWS, "--placement", "thread", "--control-token", "t") as served:
+    with running_server(ROWS, "--placement", "thread", "--control-token", "t") as process:
         path = "/v2/repository/models/Rows/"
         token = {"authorization": "Bearer t"}
-        assert served.ask("POST", path + "unload", headers=token)[0] == 200
-        assert served.status("/v2/health/ready") == 400
-        assert served.ask("POST", path + "load", headers=token)[0] == 200
-        assert served.status("/v2/health/ready") == 200
+        assert process.request("POST", path + "unload", headers=token)[0] == 200
+        assert process.status("/v2/health/ready") == 400
+        assert process.request("POST", path + "load", headers=token)[0] == 200
+        assert process.status("/v2/health/ready") == 200

@@ -5,7 +5,7 @@ from pathlib import Path
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 MODEL = """
 import dragoman
@@ -19,8 +19,8 @@ def half(x: float) -> float:
 """
 
 
-def samples(served: Served) -> dict[tuple[str, str, str], float]:
-    got = requests.get(f"http://{served.url}/metrics", timeout=30)
+def samples(process: ServerProcess) -> dict[tuple[str, str, str], float]:
+    got = requests.get(f"http://{process.url}/metrics", timeout=30)
     assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = [s for f in text_string_to_metric_families(got.text) for s in f.samples]
     return {(s.name, s.labels.get("outcome", ""), s.labels.get("le", "")): s.value for s in found}
@@ -28,11 +28,11 @@ def samples(served: Served) -> dict[tuple[str, str, str], float]:
 
 def test_calls_are_counted_by_how_they_end(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with serving(str(tmp_path / "model.py:half")) as served:
+    with running_server(str(tmp_path / "model.py:half")) as process:
         for value in (1.0, 2.0, 13.0, "no number"):
             body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [value]}]}
-            requests.post(f"http://{served.url}/v2/models/half/infer", json=body, timeout=30)
-        told = samples(served)
+            requests.post(f"http://{process.url}/v2/models/half/infer", json=body, timeout=30)
+        told = samples(process)
     assert told["dragoman_calls_total", "ok", ""] == 2
     assert told["dragoman_calls_total", "ModelFailed", ""] == 1
     assert told["dragoman_call_duration_seconds_count", "", ""] == 3  # what cannot be read never becomes a call
@@ -43,12 +43,12 @@ def test_calls_are_counted_by_how_they_end(tmp_path: Path) -> None:
 
 def test_the_path_may_be_another_or_none(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    with serving(str(tmp_path / "model.py:half"), "--metrics-path", "/told/here") as served:
+    with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "/told/here") as process:
         for path in ("/told/here", "/server/metrics"):
-            assert "dragoman_calls_total" in requests.get(f"http://{served.url}{path}", timeout=30).text
-        asked = requests.get(f"http://{served.url}/server/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30)
+            assert "dragoman_calls_total" in requests.get(f"http://{process.url}{path}", timeout=30).text
+        asked = requests.get(f"http://{process.url}/server/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30)
         assert [f.name for f in text_string_to_metric_families(asked.text)] == ["dragoman_model_ready"]
-        assert requests.get(f"http://{served.url}/metrics", timeout=30).status_code == 404
-    with serving(str(tmp_path / "model.py:half"), "--metrics-path", "") as served:
+        assert requests.get(f"http://{process.url}/metrics", timeout=30).status_code == 404
+    with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "") as process:
         for path in ("/metrics", "/server/metrics"):
-            assert requests.get(f"http://{served.url}{path}", timeout=30).status_code == 404
+            assert requests.get(f"http://{process.url}{path}", timeout=30).status_code == 404

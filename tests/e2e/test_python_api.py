@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import dragoman
 from e2e.models.batched import Rows
 from e2e.models.script import IsolatedSquares, Squares, isolated
-from e2e.served import MODELS, Served, serving, until
+from e2e.server_process import MODELS, ServerProcess, running_server, wait_until
 
 
 def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -221,57 +221,57 @@ async def test_a_decorated_function_stays_a_function() -> None:
 
 
 @pytest.fixture
-def program(request: pytest.FixtureRequest) -> Iterator[Served]:
+def program(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     what, *settings = request.param
     http_port_first = (str(MODELS / "script.py"), what)
-    served = Served.listening(*settings, command=http_port_first)
+    process = ServerProcess.on_free_ports(*settings, command=http_port_first)
     try:
-        yield served.until_ready()
-        served.terminate()
-        assert served.ended() == 0, served.log()
-        assert "Traceback" not in served.log()
+        yield process.wait_until_ready()
+        process.terminate()
+        assert process.wait_for_exit() == 0, process.log()
+        assert "Traceback" not in process.log()
     finally:
-        served.reap()
+        process.kill()
 
 
 @pytest.mark.parametrize(
     "program", [("function",), ("function", "placement=process"), ("function", "max_batch_size=4")], indirect=True
 )
-def test_a_program_that_serves_a_function(program: Served) -> None:
+def test_a_program_that_serves_a_function(program: ServerProcess) -> None:
     tensors = [
         {"name": name, "datatype": "FP64", "shape": [2], "data": data}
         for name, data in (("width", [2.0, 3.0]), ("height", [5.0, 7.0]))
     ]
-    status, body, _ = program.ask("POST", "/v2/models/area/infer", {"inputs": tensors})
+    status, body, _ = program.request("POST", "/v2/models/area/infer", {"inputs": tensors})
     assert (status, body["outputs"][0]["data"]) == (200, [10.0, 21.0])
 
 
 @pytest.mark.parametrize(
     "program", [("class",), ("class", "placement=process", "replicas=2"), ("instance",)], indirect=True
 )
-def test_a_program_that_serves_a_model(program: Served) -> None:
+def test_a_program_that_serves_a_model(program: ServerProcess) -> None:
     status, body = program.infer("Squares", [2.0, 3.0])
     assert (status, body["outputs"][0]["data"]) == (200, [4.0, 9.0])
 
 
 def test_a_program_whose_instance_cannot_leave_the_process() -> None:
-    served = Served.listening("placement=process", command=(str(MODELS / "script.py"), "instance"))
+    process = ServerProcess.on_free_ports("placement=process", command=(str(MODELS / "script.py"), "instance"))
     try:
-        served.until_live().until_logged("placement 'process' needs")
-        assert served.status("/v2/health/ready") == 400
+        process.wait_until_live().wait_for_log("placement 'process' needs")
+        assert process.status("/v2/health/ready") == 400
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_a_class_of_a_program_runs_in_the_process_that_it_declares() -> None:
-    served = Served.listening(command=(str(MODELS / "script.py"), "isolated"))
+    process = ServerProcess.on_free_ports(command=(str(MODELS / "script.py"), "isolated"))
     try:
-        status, body = served.until_ready().infer("IsolatedSquares", [3.0])
+        status, body = process.wait_until_ready().infer("IsolatedSquares", [3.0])
         squares, pid = (output["data"] for output in body["outputs"])
         assert (status, squares) == (200, [9.0])
-        assert pid[0] != served.process.pid
+        assert pid[0] != process.popen.pid
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_a_program_without_a_guard(tmp_path: Path) -> None:
@@ -279,13 +279,13 @@ def test_a_program_without_a_guard(tmp_path: Path) -> None:
         "import dragoman\n\ndef f(x: float) -> float:\n    return x\n\n"
         "dragoman.serve(f, placement='process', http_port=0, grpc_port=-1)\n"
     )
-    served = Served(command=(str(tmp_path / "program.py"),))
+    process = ServerProcess(command=(str(tmp_path / "program.py"),))
     try:
-        served.until_logged("model f: unavailable")
-        assert 'write `if __name__ == "__main__":` before dragoman.serve(...)' in served.log()
-        assert "Traceback" not in served.log()
+        process.wait_for_log("model f: unavailable")
+        assert 'write `if __name__ == "__main__":` before dragoman.serve(...)' in process.log()
+        assert "Traceback" not in process.log()
     finally:
-        served.reap()
+        process.kill()
 
 
 # --- signals -----------------------------------------------------------------------------------------------
@@ -332,15 +332,15 @@ print("restored:", signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.S
 )
 def test_signals_of_a_program(tmp_path: Path, handle_signals: bool, number: int, expected: list[str]) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("HANDLE", f"handle_signals={handle_signals}"))
-    with serving(command=(str(tmp_path / "program.py"),)) as served, ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(served.infer, "wait", [str(tmp_path)], "BYTES")
-        until((tmp_path / "begun").exists, "the request")
-        served.process.send_signal(number)
-        served.until_logged("stopping")
+    with running_server(command=(str(tmp_path / "program.py"),)) as process, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(process.infer, "wait", [str(tmp_path)], "BYTES")
+        wait_until((tmp_path / "begun").exists, "the request")
+        process.popen.send_signal(number)
+        process.wait_for_log("stopping")
         (tmp_path / "go").touch()
         assert answer.result()[1]["outputs"][0]["data"] == [1.0]  # a request in flight is finished
-        assert served.ended() == 0
-        lines = served.log().splitlines()
+        assert process.wait_for_exit() == 0
+        lines = process.log().splitlines()
         assert [line for line in lines if line in expected] == expected
         assert lines[-1] == "restored: True True"
 

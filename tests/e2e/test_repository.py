@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.served import Served, serving, until
+from e2e.server_process import ServerProcess, running_server, wait_until
 
 TOKEN = {"authorization": "Bearer t"}
 
@@ -45,44 +45,44 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["process", "thread"])
-def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serving(str(folder), "--control-token", "t", "--placement", request.param) as served:
-        yield served
+def process(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    with running_server(str(folder), "--control-token", "t", "--placement", request.param) as process:
+        yield process
 
 
-def control(served: Served, model: str, verb: str) -> tuple[int, Any]:
-    status, body, _ = served.ask("POST", f"/v2/repository/models/{model}/{verb}", headers=TOKEN)
+def control(process: ServerProcess, model: str, verb: str) -> tuple[int, Any]:
+    status, body, _ = process.request("POST", f"/v2/repository/models/{model}/{verb}", headers=TOKEN)
     return status, body
 
 
-def states(served: Served) -> dict[str, str]:
-    return {e["name"]: e["state"] for e in served.ask("POST", "/v2/repository/index", headers=TOKEN)[1]}
+def states(process: ServerProcess) -> dict[str, str]:
+    return {e["name"]: e["state"] for e in process.request("POST", "/v2/repository/index", headers=TOKEN)[1]}
 
 
-def factor(served: Served, model: str = "a") -> float:
-    status, body = served.infer(model, [1.0])
+def factor(process: ServerProcess, model: str = "a") -> float:
+    status, body = process.infer(model, [1.0])
     assert status == 200, body
     found: float = body["outputs"][0]["data"][0]
     return found
 
 
-def test_a_model_is_replaced_while_requests_run(served: Served, folder: Path) -> None:
+def test_a_model_is_replaced_while_requests_run(process: ServerProcess, folder: Path) -> None:
     found: list[tuple[int, Any]] = []
     done = threading.Event()
 
-    def ask() -> None:
+    def send_request() -> None:
         while not done.is_set() or len(found) < 200:
-            status, body = served.infer("a", [1.0])
+            status, body = process.infer("a", [1.0])
             found.append((status, body["outputs"][0]["data"][0] if status == 200 else body))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=send_request) for _ in range(4)]
     for thread in threads:
         thread.start()
-    until(lambda: len(found) > 50, "the first requests")
+    wait_until(lambda: len(found) > 50, "the first requests")
     write(folder / "a", 5)
-    assert control(served, "a", "load") == (200, b"")
+    assert control(process, "a", "load") == (200, b"")
     asked = len(found)
-    until(lambda: len(found) > asked + 50, "further requests")
+    wait_until(lambda: len(found) > asked + 50, "further requests")
     done.set()
     for thread in threads:
         thread.join()
@@ -91,55 +91,55 @@ def test_a_model_is_replaced_while_requests_run(served: Served, folder: Path) ->
     answers = [answer for _, answer in found]
     assert set(answers) == {2.0, 5.0}
     assert answers[asked:].count(2.0) <= len(threads), "after the load was answered, old answers may be under way only"
-    assert factor(served, "b") == 3
+    assert factor(process, "b") == 3
 
 
-def test_a_broken_file_keeps_the_old_model_serving(served: Served, folder: Path) -> None:
+def test_a_broken_file_keeps_the_old_model_serving(process: ServerProcess, folder: Path) -> None:
     for broken in ("def (", "raise ValueError('no')", "", MODEL % "1 / 0"):
         (folder / "a" / "model.py").write_text(broken)
-        status, body = control(served, "a", "load")
+        status, body = control(process, "a", "load")
         assert status == 400
         assert body["error"].startswith("failed to load 'a', ")
-        assert served.log().count(body["error"]) == 1
-        assert factor(served) == 2
-        assert served.status("/v2/health/ready") == 200
-        assert states(served) == {"a": "READY", "b": "READY"}
+        assert process.log().count(body["error"]) == 1
+        assert factor(process) == 2
+        assert process.status("/v2/health/ready") == 200
+        assert states(process) == {"a": "READY", "b": "READY"}
     write(folder / "a", 7)
-    assert control(served, "a", "load")[0] == 200
-    assert factor(served) == 7
+    assert control(process, "a", "load")[0] == 200
+    assert factor(process) == 7
 
 
-def test_unloading(served: Served) -> None:
-    assert control(served, "a", "unload") == (200, b"")
-    assert served.infer("a", [1.0]) == (404, {"error": "Request for unknown model: 'a' is not found"})
-    assert served.status("/v2/models/a/ready") == 404
-    assert served.status("/v2/models/a") == 404
-    assert states(served) == {"a": "UNAVAILABLE", "b": "READY"}
-    assert control(served, "a", "unload")[0] == 404
-    assert served.status("/v2/health/ready") == 200
-    assert factor(served, "b") == 3
-    until(lambda: len(served.workers()) <= 1, "the end of the model's worker")
-    assert control(served, "a", "load")[0] == 200
-    assert factor(served) == 2
+def test_unloading(process: ServerProcess) -> None:
+    assert control(process, "a", "unload") == (200, b"")
+    assert process.infer("a", [1.0]) == (404, {"error": "Request for unknown model: 'a' is not found"})
+    assert process.status("/v2/models/a/ready") == 404
+    assert process.status("/v2/models/a") == 404
+    assert states(process) == {"a": "UNAVAILABLE", "b": "READY"}
+    assert control(process, "a", "unload")[0] == 404
+    assert process.status("/v2/health/ready") == 200
+    assert factor(process, "b") == 3
+    wait_until(lambda: len(process.workers()) <= 1, "the end of the model's worker")
+    assert control(process, "a", "load")[0] == 200
+    assert factor(process) == 2
 
 
-def test_models_that_come_and_go_on_disk(served: Served, folder: Path) -> None:
+def test_models_that_come_and_go_on_disk(process: ServerProcess, folder: Path) -> None:
     write(folder / "c", 11)
-    assert served.infer("c", [1.0])[0] == 404
-    assert control(served, "c", "load") == (200, b"")
-    assert factor(served, "c") == 11
+    assert process.infer("c", [1.0])[0] == 404
+    assert control(process, "c", "load") == (200, b"")
+    assert factor(process, "c") == 11
     (folder / "b" / "model.py").unlink()
-    status, body = control(served, "b", "load")
+    status, body = control(process, "b", "load")
     assert status == 400
     assert "failed to load 'b'" in body["error"]
-    assert factor(served, "b") == 3
+    assert factor(process, "b") == 3
 
 
 @pytest.mark.parametrize("name", ["..%2Fa", "%2e%2e", "a%00", "nobody"])
 def test_names_that_are_no_models(folder: Path, name: str) -> None:
-    with serving(str(folder), "--control-token", "t", "--placement", "thread") as served:
+    with running_server(str(folder), "--control-token", "t", "--placement", "thread") as process:
         for verb in ("load", "unload"):
-            assert control(served, name, verb)[0] in (400, 404)
+            assert control(process, name, verb)[0] in (400, 404)
 
 
 def test_calls_in_flight_outlive_the_unloading(tmp_path: Path) -> None:
@@ -147,21 +147,21 @@ def test_calls_in_flight_outlive_the_unloading(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "model.py").write_text(slow % 2)
     write(tmp_path / "b", 3)
-    with serving(str(tmp_path), "--control-token", "t") as served:
+    with running_server(str(tmp_path), "--control-token", "t") as process:
         answers: list[tuple[int, Any]] = []
-        asking = threading.Thread(target=lambda: answers.append(served.infer("a", [1.0])))
+        asking = threading.Thread(target=lambda: answers.append(process.infer("a", [1.0])))
         asking.start()
-        until((tmp_path / "a" / "begun").exists, "the request")
-        assert control(served, "a", "unload")[0] == 200
-        assert served.status("/v2/models/a/ready") == 404
+        wait_until((tmp_path / "a" / "begun").exists, "the request")
+        assert control(process, "a", "unload")[0] == 200
+        assert process.status("/v2/models/a/ready") == 404
         asking.join()
         assert answers[0][0] == 200
 
 
 def test_control_is_off_by_default(folder: Path) -> None:
-    with serving(str(folder), "--placement", "thread") as served:
+    with running_server(str(folder), "--placement", "thread") as process:
         for path in ("index", "models/a/load", "models/a/unload"):
-            status, body, _ = served.ask("POST", f"/v2/repository/{path}", headers=TOKEN)
+            status, body, _ = process.request("POST", f"/v2/repository/{path}", headers=TOKEN)
             assert (status, body["error"]) == (
                 403,
                 "model control is off; an operator enables it with --control-token",
@@ -169,10 +169,10 @@ def test_control_is_off_by_default(folder: Path) -> None:
 
 
 def test_control_with_a_wrong_token(folder: Path) -> None:
-    with serving(str(folder), "--placement", "thread", "--control-token", "t") as served:
+    with running_server(str(folder), "--placement", "thread", "--control-token", "t") as process:
         for headers in ({}, {"authorization": "Bearer guess"}, {"authorization": "Basic t"}):
             for path in ("index", "models/a/load", "models/a/unload"):
-                status, body, found = served.ask("POST", f"/v2/repository/{path}", headers=headers)
+                status, body, found = process.request("POST", f"/v2/repository/{path}", headers=headers)
                 assert status == 401
                 assert body["error"].startswith("This API is restricted, expecting header")
                 assert found["www-authenticate"] == "Bearer"
@@ -192,11 +192,11 @@ def versions(tmp_path: Path) -> Path:
     ("policy", "served_versions"), [("latest", ["10"]), ("all", ["1", "2", "10"]), ("2,1", ["1", "2"])]
 )
 def test_version_policies(versions: Path, policy: str, served_versions: list[str]) -> None:
-    with serving(str(versions), "--version-policy", policy, "--placement", "thread") as served:
-        assert served.ask("GET", "/v2/models/m")[1]["versions"] == served_versions
-        assert factor(served, "m") == float(served_versions[-1])
+    with running_server(str(versions), "--version-policy", policy, "--placement", "thread") as process:
+        assert process.request("GET", "/v2/models/m")[1]["versions"] == served_versions
+        assert factor(process, "m") == float(served_versions[-1])
         for version in ("1", "2", "10", "3"):
-            status, body = served.infer(f"m/versions/{version}", [1.0])
+            status, body = process.infer(f"m/versions/{version}", [1.0])
             if version in served_versions:
                 assert (status, body["model_version"], body["outputs"][0]["data"]) == (200, version, [float(version)])
             else:
@@ -206,55 +206,57 @@ def test_version_policies(versions: Path, policy: str, served_versions: list[str
 
 def test_the_default_version(versions: Path) -> None:
     (versions / "dragoman.toml").write_text('[model]\ndefault_version = "2"\nversion_policy = "all"\n')
-    with serving(str(versions), "--placement", "thread", "--control-token", "t") as served:
-        assert factor(served, "m") == 2
+    with running_server(str(versions), "--placement", "thread", "--control-token", "t") as process:
+        assert factor(process, "m") == 2
         write(versions / "11", 11)
-        assert control(served, "m", "load")[0] == 200
-        assert factor(served, "m") == 2
-        assert factor(served, "m/versions/11") == 11
+        assert control(process, "m", "load")[0] == 200
+        assert factor(process, "m") == 2
+        assert factor(process, "m/versions/11") == 11
 
 
 def test_a_newer_version_takes_over_by_load(versions: Path) -> None:
-    with serving(str(versions), "--control-token", "t", "--placement", "thread") as served:
+    with running_server(str(versions), "--control-token", "t", "--placement", "thread") as process:
         write(versions / "11", 11)
-        assert factor(served, "m") == 10
-        assert control(served, "m", "load")[0] == 200
-        assert factor(served, "m") == 11
-        assert served.infer("m/versions/10", [1.0])[0] == 404
+        assert factor(process, "m") == 10
+        assert control(process, "m", "load")[0] == 200
+        assert factor(process, "m") == 11
+        assert process.infer("m/versions/10", [1.0])[0] == 404
 
 
 def test_versions_are_loaded_and_unloaded_one_by_one(versions: Path) -> None:
-    with serving(str(versions), "--version-policy", "all", "--control-token", "t", "--placement", "thread") as served:
+    with running_server(
+        str(versions), "--version-policy", "all", "--control-token", "t", "--placement", "thread"
+    ) as process:
         path = "/v2/repository/models/m"
 
         def told() -> dict[str, str]:
-            entries = served.ask("POST", "/v2/repository/index", headers=TOKEN)[1]
+            entries = process.request("POST", "/v2/repository/index", headers=TOKEN)[1]
             return {entry["version"]: entry["state"] for entry in entries}
 
         for version in ("1", "10"):
-            assert served.ask("POST", f"{path}/unload", {"parameters": {"version": version}}, TOKEN)[0] == 200
+            assert process.request("POST", f"{path}/unload", {"parameters": {"version": version}}, TOKEN)[0] == 200
         assert told() == {"1": "UNAVAILABLE", "2": "READY", "10": "UNAVAILABLE"}
         for version in ("1", "2"):
             write(versions / version, 5)
-        assert served.ask("POST", f"{path}/load", {"parameters": {"version": "1"}}, TOKEN)[0] == 200
+        assert process.request("POST", f"{path}/load", {"parameters": {"version": "1"}}, TOKEN)[0] == 200
         assert told() == {"1": "READY", "2": "READY", "10": "UNAVAILABLE"}
-        assert served.ask("POST", f"{path}/load", {"parameters": {"version": 1}}, TOKEN)[0] == 200
-        assert (factor(served, "m/versions/1"), factor(served, "m")) == (5, 2)
-        status, body, _ = served.ask("POST", f"{path}/load", {"parameters": {"version": "7"}}, TOKEN)
+        assert process.request("POST", f"{path}/load", {"parameters": {"version": 1}}, TOKEN)[0] == 200
+        assert (factor(process, "m/versions/1"), factor(process, "m")) == (5, 2)
+        status, body, _ = process.request("POST", f"{path}/load", {"parameters": {"version": "7"}}, TOKEN)
         assert (status, body["error"]) == (
             400,
             "failed to load 'm', version '7' is not among those to be served: 1, 2, 10",
         )
-        status, body, _ = served.ask("POST", f"{path}/load", {"parameters": {"version": True}}, TOKEN)
+        status, body, _ = process.request("POST", f"{path}/load", {"parameters": {"version": True}}, TOKEN)
         assert (status, body["error"]) == (400, "parameter 'version': expected text, got True")
-        assert served.ask("POST", f"{path}/load", {"parameters": {"version": None}}, TOKEN)[0] == 200
+        assert process.request("POST", f"{path}/load", {"parameters": {"version": None}}, TOKEN)[0] == 200
         assert told() == {"1": "READY", "2": "READY", "10": "READY"}
 
 
 def test_a_listed_version_that_is_not_there(versions: Path) -> None:
-    served = Served(str(versions), "--version-policy", "1,7")
+    process = ServerProcess(str(versions), "--version-policy", "1,7")
     try:
-        assert served.ended() == 2
-        assert "expected versions of 1, 2, 10, got 7" in served.log()
+        assert process.wait_for_exit() == 2
+        assert "expected versions of 1, 2, 10, got 7" in process.log()
     finally:
-        served.reap()
+        process.kill()

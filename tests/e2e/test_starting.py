@@ -13,11 +13,11 @@ import joblib
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from e2e.served import MODELS, Served, serving
+from e2e.server_process import MODELS, ServerProcess, running_server
 
 TROUBLE = MODELS / "trouble.py"
 TWICE = f"{TROUBLE}:Twice"
-Start = Callable[..., Served]
+Start = Callable[..., ServerProcess]
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -228,14 +228,14 @@ def test_a_busy_port(flag: str) -> None:
 
 
 def test_free_ports_are_told() -> None:
-    served = Served("--http-port", "0", "--grpc-port", "0", TWICE)
+    process = ServerProcess("--http-port", "0", "--grpc-port", "0", TWICE)
     try:
-        served.until_logged("Ctrl-C stops")
-        line = next(line for line in served.log().splitlines() if "  HTTP  http://127.0.0.1:" in line)
-        served.http_port = int(line.split()[1].rpartition(":")[2])
-        assert served.status("/v2/health/ready") == 200
+        process.wait_for_log("Ctrl-C stops")
+        line = next(line for line in process.log().splitlines() if "  HTTP  http://127.0.0.1:" in line)
+        process.http_port = int(line.split()[1].rpartition(":")[2])
+        assert process.status("/v2/health/ready") == 200
     finally:
-        served.reap()
+        process.kill()
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_free_ports_are_told() -> None:
     [(("--protocols", "oip_grpc"), "  gRPC  ", "  HTTP  "), (("--grpc-port", "-1"), "  HTTP  ", "  gRPC  ")],
 )
 def test_one_protocol_alone(start: Start, flags: tuple[str, ...], there: str, missing: str) -> None:
-    served = start(TWICE, *flags).until_logged("Ctrl-C stops")
-    assert there in served.log()
-    assert missing not in served.log()
-    served.terminate()
-    assert served.ended() == 0
-    assert "Traceback" not in served.log()
+    process = start(TWICE, *flags).wait_for_log("Ctrl-C stops")
+    assert there in process.log()
+    assert missing not in process.log()
+    process.terminate()
+    assert process.wait_for_exit() == 0
+    assert "Traceback" not in process.log()
 
 
 # --- models that fail, and slow ones ---------------------------------------------------------------------
@@ -256,21 +256,21 @@ def test_one_protocol_alone(start: Start, flags: tuple[str, ...], there: str, mi
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
 def test_others_serve_where_one_cannot_be_loaded(start: Start, placement: str) -> None:
-    served = start(TWICE, f"{TROUBLE}:Unloadable", "--placement", placement, "--control-token", "t")
-    served.until_live().until_logged("Ctrl-C stops")
+    process = start(TWICE, f"{TROUBLE}:Unloadable", "--placement", placement, "--control-token", "t")
+    process.wait_until_live().wait_for_log("Ctrl-C stops")
     why = "failed to load 'Unloadable', RuntimeError: the weights are gone"
-    table = served.log()
+    table = process.log()
     assert f"Unloadable: {why}" in table
     row = next(line for line in table.splitlines() if line.startswith("  Unloadable "))
     assert row.split()[-1] == "unavailable"
-    assert served.status("/v2/health/ready") == 400
-    assert served.status("/v2/models/Twice/ready") == 200
-    assert served.status("/v2/models/Unloadable/ready") == 400
-    assert served.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
-    status, body = served.infer("Unloadable", [2.0])
+    assert process.status("/v2/health/ready") == 400
+    assert process.status("/v2/models/Twice/ready") == 200
+    assert process.status("/v2/models/Unloadable/ready") == 400
+    assert process.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
+    status, body = process.infer("Unloadable", [2.0])
     assert status == 503
     assert why in body["error"]
-    _, index, _ = served.ask("POST", "/v2/repository/index", headers={"authorization": "Bearer t"})
+    _, index, _ = process.request("POST", "/v2/repository/index", headers={"authorization": "Bearer t"})
     assert {(e["name"], e["state"], e["reason"]) for e in index} == {
         ("Twice", "READY", ""),
         ("Unloadable", "UNAVAILABLE", why),
@@ -278,43 +278,43 @@ def test_others_serve_where_one_cannot_be_loaded(start: Start, placement: str) -
 
 
 def test_a_server_whose_models_all_fail_ends(start: Start) -> None:
-    served = start(f"{TROUBLE}:Unloadable")
-    assert served.ended() == 1
-    assert "failed to load 'Unloadable', RuntimeError: the weights are gone" in served.log()
+    process = start(f"{TROUBLE}:Unloadable")
+    assert process.wait_for_exit() == 1
+    assert "failed to load 'Unloadable', RuntimeError: the weights are gone" in process.log()
 
 
 def test_a_process_that_dies_while_it_loads(start: Start) -> None:
-    served = start(f"{TROUBLE}:ExitsInLoad", TWICE)
-    served.until_live().until_logged("Ctrl-C stops")
-    assert "the worker process died (exit code 3) while it loaded" in served.log()
-    assert served.infer("Twice", [2.0])[0] == 200
+    process = start(f"{TROUBLE}:ExitsInLoad", TWICE)
+    process.wait_until_live().wait_for_log("Ctrl-C stops")
+    assert "the worker process died (exit code 3) while it loaded" in process.log()
+    assert process.infer("Twice", [2.0])[0] == 200
 
 
 def test_pickles_are_refused_unless_allowed(tmp_path: Path, start: Start) -> None:
     joblib.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "line.joblib")
     refused = start(str(tmp_path / "line.joblib"))
-    assert refused.ended() == 1
+    assert refused.wait_for_exit() == 1
     assert "--allow-pickle" in refused.log()
-    with serving(str(tmp_path / "line.joblib"), "--allow-pickle") as served:
+    with running_server(str(tmp_path / "line.joblib"), "--allow-pickle") as process:
         tensor = {"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [3.0]}
-        _, body, _ = served.ask("POST", "/v2/models/line/infer", {"inputs": [tensor]})
+        _, body, _ = process.request("POST", "/v2/models/line/infer", {"inputs": [tensor]})
         assert body["outputs"][0]["data"] == pytest.approx([6.0])
 
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
 def test_a_slow_load_is_live_and_not_ready(tmp_path: Path, start: Start, placement: str) -> None:
     gate = tmp_path / "gate"
-    served = start(TWICE, f"{TROUBLE}:SlowToLoad", "--placement", placement, environment={"TEST_GATE": str(gate)})
-    served.until_live().until_status("/v2/models/Twice/ready", 200)
-    assert served.status("/v2/health/ready") == 400
-    assert served.status("/v2/models/SlowToLoad/ready") == 400
-    assert served.infer("Twice", [2.0])[0] == 200
-    assert served.infer("SlowToLoad", [2.0])[0] == 503
-    served.until_logged("still loading SlowToLoad")
+    process = start(TWICE, f"{TROUBLE}:SlowToLoad", "--placement", placement, environment={"TEST_GATE": str(gate)})
+    process.wait_until_live().wait_for_status("/v2/models/Twice/ready", 200)
+    assert process.status("/v2/health/ready") == 400
+    assert process.status("/v2/models/SlowToLoad/ready") == 400
+    assert process.infer("Twice", [2.0])[0] == 200
+    assert process.infer("SlowToLoad", [2.0])[0] == 503
+    process.wait_for_log("still loading SlowToLoad")
     gate.touch()
-    served.until_ready()
-    assert served.infer("SlowToLoad", [2.0])[1]["outputs"][0]["data"] == [4.0]
-    served.until_logged("Ctrl-C stops")
+    process.wait_until_ready()
+    assert process.infer("SlowToLoad", [2.0])[1]["outputs"][0]["data"] == [4.0]
+    process.wait_for_log("Ctrl-C stops")
 
 
 # --- logs ------------------------------------------------------------------------------------------------
@@ -322,35 +322,40 @@ def test_a_slow_load_is_live_and_not_ready(tmp_path: Path, start: Start, placeme
 
 def test_json_logs(start: Start) -> None:
     names = [f"{TROUBLE}:{name}" for name in ("Twice", "Raises", "Unloadable", "Exits")]
-    served = start(*names, "--log-format", "json", "--drain-s", "1")
-    served.until_logged("started, not ready")
-    assert served.infer("Raises", [1.0])[0] == 500
-    assert served.infer("Exits", [-1.0])[0] == 500
-    served.until_logged("died")
-    served.terminate()
-    assert served.ended() == 0
-    lines = [json.loads(line) for line in served.log().splitlines()]
+    process = start(*names, "--log-format", "json", "--drain-s", "1")
+    process.wait_for_log("started, not ready")
+    assert process.infer("Raises", [1.0])[0] == 500
+    assert process.infer("Exits", [-1.0])[0] == 500
+    process.wait_for_log("died")
+    process.terminate()
+    assert process.wait_for_exit() == 0
+    lines = [json.loads(line) for line in process.log().splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     by_message = {line["message"]: line for line in lines}
     assert any("cannot do 1" in line.get("traceback", "") for line in lines)
     assert any("the weights are gone" in message for message in by_message)
-    started = next(line for line in lines if "http" in line)
-    assert started["http"] == f"http://{served.url}"
-    assert started["models"] == {"Twice": "READY", "Raises": "READY", "Unloadable": "UNAVAILABLE", "Exits": "READY"}
+    started_server = next(line for line in lines if "http" in line)
+    assert started_server["http"] == f"http://{process.url}"
+    assert started_server["models"] == {
+        "Twice": "READY",
+        "Raises": "READY",
+        "Unloadable": "UNAVAILABLE",
+        "Exits": "READY",
+    }
 
 
 def test_the_level_of_the_log() -> None:
-    with serving(f"{TROUBLE}:Twice", "--log-level", "error", "--log-format", "json") as served:
-        served.terminate()
-        assert served.ended() == 0
-        assert served.log() == ""
+    with running_server(f"{TROUBLE}:Twice", "--log-level", "error", "--log-format", "json") as process:
+        process.terminate()
+        assert process.wait_for_exit() == 0
+        assert process.log() == ""
 
 
 # --- settings --------------------------------------------------------------------------------------------
 
 
-def named(served: Served) -> str:
-    name: str = served.ask("GET", "/v2")[1]["name"]
+def named(process: ServerProcess) -> str:
+    name: str = process.request("GET", "/v2")[1]["name"]
     return name
 
 
@@ -360,14 +365,14 @@ def test_a_flag_goes_before_the_environment_which_goes_before_the_file(tmp_path:
     (folder / "model.py").write_text(TROUBLE.read_text().partition("class Raises")[0])
     (folder / "dragoman.toml").write_text('[server]\nserver_name = "file"\nhealth_json = true\n')
     environment = {"DRAGOMAN_SERVER_NAME": "environment"}
-    with serving(str(folder)) as served:
-        assert named(served) == "file"
-        assert served.ask("GET", "/v2/health/ready")[1] == {"ready": True}
-    with serving(str(folder), environment=environment) as served:
-        assert named(served) == "environment"
-    with serving(str(folder), "--server-name", "flag", "--no-health-json", environment=environment) as served:
-        assert named(served) == "flag"
-        assert served.ask("GET", "/v2/health/ready")[1] == b""
+    with running_server(str(folder)) as process:
+        assert named(process) == "file"
+        assert process.request("GET", "/v2/health/ready")[1] == {"ready": True}
+    with running_server(str(folder), environment=environment) as process:
+        assert named(process) == "environment"
+    with running_server(str(folder), "--server-name", "flag", "--no-health-json", environment=environment) as process:
+        assert named(process) == "flag"
+        assert process.request("GET", "/v2/health/ready")[1] == b""
 
 
 def test_model_settings_and_settings_json(tmp_path: Path) -> None:
@@ -383,14 +388,14 @@ def test_model_settings_and_settings_json(tmp_path: Path) -> None:
     }
     (folder / "model-settings.json").write_text(json.dumps(settings))
     (tmp_path / "settings.json").write_text(json.dumps({"server_name": "json", "debug": True}))
-    with serving(str(tmp_path)) as served:
-        assert named(served) == "json"
-        _, metadata, _ = served.ask("GET", "/v2/models/doubler")
+    with running_server(str(tmp_path)) as process:
+        assert named(process) == "json"
+        _, metadata, _ = process.request("GET", "/v2/models/doubler")
         assert (metadata["platform"], metadata["versions"]) == ("arithmetic", ["v7"])
-        _, body = served.infer("doubler", [2.0])
+        _, body = process.infer("doubler", [2.0])
         assert (body["model_version"], body["outputs"][0]["data"]) == ("v7", [4.0])
-        assert served.status("/v2/models/doubler/versions/v7/ready") == 200
-        assert served.status("/v2/models/doubler/versions/v8/ready") == 404
+        assert process.status("/v2/models/doubler/versions/v7/ready") == 200
+        assert process.status("/v2/models/doubler/versions/v8/ready") == 404
 
 
 # --- secrets -------------------------------------------------------------------------------------------------
@@ -410,16 +415,16 @@ def environments(x: np.ndarray) -> list[str]:
 def test_models_do_not_see_the_control_token(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "seen.py").write_text(ENVIRONMENTS)
     environment = {"DRAGOMAN_CONTROL_TOKEN": "sesame", "DRAGOMAN_MAX_QUEUE": "7"}
-    with serving(f"{tmp_path}/seen.py:environments", *flags, environment=environment) as served:
-        status, body = served.infer("environments", [1.0])
+    with running_server(f"{tmp_path}/seen.py:environments", *flags, environment=environment) as process:
+        status, body = process.infer("environments", [1.0])
         assert status == 200, body
         for seen in body["outputs"][0]["data"]:
             assert "DRAGOMAN_MAX_QUEUE" in seen
             assert "sesame" not in seen
-        for pid in served.workers():
+        for pid in process.workers():
             assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
-        assert served.ask("POST", "/v2/repository/index", {})[0] == 401
-        assert served.ask("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200
+        assert process.request("POST", "/v2/repository/index", {})[0] == 401
+        assert process.request("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200
 
 
 def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Path) -> None:
@@ -428,9 +433,9 @@ def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Pat
         "import dragoman\n\n\n@dragoman.model\ndef double(x: float) -> float:\n    return 2 * x\n"
     )
     (tmp_path / "models" / "net.gguf").write_bytes(b"GGUF")
-    with serving(str(tmp_path / "models")) as served:
-        served.until_logged("ready in")
-        assert "not served: file=models/net.gguf reason=GGUF is not supported" in served.log()
-        rows = [line.split() for line in served.log().splitlines()]
+    with running_server(str(tmp_path / "models")) as process:
+        process.wait_for_log("ready in")
+        assert "not served: file=models/net.gguf reason=GGUF is not supported" in process.log()
+        rows = [line.split() for line in process.log().splitlines()]
         assert ["models/net.gguf", "-", "-", "-", "skipped"] in rows
-        assert "  models/net.gguf: GGUF is not supported" in served.log()
+        assert "  models/net.gguf: GGUF is not supported" in process.log()

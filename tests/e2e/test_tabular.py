@@ -19,7 +19,7 @@ import tritonclient.http as triton_http
 import xgboost
 from sklearn import datasets
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tabular"
 WIRES = ("json", "binary", "grpc")
@@ -36,21 +36,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tabular(trained: Path) -> Iterator[Served]:
+def tabular(trained: Path) -> Iterator[ServerProcess]:
     (trained / "dragoman.toml").write_text('[models.wine]\nversion_policy = "all"\n')
-    with serving(str(trained), "--allow-pickle") as served:
-        yield served
+    with running_server(str(trained), "--allow-pickle") as process:
+        yield process
 
 
 def rows(name: str) -> Any:
     return getattr(datasets, f"load_{name}")(return_X_y=True)[0]
 
 
-def ask(served: Served, wire: str, model: str, array: Any, *outputs: str, version: str = "") -> Mapping[str, Any]:
+def ask(
+    process: ServerProcess, wire: str, model: str, array: Any, *outputs: str, version: str = ""
+) -> Mapping[str, Any]:
     """The outputs of a model for one array, over JSON, the binary form or gRPC."""
     triton = triton_grpc if wire == "grpc" else triton_http
-    client = triton.InferenceServerClient(served.grpc_url if wire == "grpc" else served.url)
-    tensor = triton.InferInput(input_of(served, model), list(array.shape), DATATYPES[array.dtype.name])
+    client = triton.InferenceServerClient(process.grpc_url if wire == "grpc" else process.url)
+    tensor = triton.InferInput(input_of(process, model), list(array.shape), DATATYPES[array.dtype.name])
     options = {} if wire == "grpc" else {"binary_data": wire == "binary"}
     tensor.set_data_from_numpy(array, **options)
     wanted = [triton.InferRequestedOutput(output, **options) for output in outputs]
@@ -61,13 +63,13 @@ def ask(served: Served, wire: str, model: str, array: Any, *outputs: str, versio
         client.close()
 
 
-def input_of(served: Served, model: str) -> str:
-    name: str = served.ask("GET", f"/v2/models/{model}")[1]["inputs"][0]["name"]
+def input_of(process: ServerProcess, model: str) -> str:
+    name: str = process.request("GET", f"/v2/models/{model}")[1]["inputs"][0]["name"]
     return name
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_sklearn(tabular: Served, trained: Path, wire: str) -> None:
+def test_sklearn(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("breast_cancer")[:200]
     direct = joblib.load(trained / "breast-cancer" / "model.joblib")
     answer = ask(tabular, wire, "breast-cancer", x, "predict", "predict_proba", "decision_function")
@@ -77,7 +79,7 @@ def test_sklearn(tabular: Served, trained: Path, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_xgboost(tabular: Served, trained: Path, wire: str) -> None:
+def test_xgboost(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("breast_cancer")[:200].astype(np.float32)
     direct = xgboost.XGBClassifier()
     direct.load_model(trained / "breast-cancer-xgboost" / "model.ubj")
@@ -88,7 +90,7 @@ def test_xgboost(tabular: Served, trained: Path, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_lightgbm(tabular: Served, trained: Path, wire: str) -> None:
+def test_lightgbm(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("diabetes")[:200]
     direct = lightgbm.Booster(model_file=trained / "diabetes-lightgbm" / "model.txt")
     np.testing.assert_array_equal(
@@ -97,7 +99,7 @@ def test_lightgbm(tabular: Served, trained: Path, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_onnx(tabular: Served, trained: Path, wire: str) -> None:
+def test_onnx(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = (rows("digits")[:200] / 16).astype(np.float32)
     direct = onnxruntime.InferenceSession(trained / "digits-onnx" / "model.onnx")
     label, probabilities = direct.run(["label", "probabilities"], {"X": x})
@@ -108,7 +110,7 @@ def test_onnx(tabular: Served, trained: Path, wire: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("wire", WIRES)
-def test_torchscript(tabular: Served, trained: Path, wire: str) -> None:
+def test_torchscript(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = (rows("digits")[:64] / 16).astype(np.float32)
     direct: Any = torch.jit.load(trained / "digits-torchscript" / "model.pt")  # type: ignore[no-untyped-call]
     with torch.no_grad():
@@ -118,7 +120,7 @@ def test_torchscript(tabular: Served, trained: Path, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_python(tabular: Served, trained: Path, wire: str) -> None:
+def test_python(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("iris")
     learned = json.loads((trained / "iris-centroid" / "centroids.json").read_text())
     distances = np.linalg.norm(x[:, None] - np.array(learned["centroids"]), axis=2)
@@ -129,7 +131,7 @@ def test_python(tabular: Served, trained: Path, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_versions(tabular: Served, trained: Path, wire: str) -> None:
+def test_versions(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("wine")
     for version in ("1", "2", ""):
         direct = joblib.load(trained / "wine" / (version or "2") / "model.joblib")
@@ -137,10 +139,10 @@ def test_versions(tabular: Served, trained: Path, wire: str) -> None:
         np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
 
 
-def test_the_default_output_is_the_prediction(tabular: Served) -> None:
+def test_the_default_output_is_the_prediction(tabular: ServerProcess) -> None:
     x = rows("wine")[:3]
     tensor = {"name": "input", "datatype": "FP64", "shape": list(x.shape), "data": x.tolist()}
-    _, body, _ = tabular.ask("POST", "/v2/models/wine/infer", {"inputs": [tensor]})
+    _, body, _ = tabular.request("POST", "/v2/models/wine/infer", {"inputs": [tensor]})
     assert [o["name"] for o in body["outputs"]] == ["predict"]
     assert body["model_version"] == "2"
 
@@ -158,8 +160,8 @@ def test_the_default_output_is_the_prediction(tabular: Served) -> None:
         ("wine", [("input", "FP64", [-1, 13])], ["predict", "predict_proba"]),
     ],
 )
-def test_metadata(tabular: Served, model: str, inputs: list[Any], outputs: list[str]) -> None:
-    _, found, _ = tabular.ask("GET", f"/v2/models/{model}")
+def test_metadata(tabular: ServerProcess, model: str, inputs: list[Any], outputs: list[str]) -> None:
+    _, found, _ = tabular.request("GET", f"/v2/models/{model}")
     assert [(i["name"], i["datatype"], i["shape"]) for i in found["inputs"]] == inputs
     assert set(outputs) <= {o["name"] for o in found["outputs"]}
     assert found.get("versions") == (["1", "2"] if model == "wine" else None)
@@ -168,24 +170,24 @@ def test_metadata(tabular: Served, model: str, inputs: list[Any], outputs: list[
 @pytest.mark.parametrize(
     "model", ["breast-cancer", "breast-cancer-xgboost", "diabetes-lightgbm", "digits-onnx", "wine"]
 )
-def test_a_wrong_number_of_columns_is_the_callers_fault(tabular: Served, model: str) -> None:
+def test_a_wrong_number_of_columns_is_the_callers_fault(tabular: ServerProcess, model: str) -> None:
     name = input_of(tabular, model)
     tensor = {"name": name, "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
-    status, body, _ = tabular.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    status, body, _ = tabular.request("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
     assert status == 400
     assert f"input '{name}': expected shape" in body["error"]
 
 
 @pytest.mark.parametrize(("policy", "there", "default"), [("latest", ["2"], "2"), ("1", ["1"], "1")])
 def test_version_policies(trained: Path, policy: str, there: list[str], default: str) -> None:
-    with serving(str(trained / "wine"), "--allow-pickle", "--version-policy", policy) as served:
-        assert served.ask("GET", "/v2/models/wine")[1]["versions"] == there
+    with running_server(str(trained / "wine"), "--allow-pickle", "--version-policy", policy) as process:
+        assert process.request("GET", "/v2/models/wine")[1]["versions"] == there
         direct = joblib.load(trained / "wine" / default / "model.joblib")
         x = rows("wine")
-        answer = ask(served, "binary", "wine", x, "predict_proba")
+        answer = ask(process, "binary", "wine", x, "predict_proba")
         np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
         for version in ("1", "2"):
-            status = served.status(f"/v2/models/wine/versions/{version}/ready")
+            status = process.status(f"/v2/models/wine/versions/{version}/ready")
             assert status == (200 if version in there else 404)
 
 
@@ -194,7 +196,7 @@ def test_placements_answer_the_same(trained: Path, placement: str) -> None:
     x = rows("wine")
     direct = joblib.load(trained / "wine" / "2" / "model.joblib")
     flags = ("--allow-pickle", "--placement", placement, "--replicas", "2", "--max-batch-size", "1000")
-    with serving(str(trained / "wine"), *flags) as served:
+    with running_server(str(trained / "wine"), *flags) as process:
         for wire in WIRES:
-            answer = ask(served, wire, "wine", x, "predict_proba")
+            answer = ask(process, wire, "wine", x, "predict_proba")
             np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))

@@ -18,7 +18,7 @@ from h2.settings import SettingCodes
 
 import dragoman
 from dragoman.formats import oip_messages as m
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 MIB = 1 << 20
 STREAMS = 60
@@ -91,7 +91,7 @@ class Slow:
             made.writer.transport.abort()
             await asyncio.sleep(0)
 
-    def ask(self, kind: str) -> int:
+    def request(self, kind: str) -> int:
         path, content_type, body = QUESTIONS[kind]
         number: int = self.h2.get_next_available_stream_id()
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
@@ -149,7 +149,7 @@ class Slow:
 
 
 @asynccontextmanager
-async def house(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]:
+async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]:
     async with dragoman.Server(Grown, http_port=0, grpc_port=0, compress_responses=False, **settings) as server:
         (deployment,) = server.engine.deployments()
         pool: Any = deployment._pool
@@ -162,9 +162,9 @@ async def house(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]
 
 @pytest.mark.parametrize("kind", QUESTIONS)
 async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it_all(kind: str) -> None:
-    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
+    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
         for _ in range(STREAMS):
-            client.ask(kind)
+            client.request(kind)
         await client.pong()
         assert 16 <= model.asked <= 18
         client.make_room()
@@ -176,9 +176,9 @@ async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
 async def test_an_answer_that_waits_keeps_nothing_of_its_request(kind: str) -> None:
-    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
+    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
         for _ in range(5):
-            client.ask(kind)
+            client.request(kind)
         while model.asked < 5:
             await client.pong()
         gc.collect()
@@ -188,29 +188,29 @@ async def test_an_answer_that_waits_keeps_nothing_of_its_request(kind: str) -> N
 
 
 async def test_who_gives_up_what_waits_leaves_nothing_behind() -> None:
-    async with house() as (model, server), Slow.to(server.http_ports[0]) as client:
-        numbers = [client.ask("grpc") for _ in range(STREAMS)]
+    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
+        numbers = [client.request("grpc") for _ in range(STREAMS)]
         await client.pong()
         for number in reversed(numbers):
             client.h2.reset_stream(number)
             client.ended.add(number)
         await client.pong()
         assert model.asked < STREAMS  # what waited was never begun
-        client.ask("grpc")
+        client.request("grpc")
         client.make_room()
         await client.all_ended()
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
 async def test_all_connections_together_have_a_bound(kind: str) -> None:
-    async with house(max_bodies_bytes=20 * MIB) as (_, server):
+    async with serving_models(max_bodies_bytes=20 * MIB) as (_, server):
         port = server.http_ports[0]
         async with Slow.to(port) as first, Slow.to(port) as second, Slow.to(port) as third:
             for client in (first, second):
                 for _ in range(20):
-                    client.ask(kind)
+                    client.request(kind)
                 await client.pong()
-            number = third.ask(kind)
+            number = third.request(kind)
             await third.until_told(number)
             refused = third.heads[number]
             if kind == "rest":
@@ -223,7 +223,7 @@ async def test_all_connections_together_have_a_bound(kind: str) -> None:
         async with Slow.to(port) as fourth:  # what was held has been given back
             async with asyncio.timeout(10):
                 while True:
-                    number = fourth.ask(kind)
+                    number = fourth.request(kind)
                     fourth.make_room()
                     await fourth.all_ended()
                     if fourth.came[number] >= MIB:
@@ -244,36 +244,36 @@ class Grown(dragoman.Model):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file: Path = tmp_path_factory.mktemp("grown") / "grown.py"
     file.write_text(MODEL)
-    with serving(f"{file}:Grown", "--max-bodies-bytes", str(32 * MIB)) as found:
+    with running_server(f"{file}:Grown", "--max-bodies-bytes", str(32 * MIB)) as found:
         yield found
 
 
-def peak_mib(served: Served) -> float:
-    status = Path(f"/proc/{served.process.pid}/status").read_text()
+def peak_mib(process: ServerProcess) -> float:
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
-async def test_memory_stays_bounded_beside_streams_that_nobody_reads(served: Served, kind: str) -> None:
-    before = peak_mib(served)
-    async with Slow.to(served.http_port) as client:
+async def test_memory_stays_bounded_beside_streams_that_nobody_reads(process: ServerProcess, kind: str) -> None:
+    before = peak_mib(process)
+    async with Slow.to(process.http_port) as client:
         for _ in range(500):  # a GiB
-            client.ask(kind)
+            client.request(kind)
         await client.pong()
-    assert peak_mib(served) - before < 200
+    assert peak_mib(process) - before < 200
 
 
-async def test_memory_stays_bounded_beside_pipelines_that_nobody_reads(served: Served) -> None:
-    before = peak_mib(served)
+async def test_memory_stays_bounded_beside_pipelines_that_nobody_reads(process: ServerProcess) -> None:
+    before = peak_mib(process)
     head = f"POST {QUESTIONS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(ASKED)}\r\n\r\n".encode()
-    clients = [await asyncio.open_connection("127.0.0.1", served.http_port) for _ in range(300)]
+    clients = [await asyncio.open_connection("127.0.0.1", process.http_port) for _ in range(300)]
     for reader, writer in clients:
         writer.write((head + ASKED) * 50)
         assert await reader.readline()
     for _, writer in clients:
         writer.transport.abort()
-    assert peak_mib(served) - before < 200  # 600 MiB if each had one answer, 30 GiB if each had all
-    assert served.status("/v2/health/ready") == 200
+    assert peak_mib(process) - before < 200  # 600 MiB if each had one answer, 30 GiB if each had all
+    assert process.status("/v2/health/ready") == 200

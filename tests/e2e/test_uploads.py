@@ -109,7 +109,7 @@ class Http2:
 
 
 @asynccontextmanager
-async def house(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
+async def serving_models(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
     """Its port, and what it holds of bodies."""
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", **settings) as server:
         front: Any = server._transports
@@ -125,7 +125,7 @@ async def until_held(bodies: Any, halves: int) -> None:
 
 @pytest.mark.parametrize("late", ["http1", "rest", "grpc"])
 async def test_uploads_of_all_wires_share_one_budget(late: str) -> None:
-    async with house(max_bodies_bytes=4 << 20) as (port, bodies), Slow.to(port) as client:
+    async with serving_models(max_bodies_bytes=4 << 20) as (port, bodies), Slow.to(port) as client:
         await client.hear()  # what the server's windows are
         begun: list[Any] = [await Http1.begun(port), await Http1.begun(port)]
         begun += [await Http2.begun(client, "rest"), await Http2.begun(client, "grpc")]
@@ -143,7 +143,7 @@ async def test_uploads_of_all_wires_share_one_budget(late: str) -> None:
 
 
 async def test_what_is_too_large_is_refused_before_it_is_sent() -> None:
-    async with house(max_body_bytes=HALF) as (port, _), Slow.to(port) as client:
+    async with serving_models(max_body_bytes=HALF) as (port, _), Slow.to(port) as client:
         upload = Http1(*await asyncio.open_connection("127.0.0.1", port))
         expects = "expect: 100-continue\r\n"
         upload.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{expects}content-length: {len(BODY)}\r\n\r\n".encode())

@@ -9,7 +9,7 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 MODEL = """
 import numpy as np
@@ -33,31 +33,31 @@ def day() -> list[datetime]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("wanted")
     (folder / "wanted_models.py").write_text(MODEL)
     names = [str(folder / f"wanted_models.py:{name}") for name in ("Mixed", "day")]
-    with serving(*names, "--placement", "inline") as server:
+    with running_server(*names, "--placement", "inline") as server:
         yield server
 
 
-def ask(served: Served, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
+def ask(process: ServerProcess, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
     wanted = [{"name": name, "parameters": {"content_type": kind}} for name, kind in outputs]
     body = {"inputs": [], "outputs": wanted}
-    return requests.post(f"http://{served.url}/v2/models/{model}/infer", json=body, timeout=30)
+    return requests.post(f"http://{process.url}/v2/models/{model}/infer", json=body, timeout=30)
 
 
-def test_an_output_is_written_as_it_is_asked_for(served: Served) -> None:
-    numbers, words, blobs = ask(served, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
+def test_an_output_is_written_as_it_is_asked_for(process: ServerProcess) -> None:
+    numbers, words, blobs = ask(process, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
     assert (numbers["shape"], numbers["parameters"]["content_type"], numbers["data"]) == ([2, 1], "np", [1.5, 2.5])
     assert (words["parameters"], words["data"]) == ({"content_type": "str"}, ["to", "be"])
     assert [base64.b64decode(e) for e in blobs["data"]] == [b"\xff\x00", b"ok"]
     assert blobs["parameters"] == {"content_type": "base64"}
 
 
-def test_what_has_a_content_type_may_become_another(served: Served) -> None:
-    name = requests.get(f"http://{served.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
-    (output,) = ask(served, (name, "datetime"), model="day").json()["outputs"]
+def test_what_has_a_content_type_may_become_another(process: ServerProcess) -> None:
+    name = requests.get(f"http://{process.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
+    (output,) = ask(process, (name, "datetime"), model="day").json()["outputs"]
     assert (output["parameters"]["content_type"], output["data"]) == ("datetime", ["2020-01-02T00:00:00"])
 
 
@@ -70,14 +70,14 @@ def test_what_has_a_content_type_may_become_another(served: Served) -> None:
         ("else", "np", "unexpected inference output 'else'"),
     ],
 )
-def test_what_cannot_be_is_the_callers_fault(served: Served, output: str, kind: Any, told: str) -> None:
-    got = ask(served, (output, kind))
+def test_what_cannot_be_is_the_callers_fault(process: ServerProcess, output: str, kind: Any, told: str) -> None:
+    got = ask(process, (output, kind))
     assert got.status_code == 400
     assert told in got.json()["error"]
 
 
-def test_over_grpc(served: Served) -> None:
-    client = triton_grpc.InferenceServerClient(served.grpc_url)
+def test_over_grpc(process: ServerProcess) -> None:
+    client = triton_grpc.InferenceServerClient(process.grpc_url)
     wanted = triton_grpc.InferRequestedOutput("numbers")
     wanted._output.parameters["content_type"].string_param = "np"
     got = client.infer("Mixed", [], outputs=[wanted])

@@ -13,7 +13,7 @@ import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.generation.folder import explained
-from e2e.served import Served
+from e2e.server_process import ServerProcess
 
 INDEX = "model.safetensors.index.json"
 
@@ -97,12 +97,12 @@ async def test_what_is_missing_is_told(
 def test_the_command_line_tells_it_at_once(llama_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "spoilt"
     shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    served = Served("--http-port", "0", "--grpc-port", "-1", str(folder))
+    process = ServerProcess("--http-port", "0", "--grpc-port", "-1", str(folder))
     try:
         told = "spoilt: failed to load 'spoilt', there are no weights in 'spoilt'; copy model.safetensors"
-        served.until_logged(told)
+        process.wait_for_log(told)
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from dragoman.system.threads import DaemonThreads
-from e2e.served import until
+from e2e.server_process import wait_until
 
 
 def test_jobs_run_on_at_most_so_many_threads() -> None:
@@ -29,7 +29,7 @@ def test_an_idle_thread_is_used_again() -> None:
     threads = DaemonThreads(8, "again")
     for _ in range(20):
         threads.submit(int).result(20)
-        until(lambda: threads._idle._value > 0, "the thread waits")
+        wait_until(lambda: threads._idle._value > 0, "the thread waits")
     assert threads._started == 1
     threads.shutdown()
 
@@ -73,7 +73,7 @@ def test_threads_end_with_their_executor() -> None:
     threads.submit(int).result(20)
     del threads
     gc.collect()
-    until(lambda: not any(t.name.startswith("collected") for t in threading.enumerate()), "the thread ends")
+    wait_until(lambda: not any(t.name.startswith("collected") for t in threading.enumerate()), "the thread ends")
 
 
 def test_a_process_ends_though_a_thread_waits() -> None:

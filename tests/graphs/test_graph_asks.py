@@ -13,7 +13,7 @@ import pytest
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.graphs.graph import Graph
-from e2e.served import until
+from e2e.server_process import wait_until
 from graphs.parts import Ridge
 
 
@@ -171,7 +171,7 @@ def test_what_turns_out_to_be_quick_is_not_worth_a_thread() -> None:
         graph.evaluate([np.ones(2)], {})
         return len(where)
 
-    until(lambda: threads() == 1, "all steps are taken in one thread")
+    wait_until(lambda: threads() == 1, "all steps are taken in one thread")
     for node in nodes:
         node.slow = True
     graph.evaluate([np.ones(2)], {})
@@ -189,10 +189,10 @@ def test_many_calls_share_the_threads() -> None:
     wanted = [graph.evaluate([p], {})[0] for p in points]
     found: dict[int, Any] = {}
 
-    def ask(i: int) -> None:
+    def send_request(i: int) -> None:
         found[i] = graph.evaluate([points[i]], {})[0]
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
+    threads = [threading.Thread(target=send_request, args=(i,)) for i in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import umbridge
 
-from e2e.served import Served, free_ports, serving, until
+from e2e.server_process import ServerProcess, free_ports, running_server, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -41,7 +41,7 @@ def reference() -> Iterator[str]:
         [sys.executable, str(FILES / "powers.py"), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: listens(port), "the reference server listens")
+        wait_until(lambda: listens(port), "the reference server listens")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
@@ -93,19 +93,19 @@ def whole(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """The server of the graph, and the other one of ours."""
     folder = tmp_path_factory.mktemp("graph")
     with (
         reference() as theirs,
-        serving(f"{FILES / 'powers.py'}:Powers", "--placement", "thread") as ours,
-        serving(str(written(folder, f"http://{ours.url}", theirs))) as graph,
+        running_server(f"{FILES / 'powers.py'}:Powers", "--placement", "thread") as ours,
+        running_server(str(written(folder, f"http://{ours.url}", theirs))) as graph,
     ):
         yield graph, ours
 
 
 @pytest.fixture
-def model(servers: tuple[Served, Served]) -> Any:
+def model(servers: tuple[ServerProcess, ServerProcess]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         return umbridge.HTTPModel(f"http://{servers[0].url}", "posterior")
@@ -132,9 +132,9 @@ def test_the_client_drives_every_endpoint(model: Any) -> None:
         np.testing.assert_allclose(model.apply_hessian(o, 0, 0, [POINT], [1.5], vec.tolist()), curve, rtol=1e-10)
 
 
-def test_it_is_an_open_inference_model_too(servers: tuple[Served, Served]) -> None:
+def test_it_is_an_open_inference_model_too(servers: tuple[ServerProcess, ServerProcess]) -> None:
     graph, _ = servers
-    status, told, _ = graph.ask("GET", "/v2/models/posterior")
+    status, told, _ = graph.request("GET", "/v2/models/posterior")
     assert status == 200
     assert told["platform"] == "graph"
     assert [(t["name"], t["shape"]) for t in (*told["inputs"], *told["outputs"])] == [
@@ -145,17 +145,17 @@ def test_it_is_an_open_inference_model_too(servers: tuple[Served, Served]) -> No
     assert told["details"]["derivatives"] == dict.fromkeys(["gradient", "apply_jacobian", "apply_hessian"], "graph")
     assert told["details"]["graph"]["nodes"]["theirs"]["gradient"] == "remote"
     tensor = {"name": "m", "datatype": "FP64", "shape": [3], "data": POINT}
-    status, answer, _ = graph.ask("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
+    status, answer, _ = graph.request("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
     assert status == 200
     wanted = whole(torch.tensor(POINT, dtype=torch.float64))
     np.testing.assert_allclose([t["data"] for t in answer["outputs"]], [y.numpy() for y in wanted], rtol=1e-12)
 
 
-def test_each_remote_node_is_asked_once(servers: tuple[Served, Served], model: Any) -> None:
+def test_each_remote_node_is_asked_once(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
     """A Hessian action evaluates a node once, though it is on the way of three sweeps."""
 
     def counts() -> dict[str, int]:
-        _, page, _ = servers[1].ask("GET", "/metrics")
+        _, page, _ = servers[1].request("GET", "/metrics")
         found = re.findall(r'dragoman_calls_total{model="powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
         return {call: int(float(count)) for call, count in found}
 
@@ -166,7 +166,7 @@ def test_each_remote_node_is_asked_once(servers: tuple[Served, Served], model: A
     assert made == {"Infer": 1, "ApplyJacobian": 1, "Gradient": 3, "ApplyHessian": 2}
 
 
-def test_bad_input_is_told_and_does_no_harm(servers: tuple[Served, Served], model: Any) -> None:
+def test_bad_input_is_told_and_does_no_harm(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
     graph, _ = servers
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"input": [[1.0, 2.0]]}, "input 0 ('m'): expected 3 numbers, got 2"),
@@ -174,7 +174,7 @@ def test_bad_input_is_told_and_does_no_harm(servers: tuple[Served, Served], mode
         ({"input": []}, "expected 1 input vectors"),
     ]
     for body, message in bodies:
-        status, answer, _ = graph.ask("POST", "/Evaluate", {"name": "posterior", **body})
+        status, answer, _ = graph.request("POST", "/Evaluate", {"name": "posterior", **body})
         assert status == 400
         assert answer["error"]["type"] == "InvalidInput"
         assert message in answer["error"]["message"]

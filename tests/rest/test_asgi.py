@@ -26,7 +26,7 @@ from starlette.websockets import WebSocketDisconnect
 import dragoman
 from dragoman import Infer
 from dragoman.core.errors import InvalidInput
-from rest.rest_house import Counter, Gate, Identity, inputs, tensor
+from rest.rest_server import Counter, Gate, Identity, inputs, tensor
 
 INFER = "/v2/models/Identity/infer"
 BODY = inputs(tensor())

@@ -7,22 +7,22 @@ import pytest
 import pytest_asyncio
 
 from dragoman import Server
-from rest.rest_house import Answer, House, Identity, serving
+from rest.rest_server import Identity, RawResponse, RestServer, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving(Identity, control_open=True, model_folders="/srv/none") as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving(Identity, control_open=True, model_folders="/srv/none") as server:
+        yield server
 
 
-async def asked(house: House, method: str, path: str, host: str, **headers: str) -> Answer:
+async def asked(server: RestServer, method: str, path: str, host: str, **headers: str) -> RawResponse:
     """A request as a browser sends it without asking first: its body is text."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", "content-type: text/plain", "content-length: 2"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    answer: Answer = await house.send("\r\n".join([*lines, "", "{}"]).encode())
+    answer: RawResponse = await server.send("\r\n".join([*lines, "", "{}"]).encode())
     return answer
 
 
@@ -49,28 +49,28 @@ async def asked(house: House, method: str, path: str, host: str, **headers: str)
     ],
 )
 async def test_pages_of_other_sites_control_nothing(
-    house: House, method: str, path: str, host: str, origin: str
+    server: RestServer, method: str, path: str, host: str, origin: str
 ) -> None:
-    answer = await asked(house, method, path, host, origin=origin)
+    answer = await asked(server, method, path, host, origin=origin)
     assert answer.status == 403
     assert "a web page needs a control token" in str(answer.json)
-    assert (await house.ask("GET", "/v2/models/Identity/ready")).status == 200
+    assert (await server.request("GET", "/v2/models/Identity/ready")).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "[::1]:8080", "localhost:8080"])
-async def test_pages_of_this_server_do(house: House, host: str) -> None:
-    assert (await asked(house, "POST", "/v2/repository/index", host, origin=f"http://{host}")).status == 200
+async def test_pages_of_this_server_do(server: RestServer, host: str) -> None:
+    assert (await asked(server, "POST", "/v2/repository/index", host, origin=f"http://{host}")).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "model-server:8080", ""])
-async def test_programs_do_whatever_the_name_of_the_host(house: House, host: str) -> None:
-    assert (await asked(house, "POST", "/v2/repository/index", host)).status == 200
+async def test_programs_do_whatever_the_name_of_the_host(server: RestServer, host: str) -> None:
+    assert (await asked(server, "POST", "/v2/repository/index", host)).status == 200
 
 
 async def test_a_page_with_the_token_may_do_as_others_with_it() -> None:
-    async with serving(Identity, control_token="sesame") as house:
+    async with serving(Identity, control_token="sesame") as server:
         given = {"origin": "http://evil.example", "authorization": "Bearer sesame"}
-        assert (await asked(house, "POST", "/v2/repository/index", "x", **given)).status == 200
+        assert (await asked(server, "POST", "/v2/repository/index", "x", **given)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ async def test_a_page_with_the_token_may_do_as_others_with_it() -> None:
 async def test_open_control_on_a_public_address_is_warned_of(
     host: str, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(Identity, host=host, http_port=0, grpc_port=-1, **settings)
+    public_server = Server(Identity, host=host, http_port=0, grpc_port=-1, **settings)
     try:
-        await server.listen()
+        await public_server.listen()
     except OSError:
         pass
     finally:
-        await server.stop(0.0)
+        await public_server.stop(0.0)
     assert ("every client of 192.0.2.1 may load and unload models" in caplog.text) == warned

@@ -16,7 +16,18 @@ import dragoman
 from dragoman import Infer, Tensor, TensorSpec
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.encoding import accepted, decoded
-from rest.rest_house import Answer, House, Identity, binary, blobs, encoded, inputs, outputs, serving, tensor
+from rest.rest_server import (
+    Identity,
+    RawResponse,
+    RestServer,
+    binary,
+    blobs,
+    encode_body,
+    inputs,
+    outputs,
+    serving,
+    tensor,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 ROWS = np.arange(1000, dtype=np.int32)
@@ -24,9 +35,9 @@ BIG = inputs(tensor("x", [1000], "INT32", ROWS.tolist()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving() as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving() as server:
+        yield server
 
 
 def bare_deflate(body: bytes) -> bytes:
@@ -45,74 +56,74 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def unpacked(answer: Answer) -> Answer:
+def unpacked(answer: RawResponse) -> RawResponse:
     unpackers: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
-    return Answer(answer.status, answer.headers, unpackers[answer.headers["content-encoding"]](answer.body))
+    return RawResponse(answer.status, answer.headers, unpackers[answer.headers["content-encoding"]](answer.body))
 
 
 # --- in ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(PACKERS))
-async def test_bodies_come_packed(house: House, name: str) -> None:
+async def test_bodies_come_packed(server: RestServer, name: str) -> None:
     for body in (inputs(tensor()), BIG):
-        answer = await house.infer("Identity", PACKERS[name](encoded(body)), {"Content-Encoding": name})
+        answer = await server.infer("Identity", PACKERS[name](encode_body(body)), {"Content-Encoding": name})
         assert next(outputs(answer))["data"] == list(body["inputs"][0]["data"])
 
 
-async def test_deflate_may_come_without_its_wrapper(house: House) -> None:
-    body = bare_deflate(encoded(BIG))
-    assert (await house.infer("Identity", body, {"Content-Encoding": "deflate"})).status == 200
+async def test_deflate_may_come_without_its_wrapper(server: RestServer) -> None:
+    body = bare_deflate(encode_body(BIG))
+    assert (await server.infer("Identity", body, {"Content-Encoding": "deflate"})).status == 200
 
 
-async def test_gzip_may_come_in_several_members(house: House) -> None:
-    text = encoded(BIG)
+async def test_gzip_may_come_in_several_members(server: RestServer) -> None:
+    text = encode_body(BIG)
     body = b"".join(gzip.compress(text[i : i + 100]) for i in range(0, len(text), 100))
-    assert (await house.infer("Identity", body, {"Content-Encoding": "gzip"})).status == 200
+    assert (await server.infer("Identity", body, {"Content-Encoding": "gzip"})).status == 200
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_binary_tensors_come_packed(house: House, name: str) -> None:
+async def test_binary_tensors_come_packed(server: RestServer, name: str) -> None:
     given = {"name": "x", "shape": [1000], "datatype": "INT32", "parameters": {"binary_data_size": ROWS.nbytes}}
     body, headers = binary(inputs(given, parameters={"binary_data_output": True}), ROWS.tobytes())
     headers |= {"Content-Encoding": name, "Accept-Encoding": name}
-    answer = await house.infer("Identity", PACKERS[name](body), headers)
+    answer = await server.infer("Identity", PACKERS[name](body), headers)
     head, found = blobs(unpacked(answer))  # the header counts bytes before they are packed
     assert head["outputs"] == [given]
     assert found == [ROWS.tobytes()]
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_bodies_that_are_not_what_they_say(house: House, name: str) -> None:
-    good = PACKERS[name](encoded(BIG))
+async def test_bodies_that_are_not_what_they_say(server: RestServer, name: str) -> None:
+    good = PACKERS[name](encode_body(BIG))
     for bad in (b"nonsense", good[:-1], good[: len(good) // 2], good + b"?", good[:20] + b"\0" * 20 + good[40:]):
-        answer = await house.infer("Identity", bad, {"Content-Encoding": name})
+        answer = await server.infer("Identity", bad, {"Content-Encoding": name})
         assert answer.status == 400
         assert f"the body is not valid {name}" in answer.error
 
 
-async def test_an_empty_body_needs_no_unpacking(house: House) -> None:
-    answer = await house.infer("Identity", b"", {"Content-Encoding": "gzip"})
+async def test_an_empty_body_needs_no_unpacking(server: RestServer) -> None:
+    answer = await server.infer("Identity", b"", {"Content-Encoding": "gzip"})
     assert answer.status == 400
     assert "empty" in answer.error
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "gzip, deflate"])
 async def test_t61_a_body_that_unpacks_to_more_than_the_limit(name: str) -> None:
-    async with serving(max_body_bytes=1 << 20) as house:
+    async with serving(max_body_bytes=1 << 20) as server:
         bomb = PACKERS[name](b" " * ((1 << 20) + 1))
-        answer = await house.infer("Identity", bomb, {"Content-Encoding": name})
+        answer = await server.infer("Identity", bomb, {"Content-Encoding": name})
         assert answer.status == 413
         assert answer.error == "the decompressed body is larger than the limit of 1048576 bytes"
-        fine = PACKERS[name](encoded(BIG).ljust(1 << 20))
-        assert (await house.infer("Identity", fine, {"Content-Encoding": name})).status == 200
+        fine = PACKERS[name](encode_body(BIG).ljust(1 << 20))
+        assert (await server.infer("Identity", fine, {"Content-Encoding": name})).status == 200
 
 
-async def test_a_body_packed_more_than_twice_is_rejected(house: House) -> None:
-    body = encoded(BIG)
+async def test_a_body_packed_more_than_twice_is_rejected(server: RestServer) -> None:
+    body = encode_body(BIG)
     for _ in range(3):
         body = gzip.compress(body)
-    answer = await house.infer("Identity", body, {"Content-Encoding": "gzip, gzip, gzip"})
+    answer = await server.infer("Identity", body, {"Content-Encoding": "gzip, gzip, gzip"})
     assert answer.status == 415
     assert "of 3 layers is not supported" in answer.error
 
@@ -128,21 +139,21 @@ async def test_gzip_of_countless_members_is_refused_soon() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_answers_go_packed_to_those_who_accept_it(house: House, name: str) -> None:
-    answer = await house.infer("Identity", BIG, {"Accept-Encoding": name})
+async def test_answers_go_packed_to_those_who_accept_it(server: RestServer, name: str) -> None:
+    answer = await server.infer("Identity", BIG, {"Accept-Encoding": name})
     assert answer.headers["vary"] == "accept-encoding"
     assert len(answer.body) < 3000
     assert next(outputs(unpacked(answer)))["data"] == ROWS.tolist()
 
 
-async def test_small_answers_are_not_packed(house: House) -> None:
-    answer = await house.infer("Identity", inputs(tensor()), {"Accept-Encoding": "gzip"})
+async def test_small_answers_are_not_packed(server: RestServer) -> None:
+    answer = await server.infer("Identity", inputs(tensor()), {"Accept-Encoding": "gzip"})
     assert "content-encoding" not in answer.headers
     assert "vary" not in answer.headers
 
 
-async def test_long_answers_tell_caches_that_others_may_get_them_packed(house: House) -> None:
-    answer = await house.infer("Identity", BIG)
+async def test_long_answers_tell_caches_that_others_may_get_them_packed(server: RestServer) -> None:
+    answer = await server.infer("Identity", BIG)
     assert answer.headers["vary"] == "accept-encoding"
     assert "content-encoding" not in answer.headers
 
@@ -161,9 +172,9 @@ async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
     """Its client for asyncio unpacks only answers to `infer`."""
     names = [f"m{n}" for n in range(20)]
     copies = [type(name, (Identity,), {}) for name in names]
-    async with serving(Wide, Identity, *copies, control_token="sesame") as house:
+    async with serving(Wide, Identity, *copies, control_token="sesame") as server:
         headers = {"Accept-Encoding": "gzip, deflate", "Authorization": "Bearer sesame"}
-        async with triton.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+        async with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             assert await client.is_server_ready()
             index = await client.get_model_repository_index(headers=headers)
             assert {entry["name"] for entry in index} == {"Wide", "Identity", *names}
@@ -190,15 +201,15 @@ async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
     ],
 )
 async def test_what_is_no_inference_is_never_packed(method: str, path: str, body: Any) -> None:
-    async with serving(Wide) as house:
-        answer = await house.ask(method, path, body, {"Accept-Encoding": "gzip"})
+    async with serving(Wide) as server:
+        answer = await server.request(method, path, body, {"Accept-Encoding": "gzip"})
         assert len(answer.body) > 1024
         assert not {"content-encoding", "vary"} & {*answer.headers}
 
 
 async def test_the_operator_may_switch_it_off() -> None:
-    async with serving(compress_responses=False) as house:
-        answer = await house.infer("Identity", BIG, {"Accept-Encoding": "gzip"})
+    async with serving(compress_responses=False) as server:
+        answer = await server.infer("Identity", BIG, {"Accept-Encoding": "gzip"})
         assert "content-encoding" not in answer.headers
         assert answer.status == 200
 

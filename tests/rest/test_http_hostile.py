@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman.transports.listener import PREFACE
-from rest.rest_house import (
+from rest.rest_server import (
     Counter,
     Gate,
-    House,
     Identity,
+    RestServer,
     inputs,
     outputs,
-    read_answer,
     read_head,
+    read_response,
     request,
     serving,
     tensor,
@@ -56,7 +56,7 @@ class Peer:
         await self.writer.drain()
 
     async def status(self) -> int:
-        return (await read_answer(self.reader)).status
+        return (await read_response(self.reader)).status
 
     def reset(self) -> None:
         """Be gone without a word, as after a power cut."""
@@ -73,12 +73,12 @@ class Peer:
             self.writer.close()
 
 
-async def peer(house: House, **options: Any) -> Peer:
-    return Peer(*await asyncio.open_connection("127.0.0.1", house.port, **options))
+async def peer(server: RestServer, **options: Any) -> Peer:
+    return Peer(*await asyncio.open_connection("127.0.0.1", server.port, **options))
 
 
-async def still_serves(house: House) -> None:
-    assert next(outputs(await house.infer("Identity", inputs(tensor(data=[5])))))["data"] == [5]
+async def still_serves(server: RestServer) -> None:
+    assert next(outputs(await server.infer("Identity", inputs(tensor(data=[5])))))["data"] == [5]
 
 
 def silent(caplog: pytest.LogCaptureFixture) -> bool:
@@ -105,13 +105,13 @@ async def trickle(client: Peer, raw: bytes) -> None:
     ],
 )
 async def test_who_trickles_is_cut_off(start: bytes, more: bytes) -> None:
-    async with serving(Identity, header_timeout_s=0.1, body_timeout_s=0.1) as house:
-        clients = [await peer(house) for _ in range(20)]
+    async with serving(Identity, header_timeout_s=0.1, body_timeout_s=0.1) as server:
+        clients = [await peer(server) for _ in range(20)]
         trickling = []
         for client in clients:
             await client.send(start)
             trickling.append(asyncio.ensure_future(trickle(client, more)))
-        await still_serves(house)
+        await still_serves(server)
         assert [await client.status() for client in clients] == [408] * 20
         for task, client in zip(trickling, clients, strict=True):
             task.cancel()
@@ -119,8 +119,8 @@ async def test_who_trickles_is_cut_off(start: bytes, more: bytes) -> None:
 
 
 async def test_a_body_that_comes_fast_enough_may_take_long() -> None:
-    async with serving(Identity, body_timeout_s=0.2) as house:
-        client = await peer(house)
+    async with serving(Identity, body_timeout_s=0.2) as server:
+        client = await peer(server)
         size = 40 << 16  # which is worth forty seconds
         await client.send(request("POST", INFER, b"", {"Content-Length": str(size)}, length=False))
         for _ in range(39):
@@ -148,34 +148,34 @@ async def test_a_body_that_comes_fast_enough_may_take_long() -> None:
     ],
 )
 async def test_a_reset_anywhere_hurts_nobody(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Identity) as house:
+    async with serving(Identity) as server:
         for _ in range(3):
-            client = await peer(house)
+            client = await peer(server)
             await client.send(raw)
             client.reset()
-        await still_serves(house)
+        await still_serves(server)
     assert silent(caplog)
 
 
 async def test_a_reset_cancels_the_models_work(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Gate, Identity) as house:
-        client = await peer(house)
+    async with serving(Gate, Identity) as server:
+        client = await peer(server)
         await client.send(PENDING)
-        await house.model("Gate").begun.wait()
+        await server.model("Gate").begun.wait()
         client.reset()
-        await asyncio.wait_for(house.model("Gate").cancelled.wait(), 10)
-        await still_serves(house)
+        await asyncio.wait_for(server.model("Gate").cancelled.wait(), 10)
+        await still_serves(server)
     assert silent(caplog)
 
 
 async def test_a_reset_in_a_stream_closes_it(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Counter, Identity) as house:
-        client = await peer(house)
+    async with serving(Counter, Identity) as server:
+        client = await peer(server)
         await client.send(request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": -1})))
         assert (await read_head(client.reader))[0] == 200
         client.reset()
-        await asyncio.wait_for(house.model("Counter").closed.wait(), 10)
-        await still_serves(house)
+        await asyncio.wait_for(server.model("Counter").closed.wait(), 10)
+        await still_serves(server)
     assert silent(caplog)
 
 
@@ -195,34 +195,34 @@ async def test_a_stream_that_never_waits_lets_others_live(size: int) -> None:
             finally:
                 self.running -= 1
 
-    async with asyncio.timeout(30), serving(Endless, Identity) as house:
+    async with asyncio.timeout(30), serving(Endless, Identity) as server:
         raw = request("POST", "/v2/models/Endless/infer_stream", inputs(tensor()))
-        clients = [await peer(house) for _ in range(4)]
+        clients = [await peer(server) for _ in range(4)]
         for client in clients:
             await client.send(raw)
         for reset, client in enumerate(clients):
             await client.reader.readexactly(300_000)
-            await still_serves(house)
+            await still_serves(server)
             if reset % 2:
                 client.reset()
             else:
                 client.writer.close()
-        while house.model("Endless").running:
-            await still_serves(house)
+        while server.model("Endless").running:
+            await still_serves(server)
 
 
 async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left() -> None:
-    async with serving(Gate, Identity) as house:
-        client = await peer(house)
+    async with serving(Gate, Identity) as server:
+        client = await peer(server)
         client.writer.write(ASK)
         client.writer.write_eof()
         assert await client.status() == 200
         assert await client.ended() == b""
-        client = await peer(house)
+        client = await peer(server)
         client.writer.write(PENDING)
-        await house.model("Gate").begun.wait()
+        await server.model("Gate").begun.wait()
         client.writer.write_eof()
-        await asyncio.wait_for(house.model("Gate").cancelled.wait(), 10)
+        await asyncio.wait_for(server.model("Gate").cancelled.wait(), 10)
         assert await client.ended() == b""
 
 
@@ -230,29 +230,29 @@ async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left(
 
 
 async def test_more_connections_than_are_allowed() -> None:
-    async with serving(Identity, max_connections=3) as house:
-        clients = [await peer(house) for _ in range(3)]
+    async with serving(Identity, max_connections=3) as server:
+        clients = [await peer(server) for _ in range(3)]
         for client in clients:
             await client.send(LIVE)
             assert await client.status() == 200
         for sent, status in ((ASK, 503), (request("GET", "/v2"), 503), (LIVE, 200)):  # beyond them, health alone
-            further = await peer(house)
+            further = await peer(server)
             await further.send(sent * 2)
-            answer = await read_answer(further.reader)
+            answer = await read_response(further.reader)
             assert (answer.status, answer.headers["connection"]) == (status, "close")
             assert await further.ended() == b""
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         async with asyncio.timeout(10):
-            while (await house.send(ASK)).status != 200:
+            while (await server.send(ASK)).status != 200:
                 pass
         for client in clients:
             client.writer.close()
 
 
 async def test_who_asks_and_never_reads_is_not_read_from(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Identity, write_timeout_s=0.2, compress_responses=False) as house:
-        client = await peer(house, limit=1024)
+    async with serving(Identity, write_timeout_s=0.2, compress_responses=False) as server:
+        client = await peer(server, limit=1024)
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
         sent = 0
         with pytest.raises(ConnectionError):
@@ -261,29 +261,29 @@ async def test_who_asks_and_never_reads_is_not_read_from(caplog: pytest.LogCaptu
                 sent += 100
         client.writer.close()
         assert sent < 20_000
-        await still_serves(house)
+        await still_serves(server)
     assert "did not read its answer" in caplog.text
 
 
 async def test_requests_behind_a_slow_one_wait_outside() -> None:
-    async with serving(Gate, Identity) as house:
-        client = await peer(house)
+    async with serving(Gate, Identity) as server:
+        client = await peer(server)
         client.writer.write(PENDING + LIVE * 200_000)  # ten megabytes
-        await house.model("Gate").begun.wait()
-        (connection,) = house.server._transports._http._listener._open
+        await server.model("Gate").begun.wait()
+        (connection,) = server.dragoman._transports._http._listener._open
         for _ in range(100):
-            await still_serves(house)
+            await still_serves(server)
         assert connection._incoming.waiting <= 2 << 14
-        house.model("Gate").open.set()
-        assert next(outputs(await read_answer(client.reader)))["data"] == [1]
+        server.model("Gate").open.set()
+        assert next(outputs(await read_response(client.reader)))["data"] == [1]
         for _ in range(2000):
             assert await client.status() == 200
         client.writer.close()
 
 
 async def test_a_flood_of_requests_on_one_connection_leaves_others_their_turn() -> None:
-    async with serving(Identity) as house:
-        client = await peer(house)
+    async with serving(Identity) as server:
+        client = await peer(server)
         client.writer.write(ASK * 3000)
         answered = 0
 
@@ -294,7 +294,7 @@ async def test_a_flood_of_requests_on_one_connection_leaves_others_their_turn() 
                 answered += 1
 
         reading = asyncio.ensure_future(read())
-        await still_serves(house)
+        await still_serves(server)
         assert answered < 2900
         await reading
         client.writer.close()
@@ -328,17 +328,17 @@ async def test_whatever_is_sent_ends_with_an_answer_or_a_close(half: bool) -> No
                 return  # that is HTTP/2
             assert not text or re.match(rb"HTTP/1\.1 (200|400|404|405|408|413|422|431) ", text)
 
-    async with serving(Identity, header_timeout_s=0.04, body_timeout_s=0.04, keep_alive_timeout_s=0.04) as house:
-        await asyncio.to_thread(send, house.port)
-        await still_serves(house)
+    async with serving(Identity, header_timeout_s=0.04, body_timeout_s=0.04, keep_alive_timeout_s=0.04) as server:
+        await asyncio.to_thread(send, server.port)
+        await still_serves(server)
 
 
 # --- what is said last ----------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_looked_at_behind_a_request_that_closes() -> None:
-    async with serving(Identity) as house:
-        client = await peer(house)
+    async with serving(Identity) as server:
+        client = await peer(server)
         await client.send(request("GET", "/v2/health/live", headers={"Connection": "close"}) + LIVE + LIVE)
         whole = await client.ended()
         assert whole.count(b"HTTP/1.1") == 1
@@ -346,10 +346,10 @@ async def test_nothing_is_looked_at_behind_a_request_that_closes() -> None:
 
 
 async def test_head_and_options_have_no_body() -> None:
-    async with serving(Identity) as house:
-        client = await peer(house)
+    async with serving(Identity) as server:
+        client = await peer(server)
         await client.send(request("HEAD", "/v2") + request("OPTIONS", "/v2") + request("HEAD", "/nowhere") + LIVE)
-        answers = [await read_answer(client.reader, head=True) for _ in range(4)]
+        answers = [await read_response(client.reader, head=True) for _ in range(4)]
         assert [a.status for a in answers] == [200, 204, 404, 200]
         assert int(answers[0].headers["content-length"]) > 0
         assert "content-length" not in answers[1].headers
@@ -357,8 +357,8 @@ async def test_head_and_options_have_no_body() -> None:
 
 
 async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
-    async with serving(Counter) as house:
-        client = await peer(house)
+    async with serving(Counter) as server:
+        client = await peer(server)
         raw = request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": 3}))
         await client.send(raw.replace(b"HTTP/1.1", b"HTTP/1.0"))
         status, headers = await read_head(client.reader)
@@ -368,30 +368,30 @@ async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
 
 
 async def test_http_1_0_may_keep_its_connection() -> None:
-    async with serving(Identity) as house:
-        client = await peer(house)
+    async with serving(Identity) as server:
+        client = await peer(server)
         for _ in range(2):
             await client.send(b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            answer = await read_answer(client.reader)
+            answer = await read_response(client.reader)
             assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
         client.writer.close()
 
 
 async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
-    async with serving(Gate, Identity) as house:
-        idle, half, busy = [await peer(house) for _ in range(3)]
+    async with serving(Gate, Identity) as server:
+        idle, half, busy = [await peer(server) for _ in range(3)]
         await idle.send(LIVE)
         assert await idle.status() == 200
         await half.send(b"GET /v2 HT")
         await busy.send(PENDING)
-        await house.model("Gate").begun.wait()
-        stopping = asyncio.ensure_future(house.server._transports._http.stop(10.0))
+        await server.model("Gate").begun.wait()
+        stopping = asyncio.ensure_future(server.dragoman._transports._http.stop(10.0))
         assert await idle.ended() == b""
         assert await half.ended() == b""
         with pytest.raises(ConnectionError):
-            (await peer(house)).writer.close()
-        house.model("Gate").open.set()
-        answer = await read_answer(busy.reader)
+            (await peer(server)).writer.close()
+        server.model("Gate").open.set()
+        answer = await read_response(busy.reader)
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         await asyncio.wait_for(stopping, 5)
         assert await busy.ended() == b""
@@ -416,9 +416,9 @@ async def test_a_model_that_answers_at_once_needs_no_task() -> None:
             async with asyncio.timeout(10):
                 return {"task": [first is not None and first is asyncio.current_task()]}
 
-    async with serving(Asks, AsksLater) as house:
-        assert next(outputs(await house.infer("Asks", inputs(tensor()))))["data"] == [False]
-        assert next(outputs(await house.infer("AsksLater", inputs(tensor()))))["data"] == [True]
+    async with serving(Asks, AsksLater) as server:
+        assert next(outputs(await server.infer("Asks", inputs(tensor()))))["data"] == [False]
+        assert next(outputs(await server.infer("AsksLater", inputs(tensor()))))["data"] == [True]
 
 
 # --- TLS ------------------------------------------------------------------------------------------------------------
@@ -451,42 +451,42 @@ def self_signed(folder: Path) -> Path:
 
 
 @pytest.fixture
-async def secure(certificate: Path) -> AsyncIterator[tuple[House, ssl.SSLContext]]:
-    async with serving(Identity, Counter, tls_cert=str(certificate), header_timeout_s=0.3) as house:
-        yield house, ssl.create_default_context(cafile=str(certificate))
+async def secure(certificate: Path) -> AsyncIterator[tuple[RestServer, ssl.SSLContext]]:
+    async with serving(Identity, Counter, tls_cert=str(certificate), header_timeout_s=0.3) as server:
+        yield server, ssl.create_default_context(cafile=str(certificate))
 
 
-async def encrypted(house: House, context: ssl.SSLContext) -> Peer:
-    return await peer(house, ssl=context, server_hostname="localhost")
+async def encrypted(server: RestServer, context: ssl.SSLContext) -> Peer:
+    return await peer(server, ssl=context, server_hostname="localhost")
 
 
-async def test_tls(secure: tuple[House, ssl.SSLContext]) -> None:
-    house, context = secure
+async def test_tls(secure: tuple[RestServer, ssl.SSLContext]) -> None:
+    server, context = secure
     context.set_alpn_protocols(["http/1.1"])
-    client = await encrypted(house, context)
+    client = await encrypted(server, context)
     assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
     await client.send(ASK * 3)
     for _ in range(3):
-        assert next(outputs(await read_answer(client.reader)))["data"] == [1]
+        assert next(outputs(await read_response(client.reader)))["data"] == [1]
     size = 3_000_000
     body = inputs(tensor("x", [size], "INT8", [1] * size))
     await client.send(request("POST", INFER, body))
-    assert next(outputs(await read_answer(client.reader)))["shape"] == [size]
+    assert next(outputs(await read_response(client.reader)))["shape"] == [size]
     await client.send(request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": 3})))
-    assert (await read_answer(client.reader)).body.count(b"data: ") == 3
+    assert (await read_response(client.reader)).body.count(b"data: ") == 3
     await client.send(request("POST", INFER, b"", {"Content-Length": "999999999"}, length=False) + bytes(100_000))
     assert await client.status() == 413
     client.writer.close()
 
 
-async def test_tls_that_is_none_or_never_begins(secure: tuple[House, ssl.SSLContext]) -> None:
-    house, context = secure
-    silent, plain, half = [await peer(house) for _ in range(3)]
+async def test_tls_that_is_none_or_never_begins(secure: tuple[RestServer, ssl.SSLContext]) -> None:
+    server, context = secure
+    silent, plain, half = [await peer(server) for _ in range(3)]
     await plain.send(LIVE)
     await half.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
     for client in (silent, plain, half):
         assert b"HTTP" not in await client.ended()
-    client = await encrypted(house, context)
+    client = await encrypted(server, context)
     await client.send(LIVE)
     assert await client.status() == 200
     client.writer.close()

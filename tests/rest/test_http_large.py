@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rest.rest_house import House, binary, blobs, inputs, outputs, read_answer, request, serving, tensor
+from rest.rest_server import RestServer, binary, blobs, inputs, outputs, read_response, request, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 INFER = "/v2/models/Identity/infer"
@@ -18,25 +18,25 @@ N = 300_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving() as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving() as server:
+        yield server
 
 
 @pytest.mark.parametrize(("datatype", "text"), [("INT64", "1.0"), ("INT64", "9007199254740993"), ("FP64", "0.1")])
-async def test_long_lists_of_numbers(house: House, datatype: str, text: str) -> None:
+async def test_long_lists_of_numbers(server: RestServer, datatype: str, text: str) -> None:
     body = (
         f'{{"inputs": [{{"name": "x", "shape": [{N}], "datatype": "{datatype}", "data": [{",".join([text] * N)}]}}]}}'
     )
-    (output,) = outputs(await house.infer("Identity", body))
+    (output,) = outputs(await server.infer("Identity", body))
     value = float(text) if "." in text else int(text)
     assert output["data"] == [value] * N
 
 
-async def test_the_place_of_a_wrong_number_in_a_long_list(house: House) -> None:
+async def test_the_place_of_a_wrong_number_in_a_long_list(server: RestServer) -> None:
     data: list[Any] = [1] * N
     data[N - 2] = "x"
-    answer = await house.infer("Identity", inputs(tensor(shape=[N], data=data)))
+    answer = await server.infer("Identity", inputs(tensor(shape=[N], data=data)))
     assert answer.status == 400
     assert f"[{N - 2}]" in answer.error
 
@@ -51,77 +51,77 @@ async def test_the_place_of_a_wrong_number_in_a_long_list(house: House) -> None:
         ("[[1.0], [2, 3]]", 400),
     ],
 )
-async def test_integers_written_as_floats_stay_exact(house: House, data: str, status: int) -> None:
+async def test_integers_written_as_floats_stay_exact(server: RestServer, data: str, status: int) -> None:
     count = data.count(",") + 1
     body = f'{{"inputs": [{{"name": "x", "shape": [{count}], "datatype": "INT64", "data": {data}}}]}}'
-    answer = await house.infer("Identity", body)
+    answer = await server.infer("Identity", body)
     assert answer.status == status
     if status == 200:
         assert answer.json["outputs"][0]["data"] == [1, 9007199254740993]
 
 
-async def test_binary_tensors_that_come_again_with_other_ids_and_numbers(house: House) -> None:
+async def test_binary_tensors_that_come_again_with_other_ids_and_numbers(server: RestServer) -> None:
     for number in range(12):
         data = np.full(5000, number, np.float32).tobytes()
         one = {"name": "x", "shape": [5000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
         asked = {"id": "x" * number, "inputs": [one], "parameters": {"binary_data_output": True}}
-        answer = await house.infer("Identity", *binary(asked, data))
+        answer = await server.infer("Identity", *binary(asked, data))
         told, parts = blobs(answer)
         assert told.get("id", "") == "x" * number
         assert parts == [data]
 
 
-async def test_others_are_answered_while_a_large_request_is_read(house: House) -> None:
+async def test_others_are_answered_while_a_large_request_is_read(server: RestServer) -> None:
     one = {"name": "x", "shape": [1_000_000], "datatype": "BYTES", "parameters": {"binary_data_size": 4_000_000}}
     body, headers = binary({"inputs": [one], "parameters": {"binary_data_output": True}}, bytes(4_000_000))
-    large = asyncio.ensure_future(house.infer("Identity", body, headers))
+    large = asyncio.ensure_future(server.infer("Identity", body, headers))
     answered = 0
     while not large.done():
-        assert (await house.send(LIVE)).status == 200
+        assert (await server.send(LIVE)).status == 200
         answered += 1
     assert blobs(await large)[1] == [bytes(4_000_000)]
     assert answered > 10
 
 
 async def test_bytes_have_a_limit_of_elements() -> None:
-    async with serving(max_bytes_elements=2) as house:
+    async with serving(max_bytes_elements=2) as server:
         for data, status in ((["a", "b"], 200), (["a", "b", "c"], 400)):
             one = tensor(datatype="BYTES", shape=[len(data)], data=data)
-            assert (await house.infer("Identity", inputs(one))).status == status
+            assert (await server.infer("Identity", inputs(one))).status == status
 
 
-async def test_the_best_classes_of_many(house: House) -> None:
+async def test_the_best_classes_of_many(server: RestServer) -> None:
     values = np.random.default_rng(1).integers(0, 50, (2, 5000)).astype(np.float32)
     one = {"name": "x", "shape": [2, 5000], "datatype": "FP32", "parameters": {"binary_data_size": 40_000}}
     wanted = {"name": "x", "parameters": {"classification": 200}}
     body, headers = binary({"inputs": [one], "outputs": [wanted]}, values.tobytes())
-    (output,) = outputs(await house.infer("Identity", body, headers))
+    (output,) = outputs(await server.infer("Identity", body, headers))
     expected = np.argsort(-values, axis=-1, kind="stable")[:, :200]
     assert [int(t.split(":")[1]) for t in output["data"]] == expected.ravel().tolist()
 
 
-async def test_too_many_classes(house: House) -> None:
+async def test_too_many_classes(server: RestServer) -> None:
     asked = inputs(tensor(), outputs=[{"name": "x", "parameters": {"classification": 1001}}])
-    assert "at most 1000" in (await house.infer("Identity", asked)).error
+    assert "at most 1000" in (await server.infer("Identity", asked)).error
 
 
 @pytest.mark.parametrize("timeout", ["1" + "0" * 400, "9223372036854775808"])
-async def test_a_timeout_beyond_what_a_clock_counts(house: House, timeout: str) -> None:
-    answer = await house.infer("Identity", f'{{"parameters": {{"timeout": {timeout}}}, "inputs": []}}')
+async def test_a_timeout_beyond_what_a_clock_counts(server: RestServer, timeout: str) -> None:
+    answer = await server.infer("Identity", f'{{"parameters": {{"timeout": {timeout}}}, "inputs": []}}')
     assert "'timeout'" in answer.error or "int" in answer.error
 
 
 async def test_bodies_have_a_bound_together() -> None:
     half = request("POST", INFER, b"x" * 400_000)[:300_000]
-    async with serving(max_bodies_bytes=500_000) as house:
-        reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    async with serving(max_bodies_bytes=500_000) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(half)
         await asyncio.sleep(0.1)
-        answer = await house.ask("POST", INFER, b"x" * 400_000)
+        answer = await server.request("POST", INFER, b"x" * 400_000)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert (await house.infer("Identity", inputs(tensor()))).status == 200
+        assert (await server.infer("Identity", inputs(tensor()))).status == 200
         writer.write(b"x" * 200_000)
-        assert (await read_answer(reader)).status == 400
+        assert (await read_response(reader)).status == 400
         writer.close()
         for _ in itertools.repeat(None, 3):  # what was counted has been given back
-            assert (await house.ask("POST", INFER, b"x" * 400_000)).status == 400
+            assert (await server.request("POST", INFER, b"x" * 400_000)).status == 400

@@ -12,17 +12,17 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from rest.rest_house import (
-    Answer,
+from rest.rest_server import (
     Gate,
-    House,
+    RawResponse,
+    RestServer,
     binary,
-    encoded,
+    encode_body,
     inputs,
     outputs,
-    read_answer,
     read_chunks,
     read_head,
+    read_response,
     request,
     serving,
     tensor,
@@ -34,9 +34,9 @@ LIVE = request("GET", "/v2/health/live")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving() as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving() as server:
+        yield server
 
 
 class Wire:
@@ -56,8 +56,8 @@ class Wire:
         self.writer.write(raw)
         await self.writer.drain()
 
-    async def answer(self) -> Answer:
-        return await read_answer(self.reader)
+    async def answer(self) -> RawResponse:
+        return await read_response(self.reader)
 
     async def hung_up(self) -> bool:
         try:
@@ -66,8 +66,8 @@ class Wire:
             return True
 
 
-async def wire(house: House, **options: Any) -> Wire:
-    return Wire(*await asyncio.open_connection("127.0.0.1", house.port, **options))
+async def wire(server: RestServer, **options: Any) -> Wire:
+    return Wire(*await asyncio.open_connection("127.0.0.1", server.port, **options))
 
 
 async def refused(wire: Wire, status: int, *words: str) -> None:
@@ -92,14 +92,14 @@ async def refused(wire: Wire, status: int, *words: str) -> None:
         b"GET /v2 HTTP/1.1\r\nx: " + b"y" * 100_000,
     ],
 )
-async def test_a_head_too_large(house: House, raw: bytes) -> None:
-    async with await wire(house) as client:
+async def test_a_head_too_large(server: RestServer, raw: bytes) -> None:
+    async with await wire(server) as client:
         await client.send(raw)
         await refused(client, 431, "16384 bytes")
 
 
-async def test_a_head_too_large_piece_by_piece_on_a_connection_in_use(house: House) -> None:
-    async with await wire(house) as client:
+async def test_a_head_too_large_piece_by_piece_on_a_connection_in_use(server: RestServer) -> None:
+    async with await wire(server) as client:
         await client.send(LIVE)
         assert (await client.answer()).status == 200
         await client.send(b"GET /v2 HTTP/1.1\r\n")
@@ -109,14 +109,14 @@ async def test_a_head_too_large_piece_by_piece_on_a_connection_in_use(house: Hou
         await refused(client, 431, "16384 bytes")
 
 
-async def test_a_head_just_small_enough(house: House) -> None:
-    assert (await house.ask("GET", "/v2/health/live", headers={"X": "y" * 16_000})).status == 200
+async def test_a_head_just_small_enough(server: RestServer) -> None:
+    assert (await server.request("GET", "/v2/health/live", headers={"X": "y" * 16_000})).status == 200
 
 
 @pytest.mark.parametrize("start", [b"GET /v2 HT", b"GET /v2/health/live HTTP/1.1\r\nHost: te"])
 @pytest.mark.parametrize("before", [b"", LIVE, LIVE + LIVE])
 async def test_a_slow_head(start: bytes, before: bytes) -> None:
-    async with serving(header_timeout_s=0.05) as house, await wire(house) as client:
+    async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         for part in (before[len(LIVE) :], before[: len(LIVE)] + start):
             if part:
                 await client.send(part)
@@ -126,18 +126,18 @@ async def test_a_slow_head(start: bytes, before: bytes) -> None:
 
 
 async def test_empty_lines_are_no_head() -> None:
-    async with serving(header_timeout_s=0.05) as house, await wire(house) as client:
+    async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(b"\r\n")
         await refused(client, 408)
 
 
 async def test_a_connection_that_says_nothing_is_hung_up_on_silently() -> None:
-    async with serving(header_timeout_s=0.05) as house, await wire(house) as client:
+    async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         assert await client.hung_up()
 
 
 async def test_an_idle_connection_stays_until_its_own_time_is_over() -> None:
-    async with serving(header_timeout_s=0.02, keep_alive_timeout_s=1) as house, await wire(house) as client:
+    async with serving(header_timeout_s=0.02, keep_alive_timeout_s=1) as server, await wire(server) as client:
         await client.send(LIVE)
         assert (await client.answer()).status == 200
         await asyncio.sleep(0.1)
@@ -147,10 +147,10 @@ async def test_an_idle_connection_stays_until_its_own_time_is_over() -> None:
 
 
 async def test_a_slow_head_behind_a_slow_answer_waits_its_turn() -> None:
-    async with serving(Gate, header_timeout_s=0.05) as house, await wire(house) as client:
+    async with serving(Gate, header_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + b"GET /v2 HT")
         await asyncio.sleep(0.15)
-        house.model("Gate").open.set()
+        server.model("Gate").open.set()
         assert next(outputs(await client.answer()))["data"] == [1]
         await refused(client, 408)
 
@@ -175,33 +175,33 @@ async def test_a_slow_head_behind_a_slow_answer_waits_its_turn() -> None:
         request("POST", INFER, b"0\r\n\r\n", {"Transfer-Encoding": "chunked, x"}, length=False),
     ],
 )
-async def test_what_is_no_http(house: House, raw: bytes) -> None:
-    async with await wire(house) as client:
+async def test_what_is_no_http(server: RestServer, raw: bytes) -> None:
+    async with await wire(server) as client:
         await client.send(raw)
         await refused(client, 400, "not valid HTTP/1.1")
 
 
-async def test_what_is_no_http_in_the_middle_of_a_body(house: House) -> None:
+async def test_what_is_no_http_in_the_middle_of_a_body(server: RestServer) -> None:
     head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
-    async with await wire(house) as client:
+    async with await wire(server) as client:
         await client.send(head + b"5\r\nhello\r\n")
         await client.send(b"zz\r\n")
         await refused(client, 400, "not valid HTTP/1.1")
 
 
 async def test_nonsense_behind_a_good_request_does_not_lose_its_answer() -> None:
-    async with serving(Gate) as house, await wire(house) as client:
+    async with serving(Gate) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + b"\x00nonsense\r\n\r\n")
-        await house.model("Gate").begun.wait()
-        house.model("Gate").open.set()
+        await server.model("Gate").begun.wait()
+        server.model("Gate").open.set()
         assert (await client.answer()).status == 200
         await refused(client, 400)
 
 
-async def test_an_offer_of_http_2_is_passed_over(house: House) -> None:
+async def test_an_offer_of_http_2_is_passed_over(server: RestServer) -> None:
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}
     raws = [request("POST", INFER, inputs(tensor(data=[i]), id="7"), offer) for i in range(300)]
-    async with await wire(house) as client:
+    async with await wire(server) as client:
         await client.send(b"".join(raws) + LIVE)
         for i in range(300):
             assert (await client.answer()).json["outputs"][0]["data"] == [i]
@@ -213,13 +213,13 @@ async def test_an_offer_of_http_2_is_passed_over(house: House) -> None:
             assert (await client.answer()).status == 200
 
 
-async def test_an_offer_of_websocket_is_passed_over(house: House) -> None:
+async def test_an_offer_of_websocket_is_passed_over(server: RestServer) -> None:
     offer = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "x", "Sec-WebSocket-Version": "13"}
-    assert (await house.ask("GET", "/v2/health/live", headers=offer)).status == 200
+    assert (await server.request("GET", "/v2/health/live", headers=offer)).status == 200
 
 
-async def test_http_1_0(house: House) -> None:
-    async with await wire(house) as client:
+async def test_http_1_0(server: RestServer) -> None:
+    async with await wire(server) as client:
         await client.send(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -230,7 +230,7 @@ async def test_http_1_0(house: House) -> None:
 
 
 async def test_a_slow_body() -> None:
-    async with serving(body_timeout_s=0.05) as house, await wire(house) as client:
+    async with serving(body_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(request("POST", INFER, b"", {"Content-Length": "100"}, length=False) + b"{")
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (408, "close")
@@ -239,50 +239,50 @@ async def test_a_slow_body() -> None:
 
 @pytest.mark.parametrize("size", [1001, 5_000_000])
 async def test_a_body_too_large_is_told_to_a_client_that_sends_it_all(size: int) -> None:
-    async with serving(max_body_bytes=1000) as house:
+    async with serving(max_body_bytes=1000) as server:
         text = "larger than the limit of 1000 bytes"
-        async with await wire(house) as client:
+        async with await wire(server) as client:
             await client.send(request("POST", INFER, b" " * size))
             await refused(client, 413, text)
         chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
         head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
-        async with await wire(house) as client:
+        async with await wire(server) as client:
             await client.send(head + chunk + b"0\r\n\r\n")
             await refused(client, 413, text)
-        assert (await house.ask("GET", "/v2/health/live")).status == 200
+        assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
 async def test_a_body_too_large_is_refused_before_it_is_sent() -> None:
-    async with serving(max_body_bytes=1000) as house, await wire(house) as client:
+    async with serving(max_body_bytes=1000) as server, await wire(server) as client:
         head = {"Content-Length": "5000", "Expect": "100-continue"}
         await client.send(request("POST", INFER, b"", head, length=False))
         assert (await client.answer()).status == 413
 
 
-async def test_100_continue(house: House) -> None:
-    body = encoded(inputs(tensor()))
+async def test_100_continue(server: RestServer) -> None:
+    body = encode_body(inputs(tensor()))
     head = {"Content-Length": str(len(body)), "Expect": "100-continue"}
-    async with await wire(house) as client:
+    async with await wire(server) as client:
         await client.send(request("POST", INFER, b"", head, length=False))
         assert (await client.answer()).status == 100
         await client.send(body)
         assert (await client.answer()).status == 200
 
 
-async def test_a_chunked_body(house: House) -> None:
-    body = encoded(inputs(tensor()))
+async def test_a_chunked_body(server: RestServer) -> None:
+    body = encode_body(inputs(tensor()))
     head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    assert (await house.send(head + chunks)).status == 200
+    assert (await server.send(head + chunks)).status == 200
 
 
-async def test_ten_thousand_tiny_inputs(house: House) -> None:
+async def test_ten_thousand_tiny_inputs(server: RestServer) -> None:
     many = inputs(*(tensor(f"x{i}", [1], "INT32", [i]) for i in range(10_000)))
-    answer = await house.infer("Identity", many)
+    answer = await server.infer("Identity", many)
     assert answer.status == 400
     assert answer.error == "'inputs': expected at most 1024, got 10000"
     wanted = [{"name": f"x{i}"} for i in range(1025)]
-    assert "'outputs'" in (await house.infer("Identity", inputs(tensor(), outputs=wanted))).error
+    assert "'outputs'" in (await server.infer("Identity", inputs(tensor(), outputs=wanted))).error
     async with serving(max_tensors=10_000) as generous:
         assert len(list(outputs(await generous.infer("Identity", many)))) == 10_000
 
@@ -290,16 +290,16 @@ async def test_ten_thousand_tiny_inputs(house: House) -> None:
 # --- one connection, many requests --------------------------------------------------------------------------------
 
 
-async def test_pipelined_requests_are_answered_in_order(house: House) -> None:
-    async with await wire(house) as client:
+async def test_pipelined_requests_are_answered_in_order(server: RestServer) -> None:
+    async with await wire(server) as client:
         await client.send(b"".join(request("POST", INFER, inputs(tensor(data=[i]))) + LIVE for i in range(500)))
         for i in range(500):
             assert next(outputs(await client.answer()))["data"] == [i]
             assert (await client.answer()).body == b""
 
 
-async def test_a_refused_request_does_not_spoil_the_connection(house: House) -> None:
-    async with await wire(house) as client:
+async def test_a_refused_request_does_not_spoil_the_connection(server: RestServer) -> None:
+    async with await wire(server) as client:
         for path in ("/nope", "/v2", INFER):  # whose bodies are partly not even read
             await client.send(request("POST", path, b"{" * 100_000))
             assert (await client.answer()).status in (400, 404, 405)
@@ -307,8 +307,8 @@ async def test_a_refused_request_does_not_spoil_the_connection(house: House) -> 
         assert (await client.answer()).status == 200
 
 
-async def test_answers_do_not_wait_for_acknowledgements(house: House) -> None:
-    async with await wire(house) as client:
+async def test_answers_do_not_wait_for_acknowledgements(server: RestServer) -> None:
+    async with await wire(server) as client:
         start = time.monotonic()
         for _ in range(30):
             await client.send(request("POST", INFER, inputs(tensor())))
@@ -320,9 +320,9 @@ async def test_answers_do_not_wait_for_acknowledgements(house: House) -> None:
 
 
 async def test_a_client_that_leaves_cancels_the_models_work(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Gate) as house:
-        gate = house.model("Gate")
-        async with await wire(house) as client:
+    async with serving(Gate) as server:
+        gate = server.model("Gate")
+        async with await wire(server) as client:
             await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + LIVE + LIVE)
             await gate.begun.wait()
         await asyncio.wait_for(gate.cancelled.wait(), 10)
@@ -330,18 +330,18 @@ async def test_a_client_that_leaves_cancels_the_models_work(caplog: pytest.LogCa
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_body(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as house:
-        async with await wire(house) as client:
+    async with serving() as server:
+        async with await wire(server) as client:
             await client.send(request("POST", INFER, b"", {"Content-Length": "100"}, length=False) + b"{")
             await asyncio.sleep(0.02)
-        assert (await house.ask("GET", "/v2/health/live")).status == 200
+        assert (await server.request("GET", "/v2/health/live")).status == 200
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 async def test_a_client_that_leaves_a_stream_closes_the_models_generator(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as house:
-        counter = house.model("Counter")
-        async with await wire(house) as client:
+    async with serving() as server:
+        counter = server.model("Counter")
+        async with await wire(server) as client:
             await client.send(stream(n=-1))
             assert (await read_head(client.reader))[0] == 200
         await asyncio.wait_for(counter.closed.wait(), 10)
@@ -349,29 +349,32 @@ async def test_a_client_that_leaves_a_stream_closes_the_models_generator(caplog:
 
 
 async def test_a_client_that_does_not_read_a_stream_is_hung_up_on() -> None:
-    async with serving(write_timeout_s=0.1) as house, await wire(house, limit=1024) as client:
+    async with serving(write_timeout_s=0.1) as server, await wire(server, limit=1024) as client:
         await client.send(stream(n=-1))
-        await asyncio.wait_for(house.model("Counter").closed.wait(), 10)
+        await asyncio.wait_for(server.model("Counter").closed.wait(), 10)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             while True:
                 await client.reader.readexactly(1 << 16)
 
 
 async def test_a_client_that_does_not_read_its_answers_is_hung_up_on() -> None:
-    async with serving(write_timeout_s=0.1, compress_responses=False) as house, await wire(house, limit=1024) as client:
+    async with (
+        serving(write_timeout_s=0.1, compress_responses=False) as server,
+        await wire(server, limit=1024) as client,
+    ):
         big = request("POST", INFER, inputs(tensor("x", [1_000_000], "INT8", [1] * 1_000_000)))
         with pytest.raises(ConnectionError):
             for _ in range(20):
                 await client.send(big)
-        assert (await house.ask("GET", "/v2/health/live")).status == 200
+        assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
 async def test_a_client_that_reads_slowly_gets_it_all() -> None:
-    async with serving(write_timeout_s=0.3, compress_responses=False) as house:
+    async with serving(write_timeout_s=0.3, compress_responses=False) as server:
         size = 24 << 20
         given = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
         body, headers = binary(inputs(given, parameters={"binary_data_output": True}), bytes(size))
-        async with await wire(house, limit=1 << 16) as client:
+        async with await wire(server, limit=1 << 16) as client:
             await client.send(request("POST", INFER, body, headers))
             status, told = await read_head(client.reader)
             assert status == 200
@@ -382,10 +385,10 @@ async def test_a_client_that_reads_slowly_gets_it_all() -> None:
 
 
 async def test_requests_under_way_when_the_server_stops_are_answered() -> None:
-    async with serving(Gate) as house:
-        client = await wire(house)
+    async with serving(Gate) as server:
+        client = await wire(server)
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())))
-        await house.model("Gate").begun.wait()
+        await server.model("Gate").begun.wait()
     async with client:
         answer = await client.answer()
         assert answer.status in (500, 503)
@@ -399,15 +402,15 @@ def stream(**parameters: Any) -> bytes:
     return request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), id="7", parameters=parameters))
 
 
-def events(answer: Answer) -> list[Any]:
+def events(answer: RawResponse) -> list[Any]:
     assert answer.headers["content-type"] == "text/event-stream"
     *parts, rest = answer.body.split(b"\n\n")
     assert rest == b""
     return [json.loads(part.removeprefix(b"data: ")) for part in parts]
 
 
-async def test_a_stream_is_one_event_a_piece(house: House) -> None:
-    answer = await house.send(stream(n=3))
+async def test_a_stream_is_one_event_a_piece(server: RestServer) -> None:
+    answer = await server.send(stream(n=3))
     assert (answer.status, answer.headers["cache-control"]) == (200, "no-cache")
     found = events(answer)
     assert [e["outputs"][0]["data"] for e in found] == [[0], [1], [2]]
@@ -426,63 +429,63 @@ async def test_a_piece_is_sent_as_soon_as_it_is_there() -> None:
             await self.more.wait()
             yield {"i": [1]}
 
-    async with serving(Slow) as house, await wire(house) as client:
+    async with serving(Slow) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Slow/infer_stream", inputs(tensor())))
         assert (await read_head(client.reader))[0] == 200
         chunks = read_chunks(client.reader)
         assert b'"data":[0]' in await anext(chunks)
-        house.model("Slow").more.set()
+        server.model("Slow").more.set()
         assert b'"data":[1]' in await anext(chunks)
         assert await anext(chunks, None) is None
 
 
-async def test_a_stream_of_no_pieces(house: House) -> None:
-    assert events(await house.send(stream(n=0))) == []
+async def test_a_stream_of_no_pieces(server: RestServer) -> None:
+    assert events(await server.send(stream(n=0))) == []
 
 
-async def test_a_fault_before_the_first_piece_has_its_status(house: House) -> None:
-    answer = await house.send(stream(n=3, fail=0))
+async def test_a_fault_before_the_first_piece_has_its_status(server: RestServer) -> None:
+    answer = await server.send(stream(n=3, fail=0))
     assert (answer.status, answer.error) == (500, "model 'Counter' failed: ValueError: no piece 0")
-    answer = await house.ask("POST", "/v2/models/nope/infer_stream", inputs(tensor()))
+    answer = await server.request("POST", "/v2/models/nope/infer_stream", inputs(tensor()))
     assert answer.status == 404
-    assert (await house.ask("POST", "/v2/models/Adder/infer_stream", inputs(tensor()))).status == 400
+    assert (await server.request("POST", "/v2/models/Adder/infer_stream", inputs(tensor()))).status == 400
 
 
-async def test_a_fault_after_the_first_piece_is_an_event(house: House) -> None:
-    found = events(await house.send(stream(n=3, fail=2)))
+async def test_a_fault_after_the_first_piece_is_an_event(server: RestServer) -> None:
+    found = events(await server.send(stream(n=3, fail=2)))
     assert [e.get("error") for e in found] == [None, None, "model 'Counter' failed: ValueError: no piece 2"]
 
 
-async def test_a_first_piece_that_json_cannot_carry_has_its_status(house: House) -> None:
+async def test_a_first_piece_that_json_cannot_carry_has_its_status(server: RestServer) -> None:
     body = inputs(tensor("x", [1], "FP32", [1]), parameters={"raise": "parameter"})
-    answer = await house.ask("POST", "/v2/models/Faulty/infer_stream", body)
+    answer = await server.request("POST", "/v2/models/Faulty/infer_stream", body)
     assert answer.status == 500
     assert "request id" in answer.error
 
 
-async def test_a_plain_model_streams_its_one_answer(house: House) -> None:
-    found = events(await house.ask("POST", "/v2/models/Identity/infer_stream", inputs(tensor())))
+async def test_a_plain_model_streams_its_one_answer(server: RestServer) -> None:
+    found = events(await server.request("POST", "/v2/models/Identity/infer_stream", inputs(tensor())))
     assert [e["outputs"][0]["data"] for e in found] == [[1]]
 
 
-async def test_a_stream_of_several_pieces_is_no_plain_answer(house: House) -> None:
-    answer = await house.infer("Counter", inputs(tensor(), parameters={"n": 2}))
+async def test_a_stream_of_several_pieces_is_no_plain_answer(server: RestServer) -> None:
+    answer = await server.infer("Counter", inputs(tensor(), parameters={"n": 2}))
     assert answer.status == 400
     assert "ask for a stream" in answer.error
-    assert next(outputs(await house.infer("Counter", inputs(tensor(), parameters={"n": 1}))))["data"] == [0]
+    assert next(outputs(await server.infer("Counter", inputs(tensor(), parameters={"n": 1}))))["data"] == [0]
 
 
-async def test_events_carry_no_binary(house: House) -> None:
+async def test_events_carry_no_binary(server: RestServer) -> None:
     body = inputs(tensor(), parameters={"binary_data_output": True})
-    answer = await house.ask("POST", "/v2/models/Counter/infer_stream", body)
+    answer = await server.request("POST", "/v2/models/Counter/infer_stream", body)
     assert answer.status == 400
     assert "expected no binary outputs" in answer.error
 
 
 async def test_a_stream_ends_at_its_deadline() -> None:
-    async with serving(Gate) as house:
+    async with serving(Gate) as server:
         body = inputs(tensor(), parameters={"timeout": 20_000})
-        answer = await house.ask("POST", "/v2/models/Gate/infer_stream", body)
+        answer = await server.request("POST", "/v2/models/Gate/infer_stream", body)
         assert (answer.status, answer.error) == (504, "Request timeout expired")
 
 
@@ -494,35 +497,35 @@ INFINITE = '{"inputs":[{"name":"x","shape":[3],"datatype":"%s","data":[NaN,Infin
 def from_bits(*values: float) -> tuple[bytes, dict[str, str]]:
     raw = np.array(values, np.float32).tobytes()
     given = {"name": "x", "shape": [len(values)], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
-    head = encoded(inputs(given))
+    head = encode_body(inputs(given))
     return head + raw, {"Inference-Header-Content-Length": str(len(head))}
 
 
-async def test_by_default_nan_is_null_and_infinities_are_refused(house: House) -> None:
-    answer = await house.infer("Identity", *from_bits(1.5, float("nan")))
+async def test_by_default_nan_is_null_and_infinities_are_refused(server: RestServer) -> None:
+    answer = await server.infer("Identity", *from_bits(1.5, float("nan")))
     assert next(outputs(answer))["data"] == [1.5, None]
-    answer = await house.infer("Identity", *from_bits(float("nan"), float("-inf")))
+    answer = await server.infer("Identity", *from_bits(float("nan"), float("-inf")))
     assert answer.status == 400
     assert "output 'x' holds -inf at element 1" in answer.error
     assert "binary output" in answer.error
 
 
 async def test_policy_error_refuses_nan_too() -> None:
-    async with serving(nonfinite="error") as house:
-        answer = await house.infer("Identity", *from_bits(1.5, float("nan")))
+    async with serving(nonfinite="error") as server:
+        answer = await server.infer("Identity", *from_bits(1.5, float("nan")))
         assert answer.status == 400
         assert "output 'x' holds nan at element 1" in answer.error
-        assert next(outputs(await house.infer("Identity", *from_bits(1.5))))["data"] == [1.5]
+        assert next(outputs(await server.infer("Identity", *from_bits(1.5))))["data"] == [1.5]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
 async def test_policy_literal_takes_and_gives_the_bare_words(datatype: str) -> None:
-    async with serving(nonfinite="literal") as house:
-        answer = await house.infer("Identity", INFINITE % datatype)
+    async with serving(nonfinite="literal") as server:
+        answer = await server.infer("Identity", INFINITE % datatype)
         assert answer.status == 200
         assert b'"data":[NaN,Infinity,-Infinity]' in answer.body
-        assert (await house.infer("Identity", INFINITE % "INT32")).status == 400
-        assert (await house.infer("Identity", "{" + INFINITE % datatype)).status == 400
+        assert (await server.infer("Identity", INFINITE % "INT32")).status == 400
+        assert (await server.infer("Identity", "{" + INFINITE % datatype)).status == 400
         half = INFINITE.replace('"x"', '"\\ud800"') % datatype
-        assert (await house.infer("Identity", half)).status == 400
-        assert next(outputs(await house.infer("Identity", inputs(tensor()))))["data"] == [1]
+        assert (await server.infer("Identity", half)).status == 400
+        assert next(outputs(await server.infer("Identity", inputs(tensor()))))["data"] == [1]

@@ -12,7 +12,18 @@ import pytest_asyncio
 
 import dragoman
 from dragoman import Infer, TensorSpec
-from rest.rest_house import MODELS, Answer, Gate, House, binary, inputs, read_answer, request, serving, tensor
+from rest.rest_server import (
+    MODELS,
+    Gate,
+    RawResponse,
+    RestServer,
+    binary,
+    inputs,
+    read_response,
+    request,
+    serving,
+    tensor,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
 
@@ -54,9 +65,9 @@ class Narrow(dragoman.Model):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving(*MODELS, Context, Same, Narrow, Gate, control_token="secret") as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving(*MODELS, Context, Same, Narrow, Gate, control_token="secret") as server:
+        yield server
 
 
 def infer(model: str, body: Any, headers: Any = None) -> bytes:
@@ -104,7 +115,7 @@ REQUESTS = {
 }
 
 
-def _without_time(answer: Answer, name: str) -> Any:
+def _without_time(answer: RawResponse, name: str) -> Any:
     body = answer.body
     if name == "large answer":  # its numbers rise with each call
         body = b""
@@ -115,50 +126,50 @@ def _without_time(answer: Answer, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_the_answer_is_the_same_each_time(house: House, name: str) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+async def test_the_answer_is_the_same_each_time(server: RestServer, name: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     found = []
     for _ in range(4):
         writer.write(REQUESTS[name])
-        found.append(_without_time(await read_answer(reader), name))
+        found.append(_without_time(await read_response(reader), name))
     writer.close()
     assert found == [found[0]] * 4
 
 
-async def test_what_comes_in_pieces_or_in_one_is_answered_alike(house: House) -> None:
+async def test_what_comes_in_pieces_or_in_one_is_answered_alike(server: RestServer) -> None:
     good, bad = REQUESTS["plain"], REQUESTS["wrong kind"]
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     statuses = []
     for parts in ([good], [good], [good + bad], [good[:10], good[10:]], [good], [good + good[:50], good[50:]], [bad]):
         for part in parts:
             writer.write(part)
             await asyncio.sleep(0.01)
-        statuses += [(await read_answer(reader)).status for _ in range(b"".join(parts).count(b"POST "))]
+        statuses += [(await read_response(reader)).status for _ in range(b"".join(parts).count(b"POST "))]
     writer.close()
     assert statuses == [200, 200, 200, 400, 200, 200, 200, 200, 400]
 
 
-async def test_a_context_is_one_calls_own(house: House) -> None:
+async def test_a_context_is_one_calls_own(server: RestServer) -> None:
     answers = []
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(4):
         writer.write(infer("Context", {"inputs": []}))
-        answers.append(await read_answer(reader))
+        answers.append(await read_response(reader))
     writer.close()
     assert [json.loads(a.body)["outputs"][0]["data"] for a in answers] == [[1]] * 4
 
 
-async def test_an_answer_is_what_the_model_gave_then(house: House) -> None:
+async def test_an_answer_is_what_the_model_gave_then(server: RestServer) -> None:
     """A model that writes on into the array that it gave changes no answer that is still on its way."""
     body = {"inputs": [], "parameters": {"binary_data_output": True}}
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(infer("Same", body))
-    answers = [await read_answer(reader)]
+    answers = [await read_response(reader)]
     for _ in range(5):
         writer.write(infer("Same", body))
-        answers.append(await read_answer(reader))
+        answers.append(await read_response(reader))
     writer.write(infer("Same", body) * 20)
-    answers += [await read_answer(reader) for _ in range(20)]
+    answers += [await read_response(reader) for _ in range(20)]
     writer.close()
     for answer in answers:
         numbers = np.frombuffer(answer.body[int(answer.headers["inference-header-content-length"]) :], np.float32)
@@ -167,29 +178,29 @@ async def test_an_answer_is_what_the_model_gave_then(house: House) -> None:
     assert firsts == [firsts[0] + n for n in range(26)]
 
 
-async def test_one_that_waits_keeps_its_place(house: House) -> None:
-    gate: Gate = house.model("Gate")
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+async def test_one_that_waits_keeps_its_place(server: RestServer) -> None:
+    gate: Gate = server.model("Gate")
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(REQUESTS["plain"])
-    await read_answer(reader)
+    await read_response(reader)
     writer.write(infer("Gate", inputs(_X, id="waits")))
     await asyncio.wait_for(gate.begun.wait(), 10)
     writer.write(REQUESTS["with an id"])
     gate.open.set()
-    answers = [await read_answer(reader), await read_answer(reader)]
+    answers = [await read_response(reader), await read_response(reader)]
     writer.close()
     assert [a.json["id"] for a in answers] == ["waits", 'a"b']
 
 
-async def test_the_calls_are_counted(house: House) -> None:
+async def test_the_calls_are_counted(server: RestServer) -> None:
     def count(text: bytes) -> float:
         lines = [line for line in text.decode().splitlines() if line.startswith("dragoman_calls_total")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if 'model="Narrow"' in line)
 
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
-    before = count((await house.ask("GET", "/metrics")).body)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    before = count((await server.request("GET", "/metrics")).body)
     for _ in range(7):
         writer.write(REQUESTS["wrong output"])
-        assert (await read_answer(reader)).status == 500
+        assert (await read_response(reader)).status == 500
     writer.close()
-    assert count((await house.ask("GET", "/metrics")).body) == before + 7
+    assert count((await server.request("GET", "/metrics")).body) == before + 7

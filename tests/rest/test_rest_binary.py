@@ -15,7 +15,7 @@ from dragoman.core.calls import Response
 from dragoman.protocols.open_inference.rest import OpenInferenceRest
 from dragoman.protocols.open_inference.rest_request import parse_infer_request
 from dragoman.protocols.wire import HttpRequest, Policy
-from rest.rest_house import MODELS, Answer, House, binary, blobs, inputs, outputs, serving, tensor
+from rest.rest_server import MODELS, RawResponse, RestServer, binary, blobs, inputs, outputs, serving, tensor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HEADER = "Inference-Header-Content-Length"
@@ -45,17 +45,19 @@ class Scores(dragoman.Model):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving(*MODELS, Scores) as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving(*MODELS, Scores) as server:
+        yield server
 
 
 def sized(name: str = "x", size: Any = 4, shape: Any = (1,), datatype: str = "INT32", **more: Any) -> dict[str, Any]:
     return {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": size, **more}}
 
 
-async def refused(house: House, body: bytes, headers: dict[str, str], *words: str, model: str = "Identity") -> None:
-    answer = await house.infer(model, body, headers)
+async def refused(
+    server: RestServer, body: bytes, headers: dict[str, str], *words: str, model: str = "Identity"
+) -> None:
+    answer = await server.infer(model, body, headers)
     text = answer.error
     assert answer.status == 400
     for word in words:
@@ -66,63 +68,63 @@ async def refused(house: House, body: bytes, headers: dict[str, str], *words: st
 
 
 @pytest.mark.parametrize("value", ["abc", "", "1.0", "0x10", "1_0", "5 5", "+5", "\xb2", "9" * 5000])
-async def test_a_header_that_is_no_number(house: House, value: str) -> None:
+async def test_a_header_that_is_no_number(server: RestServer, value: str) -> None:
     body = json.dumps(inputs(tensor())).encode()
     text = f"Unable to parse {HEADER}, got: {value[:64]}"
-    await refused(house, body, {HEADER: value}, text)
+    await refused(server, body, {HEADER: value}, text)
 
 
 @pytest.mark.parametrize("value", ["-1", "-0001", "100000", "99999999999999999999"])
-async def test_a_header_out_of_range(house: House, value: str) -> None:
+async def test_a_header_out_of_range(server: RestServer, value: str) -> None:
     body = json.dumps(inputs(tensor())).encode()
     text = f"inference header size should be in range (0, {len(body)}), got: {int(value)}"
-    await refused(house, body, {HEADER: value}, text)
+    await refused(server, body, {HEADER: value}, text)
 
 
-async def test_a_header_that_cuts_the_json(house: House) -> None:
+async def test_a_header_that_cuts_the_json(server: RestServer) -> None:
     body = json.dumps(inputs(tensor())).encode()
-    await refused(house, body, {HEADER: str(len(body) - 1)}, "not an inference request")
-    assert (await house.infer("Identity", body, {HEADER: f" {len(body)} "})).status == 200
+    await refused(server, body, {HEADER: str(len(body) - 1)}, "not an inference request")
+    assert (await server.infer("Identity", body, {HEADER: f" {len(body)} "})).status == 200
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 
-async def test_extra_bytes(house: House) -> None:
+async def test_extra_bytes(server: RestServer) -> None:
     body, headers = binary(inputs(sized()), ONE, b"??")
-    await refused(house, body, headers, "unexpected additional input data: 2 bytes")
+    await refused(server, body, headers, "unexpected additional input data: 2 bytes")
     body, headers = binary(inputs(tensor()), ONE)
-    await refused(house, body, headers, "unexpected additional input data: 4 bytes")
+    await refused(server, body, headers, "unexpected additional input data: 4 bytes")
 
 
-async def test_missing_bytes(house: House) -> None:
+async def test_missing_bytes(server: RestServer) -> None:
     body, headers = binary(inputs(sized("mine", 8, [2])), ONE)
-    await refused(house, body, headers, "'mine'", "expecting 4 additional bytes")
+    await refused(server, body, headers, "'mine'", "expecting 4 additional bytes")
     body, headers = binary(inputs(sized("first"), sized("second")), ONE)
-    await refused(house, body, headers, "'second'", "expecting 4 additional bytes")
-    await refused(house, json.dumps(inputs(sized("mine"))).encode(), {}, "'mine'", "expecting 4 additional bytes")
+    await refused(server, body, headers, "'second'", "expecting 4 additional bytes")
+    await refused(server, json.dumps(inputs(sized("mine"))).encode(), {}, "'mine'", "expecting 4 additional bytes")
 
 
-async def test_bytes_that_do_not_fill_the_shape(house: House) -> None:
+async def test_bytes_that_do_not_fill_the_shape(server: RestServer) -> None:
     body, headers = binary(inputs(sized("mine", 4, [2])), ONE)
-    await refused(house, body, headers, "input 'mine': shape [2] of INT32 needs 8 bytes, got 4")
+    await refused(server, body, headers, "input 'mine': shape [2] of INT32 needs 8 bytes, got 4")
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "4", True])
-async def test_a_size_that_is_none(house: House, size: Any) -> None:
+async def test_a_size_that_is_none(server: RestServer, size: Any) -> None:
     body, headers = binary(inputs(sized("mine", size)), ONE)
-    await refused(house, body, headers, "'mine'", "'binary_data_size' expects a number of bytes")
+    await refused(server, body, headers, "'mine'", "'binary_data_size' expects a number of bytes")
 
 
-async def test_both_data_and_binary_size(house: House) -> None:
+async def test_both_data_and_binary_size(server: RestServer) -> None:
     body, headers = binary(inputs({**sized("mine"), "data": [1]}), ONE)
-    await refused(house, body, headers, "'mine'", "Input must set only one of the following fields")
+    await refused(server, body, headers, "'mine'", "Input must set only one of the following fields")
 
 
-async def test_blobs_lie_in_the_order_of_the_inputs(house: House) -> None:
+async def test_blobs_lie_in_the_order_of_the_inputs(server: RestServer) -> None:
     given = inputs(sized("a"), tensor("b", [1], "INT32", [2]), sized("c", 0, [0]), sized("d"))
     body, headers = binary(given, ONE, b"\x04\0\0\0")
-    answer = await house.infer("Identity", body, headers)
+    answer = await server.infer("Identity", body, headers)
     assert [(o["name"], o["data"]) for o in outputs(answer)] == [("a", [1]), ("b", [2]), ("c", []), ("d", [4])]
     assert "parameters" not in next(outputs(answer))
     assert answer.headers["content-type"] == "application/json"
@@ -147,12 +149,12 @@ TWO = (tensor("a", [1], "INT32", [1]), tensor("b", [1], "INT32", [2]))
     ],
 )
 async def test_which_outputs_are_binary(
-    house: House, every: bool | None, a: bool | None, b: bool | None, binary_ones: list[str]
+    server: RestServer, every: bool | None, a: bool | None, b: bool | None, binary_ones: list[str]
 ) -> None:
     forms = {n: {} if form is None else {"binary_data": form} for n, form in (("a", a), ("b", b))}
     wanted = [{"name": n, "parameters": form} for n, form in forms.items()]
     more = {} if every is None else {"parameters": {"binary_data_output": every}}
-    answer = await house.infer("Identity", inputs(*TWO, outputs=wanted, id="i", **more))
+    answer = await server.infer("Identity", inputs(*TWO, outputs=wanted, id="i", **more))
     assert answer.status == 200
     if not binary_ones:
         assert answer.headers["content-type"] == "application/json"
@@ -172,24 +174,24 @@ async def test_which_outputs_are_binary(
     assert len(found) == len(binary_ones)
 
 
-async def test_an_empty_output_goes_as_json(house: House) -> None:
+async def test_an_empty_output_goes_as_json(server: RestServer) -> None:
     every = {"parameters": {"binary_data_output": True}}
-    answer = await house.infer("Identity", inputs(tensor("e", [2, 0], "FP32", []), **every))
+    answer = await server.infer("Identity", inputs(tensor("e", [2, 0], "FP32", []), **every))
     assert answer.headers["content-type"] == "application/json"
     assert next(outputs(answer)) == {"name": "e", "datatype": "FP32", "shape": [2, 0], "data": []}
-    answer = await house.infer("Identity", inputs(tensor("e", [0], "BYTES", []), *TWO, **every))
+    answer = await server.infer("Identity", inputs(tensor("e", [0], "BYTES", []), *TWO, **every))
     head, found = blobs(answer)
     assert [o.get("data") for o in head["outputs"]] == [[], None, None]
     assert found == [ONE, b"\x02\0\0\0"]
 
 
 @pytest.mark.parametrize("value", [1, "true", 0.0])
-async def test_a_flag_is_true_or_false(house: House, value: Any) -> None:
+async def test_a_flag_is_true_or_false(server: RestServer, value: Any) -> None:
     for body in (
         inputs(*TWO, parameters={"binary_data_output": value}),
         inputs(*TWO, outputs=[{"name": "a", "parameters": {"binary_data": value}}]),
     ):
-        await refused(house, json.dumps(body).encode(), {}, "'binary_data", "expected true or false")
+        await refused(server, json.dumps(body).encode(), {}, "'binary_data", "expected true or false")
 
 
 # --- raw binary requests -------------------------------------------------------------------------------------------
@@ -197,26 +199,26 @@ async def test_a_flag_is_true_or_false(house: House, value: Any) -> None:
 RAW = {HEADER: "0"}
 
 
-async def test_a_raw_request_is_the_one_inputs_bytes(house: House) -> None:
+async def test_a_raw_request_is_the_one_inputs_bytes(server: RestServer) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    head, found = blobs(await house.infer("Picture", rows.tobytes(), RAW))
+    head, found = blobs(await server.infer("Picture", rows.tobytes(), RAW))
     assert head["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [3, 2], "parameters": {"binary_data_size": 24}}
     ]
     assert found == [rows.tobytes()]
 
 
-async def test_a_raw_request_for_text_gets_its_length_added(house: House) -> None:
+async def test_a_raw_request_for_text_gets_its_length_added(server: RestServer) -> None:
     for text in (b"some text \xff", b""):
-        head, found = blobs(await house.infer("Phrase", text, RAW))
+        head, found = blobs(await server.infer("Phrase", text, RAW))
         assert head["outputs"][0]["shape"] == [1]
         assert found == [len(text).to_bytes(4, "little") + text]
 
 
-async def test_raw_requests_that_do_not_fit(house: House) -> None:
-    await refused(house, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
-    await refused(house, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
-    await refused(house, bytes(8), RAW, "one input", model="Identity")
+async def test_raw_requests_that_do_not_fit(server: RestServer) -> None:
+    await refused(server, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
+    await refused(server, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
+    await refused(server, bytes(8), RAW, "one input", model="Identity")
 
 
 # --- no copies -------------------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ async def test_arrays_are_read_only_whatever_they_came_as() -> None:
     class Text(Looking):
         inputs = (dragoman.TensorSpec("x", dragoman.BYTES, (1,)),)
 
-    async with serving(Looking, Text) as house:
+    async with serving(Looking, Text) as server:
         for body in (
             inputs(tensor()),
             inputs(tensor("x", [2, 1], "FP16", [[1], [2]])),
@@ -271,20 +273,20 @@ async def test_arrays_are_read_only_whatever_they_came_as() -> None:
             inputs(tensor("x", [], "FP64", [1])),
             inputs(tensor("x", [0], "FP64", [])),
         ):
-            assert (await house.infer("Looking", body)).status == 200
-        assert (await house.infer("Looking", *binary(inputs(sized()), ONE))).status == 200
+            assert (await server.infer("Looking", body)).status == 200
+        assert (await server.infer("Looking", *binary(inputs(sized()), ONE))).status == 200
         text = binary(inputs(sized("x", 5, [1], "BYTES")), ONE + b"a")
-        assert (await house.infer("Looking", *text)).status == 200
-        assert (await house.infer("Text", b"text", RAW)).status == 200
+        assert (await server.infer("Looking", *text)).status == 200
+        assert (await server.infer("Text", b"text", RAW)).status == 200
     assert seen == [False] * 10
 
 
 # --- T76: classification -----------------------------------------------------------------------------------------
 
 
-async def classes(house: House, which: str, count: Any, **more: Any) -> Answer:
+async def classes(server: RestServer, which: str, count: Any, **more: Any) -> RawResponse:
     wanted = [{"name": "y", "parameters": {"classification": count, **more}}]
-    return await house.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=wanted))
+    return await server.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=wanted))
 
 
 @pytest.mark.parametrize(
@@ -301,29 +303,31 @@ async def classes(house: House, which: str, count: Any, **more: Any) -> Answer:
         ("empty", 1, [2, 0], []),
     ],
 )
-async def test_t76_the_best_classes(house: House, which: str, count: int, shape: list[int], data: list[Any]) -> None:
-    answer = next(outputs(await classes(house, which, count)))
+async def test_t76_the_best_classes(
+    server: RestServer, which: str, count: int, shape: list[int], data: list[Any]
+) -> None:
+    answer = next(outputs(await classes(server, which, count)))
     assert (answer["shape"], answer["data"]) == (shape, data)
 
 
-async def test_t76_classes_in_binary_form(house: House) -> None:
-    head, found = blobs(await classes(house, "floats", 1, binary_data=True))
+async def test_t76_classes_in_binary_form(server: RestServer) -> None:
+    head, found = blobs(await classes(server, "floats", 1, binary_data=True))
     assert head["outputs"][0]["datatype"] == "BYTES"
     assert found == [b"\x0a\0\0\0000.500000:1\x0a\0\0\0002.000000:1"]
 
 
-async def test_t76_only_the_output_that_asks(house: House) -> None:
+async def test_t76_only_the_output_that_asks(server: RestServer) -> None:
     wanted = [{"name": "y", "parameters": {"classification": 1}}, {"name": "other"}]
-    answer = await house.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=wanted))
+    answer = await server.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=wanted))
     assert [o["datatype"] for o in outputs(answer)] == ["BYTES", "INT32"]
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, "1", True])
-async def test_t76_a_count_that_is_none(house: House, count: Any) -> None:
-    answer = await classes(house, "floats", count)
+async def test_t76_a_count_that_is_none(server: RestServer, count: Any) -> None:
+    answer = await classes(server, "floats", count)
     assert answer.status == 400
     assert "output 'y': parameter 'classification' expects a number of classes" in answer.error
 
 
-async def test_t76_no_classes_are_the_output_itself(house: House) -> None:
-    assert next(outputs(await classes(house, "integers", 0)))["datatype"] == "INT64"
+async def test_t76_no_classes_are_the_output_itself(server: RestServer) -> None:
+    assert next(outputs(await classes(server, "integers", 0)))["datatype"] == "INT64"

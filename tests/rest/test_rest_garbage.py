@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.datatypes import DATATYPES
-from rest.rest_house import (
+from rest.rest_server import (
     Adder,
-    Answer,
-    House,
     Identity,
-    KeptAlive,
+    KeepAliveClient,
     Phrase,
     Picture,
+    RawResponse,
+    RestServer,
     Trio,
     binary,
     inputs,
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving(Identity, Adder, Phrase, Picture, Trio) as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving(Identity, Adder, Phrase, Picture, Trio) as server:
+        yield server
 
 
 LIVE = request("GET", "/v2/health/live")
@@ -99,7 +99,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from _places(value[key], (*path, key))
 
 
-def check_decent(answer: Answer) -> None:
+def check_decent(answer: RawResponse) -> None:
     assert answer.status in (200, 400), answer
     if answer.status == 400:
         assert answer.error
@@ -111,15 +111,15 @@ def _no_constant(word: str) -> None:
     raise AssertionError(f"{word} is no JSON")
 
 
-async def test_garbage_is_refused_decently(house: House) -> None:
+async def test_garbage_is_refused_decently(server: RestServer) -> None:
     def attack() -> None:
-        client = KeptAlive(house.port)
+        client = KeepAliveClient(server.port)
 
         @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(), st.sampled_from(["Trio", "Adder", "Phrase"]))
         def ask(body: bytes, model: str) -> None:
-            check_decent(client.ask(request("POST", f"/v2/models/{model}/infer", body)))
-            assert client.ask(LIVE).status == 200
+            check_decent(client.request(request("POST", f"/v2/models/{model}/infer", body)))
+            assert client.request(LIVE).status == 200
 
         try:
             ask()
@@ -129,9 +129,9 @@ async def test_garbage_is_refused_decently(house: House) -> None:
     await asyncio.to_thread(attack)
 
 
-async def test_garbage_in_binary_form_is_refused_decently(house: House) -> None:
+async def test_garbage_in_binary_form_is_refused_decently(server: RestServer) -> None:
     def attack() -> None:
-        client = KeptAlive(house.port)
+        client = KeepAliveClient(server.port)
 
         @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
@@ -149,8 +149,8 @@ async def test_garbage_in_binary_form_is_refused_decently(house: House) -> None:
             body, headers = binary(inputs(given, parameters={"binary_data_output": True}), raw)
             if length is not None:
                 headers = {"Inference-Header-Content-Length": length}
-            check_decent(client.ask(request("POST", f"/v2/models/{model}/infer", body, headers)))
-            assert client.ask(LIVE).status == 200
+            check_decent(client.request(request("POST", f"/v2/models/{model}/infer", body, headers)))
+            assert client.request(LIVE).status == 200
 
         try:
             ask()
@@ -160,16 +160,16 @@ async def test_garbage_in_binary_form_is_refused_decently(house: House) -> None:
     await asyncio.to_thread(attack)
 
 
-async def test_garbage_for_http_never_silences_the_server(house: House) -> None:
+async def test_garbage_for_http_never_silences_the_server(server: RestServer) -> None:
     def attack() -> None:
         @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.one_of(st.binary(max_size=80), _mutated_heads()))
         def send(raw: bytes) -> None:
-            client = KeptAlive(house.port)
+            client = KeepAliveClient(server.port)
             client.send(raw)
             client.close()
-            client = KeptAlive(house.port)
-            assert client.ask(LIVE).status == 200
+            client = KeepAliveClient(server.port)
+            assert client.request(LIVE).status == 200
             client.close()
 
         send()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rest.rest_house import House, Identity, Picture, binary, inputs, outputs, serving, tensor
+from rest.rest_server import Identity, Picture, RestServer, binary, inputs, outputs, serving, tensor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -15,13 +15,13 @@ HEADER = "Inference-Header-Content-Length"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with serving(Identity, Picture) as house:
-        yield house
+async def server() -> AsyncIterator[RestServer]:
+    async with serving(Identity, Picture) as server:
+        yield server
 
 
-async def message(house: House, *tensors: dict[str, Any], status: int = 400, **more: Any) -> str:
-    answer = await house.infer("Identity", inputs(*tensors, **more))
+async def message(server: RestServer, *tensors: dict[str, Any], status: int = 400, **more: Any) -> str:
+    answer = await server.infer("Identity", inputs(*tensors, **more))
     assert answer.status == status, answer.body
     return answer.error
 
@@ -79,21 +79,21 @@ X = "input 'x'"
         ),
     ],
 )
-async def test_an_input_that_is_wrong_is_named(house: House, given: dict[str, Any], expected: str) -> None:
+async def test_an_input_that_is_wrong_is_named(server: RestServer, given: dict[str, Any], expected: str) -> None:
     body = {"name": "x", "datatype": "INT32", **given}
-    answer = await house.infer("Identity", {"inputs": [tensor("good", [1], "INT32", [1]), body]})
+    answer = await server.infer("Identity", {"inputs": [tensor("good", [1], "INT32", [1]), body]})
     assert answer.status in (400, 501)
     assert answer.error == expected
 
 
-async def test_an_input_that_comes_twice_is_named(house: House) -> None:
+async def test_an_input_that_comes_twice_is_named(server: RestServer) -> None:
     twice = tensor("x", [1], "INT32", [1])
-    assert await message(house, twice, twice) == "input 'x' already exists in request"
+    assert await message(server, twice, twice) == "input 'x' already exists in request"
 
 
-async def test_what_fits_beside_it_is_taken(house: House) -> None:
+async def test_what_fits_beside_it_is_taken(server: RestServer) -> None:
     for shape, data in (([2, 2], [1, 2, 3, 4]), ([2, 2], [[1, 2], [3, 4]]), ([0, 3], []), ([], [5]), ([1] * 32, [7])):
-        answer = await house.infer("Identity", inputs(tensor("x", shape, "INT32", data)))
+        answer = await server.infer("Identity", inputs(tensor("x", shape, "INT32", data)))
         (found,) = outputs(answer)
         flat = data if not data or not isinstance(data[0], list) else [n for row in data for n in row]
         assert (found["shape"], found["data"]) == (shape, flat)
@@ -119,28 +119,28 @@ def described(shape: list[int], datatype: str, size: int, name: str = "x") -> di
     ],
 )
 async def test_elements_of_bytes_are_counted(
-    house: House, shape: list[int], datatype: str, blob: bytes, expected: str
+    server: RestServer, shape: list[int], datatype: str, blob: bytes, expected: str
 ) -> None:
     body, headers = binary({"inputs": [described(shape, datatype, len(blob))]}, blob)
-    answer = await house.infer("Identity", body, headers)
+    answer = await server.infer("Identity", body, headers)
     assert (answer.status, answer.error) == (400, expected)
 
 
-async def test_binary_data_is_used_up_exactly(house: House) -> None:
+async def test_binary_data_is_used_up_exactly(server: RestServer) -> None:
     numbers = struct.pack("<3i", 1, 2, 3)
     body, headers = binary({"inputs": [described([2], "INT32", 8), described([1], "INT32", 4, "y")]}, numbers)
-    assert [(o["name"], o["data"]) for o in outputs(await house.infer("Identity", body, headers))] == [
+    assert [(o["name"], o["data"]) for o in outputs(await server.infer("Identity", body, headers))] == [
         ("x", [1, 2]),
         ("y", [3]),
     ]
     body, headers = binary({"inputs": [described([2], "INT32", 8)]}, numbers)
-    answer = await house.infer("Identity", body, headers)
+    answer = await server.infer("Identity", body, headers)
     assert (answer.status, answer.error) == (
         400,
         "unexpected additional input data: 4 bytes are left after all inputs",
     )
     body, headers = binary({"inputs": [described([2], "INT32", 8), described([2], "INT32", 8, "y")]}, numbers)
-    answer = await house.infer("Identity", body, headers)
+    answer = await server.infer("Identity", body, headers)
     assert (answer.status, answer.error) == (400, "input 'y': expecting 4 additional bytes of binary data")
 
 
@@ -153,13 +153,13 @@ async def test_binary_data_is_used_up_exactly(house: House) -> None:
         ("3", "inference header size should be in range (0, 2), got: 3"),
     ],
 )
-async def test_a_header_that_gives_no_length_is_rejected(house: House, length: str, expected: str) -> None:
-    answer = await house.infer("Identity", b"{}", {HEADER: length})
+async def test_a_header_that_gives_no_length_is_rejected(server: RestServer, length: str, expected: str) -> None:
+    answer = await server.infer("Identity", b"{}", {HEADER: length})
     assert (answer.status, answer.error) == (400, expected)
 
 
 async def test_a_shape_has_fewer_elements_than_the_limit() -> None:
-    async with serving(Identity, max_elements=4) as house:
-        assert (await house.infer("Identity", inputs(tensor("x", [2, 2], "INT32", [1, 2, 3, 4])))).status == 200
-        found = await message(house, tensor("x", [5], "INT32", [1, 2, 3, 4, 5]))
+    async with serving(Identity, max_elements=4) as server:
+        assert (await server.infer("Identity", inputs(tensor("x", [2, 2], "INT32", [1, 2, 3, 4])))).status == 200
+        found = await message(server, tensor("x", [5], "INT32", [1, 2, 3, 4, 5]))
         assert found == f"{X}: shape [5] has more elements than the limit, 4"

@@ -15,7 +15,7 @@ from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import object_array
 from dragoman.protocols.open_inference.rest import OpenInferenceRest
 from dragoman.protocols.wire import HttpRequest, HttpResponse, Policy
-from rest.rest_house import binary, encoded, inputs, tensor
+from rest.rest_server import binary, encode_body, inputs, tensor
 
 quick = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -56,7 +56,7 @@ def tensors(draw: st.DrawFn) -> tuple[Datatype, Any]:
 def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> tuple[Any, Infer, bytes]:
     """The answer's JSON, what an identity model saw, and the whole answer, by the table's pure functions alone."""
     lower = {k.lower(): v for k, v in (headers or {}).items()}
-    exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encoded(body)))
+    exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encode_body(body)))
     call = exchange.request.call
     assert isinstance(call, Infer)
     response: HttpResponse = exchange.format_response(Response(Inference(call.inputs), "m"))

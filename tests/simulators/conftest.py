@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 SIMULATORS = Path(__file__).parent / "models" / "simulators.py"
 NAMES = ("forward", "Points", "Faulty", "Slow", "Double", "shout")
 
 
 @pytest.fixture(scope="session")
-def simulators() -> Iterator[Served]:
+def simulators() -> Iterator[ServerProcess]:
     """Each of the simulators in four threads."""
     models = [f"{SIMULATORS}:{name}" for name in NAMES]
     more = ["--placement", "thread", "--replicas", "4", "--max-batch-size", "64", "--max-body-bytes", str(100 << 20)]
-    with serving(*models, *more, "--log-level", "error") as served:
-        yield served
+    with running_server(*models, *more, "--log-level", "error") as process:
+        yield process

@@ -9,7 +9,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from e2e.served import Served
+from e2e.server_process import ServerProcess
 
 ONES = {"sens": [1.0, 1.0]}
 INPUTS = {"input_0": [1.0, 2.0], "input_1": [3.0, 4.0, 5.0]}
@@ -35,9 +35,9 @@ def body(inputs: dict[str, list[float]], **parameters: Any) -> dict[str, Any]:
     ],
 )
 def test_an_inference_request_may_ask_for_one(
-    simulators: Served, vectors: dict[str, list[float]], parameters: dict[str, Any], wanted: list[float]
+    simulators: ServerProcess, vectors: dict[str, list[float]], parameters: dict[str, Any], wanted: list[float]
 ) -> None:
-    status, found, _ = simulators.ask("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
+    status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
     assert status == 200, found
     (output,) = found["outputs"]
     assert (output["name"], output["datatype"], output["data"]) == (parameters["derivative"], "FP64", wanted)
@@ -62,19 +62,21 @@ def test_an_inference_request_may_ask_for_one(
         (INPUTS | ONES | {"z": [1.0]}, {"derivative": "gradient"}, "unexpected input 'z'"),
     ],
 )
-def test_what_is_wrong_is_told(simulators: Served, inputs: Any, parameters: dict[str, Any], message: str) -> None:
-    status, found, _ = simulators.ask("POST", "/v2/models/forward/infer", body(inputs, **parameters))
+def test_what_is_wrong_is_told(
+    simulators: ServerProcess, inputs: Any, parameters: dict[str, Any], message: str
+) -> None:
+    status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(inputs, **parameters))
     assert status == 400
     assert message in found["error"]
 
 
-def test_metadata_tells_where_they_come_from(simulators: Served) -> None:
-    _, found, _ = simulators.ask("GET", "/v2/models/Points")
+def test_metadata_tells_where_they_come_from(simulators: ServerProcess) -> None:
+    _, found, _ = simulators.request("GET", "/v2/models/Points")
     assert found["details"] == {"derivatives": {"gradient": "author"}}
     assert "details" in json.dumps(found)
 
 
-def ask_in_binary_form(simulators: Served, client: Any, vectors: dict[str, list[float]], derivative: str) -> Any:
+def ask_in_binary_form(simulators: ServerProcess, client: Any, vectors: dict[str, list[float]], derivative: str) -> Any:
     address = simulators.url if client is triton_http else simulators.grpc_url
     inputs = []
     for name, values in (INPUTS | vectors).items():
@@ -86,7 +88,7 @@ def ask_in_binary_form(simulators: Served, client: Any, vectors: dict[str, list[
 
 
 @pytest.mark.parametrize("client", [triton_http, triton_grpc])
-def test_other_clients_ask_for_them_in_binary_form(simulators: Served, client: Any) -> None:
+def test_other_clients_ask_for_them_in_binary_form(simulators: ServerProcess, client: Any) -> None:
     found = ask_in_binary_form(simulators, client, {"sens": [1.0, 10.0]}, "gradient")
     assert found.tolist() == [2.0, 40.0]
 
@@ -106,7 +108,7 @@ def test_other_clients_ask_for_them_in_binary_form(simulators: Served, client: A
     ],
 )
 def test_sens_and_vec_must_be_finite(
-    simulators: Served, client: Any, derivative: str, vectors: dict[str, list[float]], message: str
+    simulators: ServerProcess, client: Any, derivative: str, vectors: dict[str, list[float]], message: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=message):
         ask_in_binary_form(simulators, client, vectors, derivative)

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 import umbridge
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 from simulators.conftest import SIMULATORS
 
 POINT = [[1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 @pytest.fixture(scope="module")
-def forward(simulators: Served) -> Any:
+def forward(simulators: ServerProcess) -> Any:
     return umbridge.HTTPModel(f"http://{simulators.url}", "forward")
 
 
-def test_it_finds_the_models(simulators: Served) -> None:
+def test_it_finds_the_models(simulators: ServerProcess) -> None:
     assert umbridge.supported_models(f"http://{simulators.url}") == ["Double", "Faulty", "Points", "Slow", "forward"]
     with pytest.raises(Exception, match="not supported by server"):
         umbridge.HTTPModel(f"http://{simulators.url}", "backward")
 
 
-def test_it_learns_what_a_model_does(simulators: Served, forward: Any) -> None:
+def test_it_learns_what_a_model_does(simulators: ServerProcess, forward: Any) -> None:
     assert forward.supports_evaluate()
     assert forward.supports_gradient()
     assert forward.supports_apply_jacobian()
@@ -56,7 +56,7 @@ def test_derivatives_are_the_models_own(forward: Any) -> None:
     assert forward.apply_hessian(0, 0, 1, POINT, [1.0, 1.0], [1.0, 2.0, 3.0]) == [0.0, 0.0]
 
 
-def test_faults_reach_the_client_with_type_and_message(simulators: Served, forward: Any) -> None:
+def test_faults_reach_the_client_with_type_and_message(simulators: ServerProcess, forward: Any) -> None:
     with pytest.raises(Exception, match=r"type InvalidInput: input 1 \('input_1'\): expected 3 numbers, got 2"):
         forward([[1, 2], [3, 4]])
     faulty = umbridge.HTTPModel(f"http://{simulators.url}", "Faulty")
@@ -66,12 +66,12 @@ def test_faults_reach_the_client_with_type_and_message(simulators: Served, forwa
         faulty([[1]])
 
 
-def test_infinities_arrive_as_such(simulators: Served) -> None:
+def test_infinities_arrive_as_such(simulators: ServerProcess) -> None:
     faulty = umbridge.HTTPModel(f"http://{simulators.url}", "Faulty")
     assert faulty([[2]]) == [[np.inf, -np.inf]]
 
 
-def test_four_replicas_answer_four_calls_at_a_time(simulators: Served) -> None:
+def test_four_replicas_answer_four_calls_at_a_time(simulators: ServerProcess) -> None:
     slow = umbridge.HTTPModel(f"http://{simulators.url}", "Slow")
     slow([[0.0]])
     answers: list[Any] = []
@@ -88,7 +88,7 @@ def test_four_replicas_answer_four_calls_at_a_time(simulators: Served) -> None:
 def test_it_finds_a_server_at_the_port_that_it_expects(tmp_path: Path) -> None:
     """`--umbridge-port` listens there besides the port of HTTP; models are found in their files as they are."""
     (tmp_path / "sim.py").write_text(SIMULATORS.read_text().partition("class Points")[0])
-    with serving(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as served:
-        line = next(word for word in served.log().split() if word.startswith("http://") and served.url not in word)
+    with running_server(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as process:
+        line = next(word for word in process.log().split() if word.startswith("http://") and process.url not in word)
         model = umbridge.HTTPModel(line.strip(",").rstrip("/"), "forward")
         assert model(POINT) == [[1.0, 4.0], [53.0]]

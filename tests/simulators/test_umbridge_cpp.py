@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.served import Served
+from e2e.server_process import ServerProcess
 
 SOURCE = Path(__file__).with_name("client.cpp")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
-def test_a_client_in_another_language_drives_every_verb(simulators: Served, tmp_path: Path) -> None:
+def test_a_client_in_another_language_drives_every_verb(simulators: ServerProcess, tmp_path: Path) -> None:
     client = tmp_path / "client"
     subprocess.run(["g++", "-std=c++17", "-Wall", "-Werror", "-o", str(client), str(SOURCE)], check=True)
     done = subprocess.run([str(client), str(simulators.http_port)], capture_output=True, text=True, timeout=60)

@@ -13,7 +13,7 @@ from dragoman import Infer, ModelSpec, Tensor, errors
 from dragoman.core.calls import Index, Load, Request, Unload
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository
-from e2e.served import free_ports, started
+from e2e.server_process import free_ports, started_server
 from simulators.test_umbridge_remote import POINT, running
 
 FIELD = """
@@ -42,7 +42,7 @@ def engine(*specs: ModelSpec) -> Engine:
     return Engine(Repository(specs), ServerIdentity(control_open=True))
 
 
-async def until(happened: Callable[[], object], what: str) -> None:
+async def wait_until(happened: Callable[[], object], what: str) -> None:
     for _ in range(6000):
         if happened():
             return
@@ -68,14 +68,14 @@ def test_a_remote_that_is_down_when_the_server_starts_is_served_once_it_is_there
     (tmp_path / "far" / "dragoman.toml").write_text(
         f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://127.0.0.1:{port}"\n'
     )
-    with started(str(tmp_path)) as served:
-        served.until_logged("it is loaded again until that works")
-        assert served.status("/v2/health/ready") != 200
-        assert served.status("/v2/models/far/ready") != 200
-        assert umbridge.supported_models(f"http://{served.url}") == []
+    with started_server(str(tmp_path)) as process:
+        process.wait_for_log("it is loaded again until that works")
+        assert process.status("/v2/health/ready") != 200
+        assert process.status("/v2/models/far/ready") != 200
+        assert umbridge.supported_models(f"http://{process.url}") == []
         with running(port):
-            served.until_ready()
-            model = umbridge.HTTPModel(f"http://{served.url}", "far")
+            process.wait_until_ready()
+            model = umbridge.HTTPModel(f"http://{process.url}", "far")
             assert model([[1.0, 2.0], [3.0, 4.0, 5.0]]) == [[1.0, 4.0], [53.0]]
 
 
@@ -96,9 +96,9 @@ async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Pat
         assert not deployment.ready
         assert deployment.retries
         with running(port):
-            await until(made.ready, "the first load")
+            await wait_until(made.ready, "the first load")
             assert await evaluated(made, name, *point) == wanted
-        await until(lambda: not deployment.ready, "the end of readiness")
+        await wait_until(lambda: not deployment.ready, "the end of readiness")
         (index,) = [e for e in (await made.call(Request(Index(""), ""))).answer if e.name == name]
         assert index.state == "UNAVAILABLE"
         assert "no server of" in index.reason or "model 'far' is not ready" in index.reason
@@ -107,7 +107,7 @@ async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Pat
         with pytest.raises(errors.NotReady):
             await evaluated(made, name, *point)
         with running(port):
-            await until(made.ready, "readiness anew")
+            await wait_until(made.ready, "readiness anew")
             assert await evaluated(made, name, *point) == wanted
 
 
@@ -117,7 +117,9 @@ async def test_a_fault_that_is_for_good_is_not_tried_again() -> None:
         (deployment,) = made.deployments()
         assert deployment.retries
         with running(port):
-            await until(lambda: not deployment.retries and "has no model 'backward'" in deployment.reason, "the fault")
+            await wait_until(
+                lambda: not deployment.retries and "has no model 'backward'" in deployment.reason, "the fault"
+            )
         assert deployment.state == "UNAVAILABLE"
 
 
@@ -143,10 +145,10 @@ async def test_without_checks_a_failed_call_ends_readiness() -> None:
     (port,) = free_ports(1)
     async with engine(far(f"http://127.0.0.1:{port}", check_s=0)) as made:
         with running(port):
-            await until(made.ready, "the first load")
+            await wait_until(made.ready, "the first load")
         with pytest.raises(errors.NotReady):
             await evaluated(made, "far", *POINT)
-        await until(lambda: not made.ready(), "the end of readiness")
+        await wait_until(lambda: not made.ready(), "the end of readiness")
 
 
 async def test_a_model_may_say_itself_that_it_is_unavailable() -> None:
@@ -167,6 +169,6 @@ async def test_a_model_may_say_itself_that_it_is_unavailable() -> None:
             for reason, ready in (("the licence is in use", False), ("raise", True), ("again", False), ("", True)):
                 Moody.reason = reason
                 change = asyncio.ensure_future(made.changed())
-                await until(lambda ready=ready: made.ready() is ready, reason)  # type: ignore[misc]
+                await wait_until(lambda ready=ready: made.ready() is ready, reason)  # type: ignore[misc]
                 async with asyncio.timeout(10):
                     await change  # readiness is pushed to those who watch it

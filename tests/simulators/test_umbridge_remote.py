@@ -23,7 +23,7 @@ from dragoman.core.tensor import NONE
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
 from dragoman.runtimes.umbridge.model import make_function
-from e2e.served import Served, free_ports, until
+from e2e.server_process import ServerProcess, free_ports, wait_until
 from simulators.conftest import SIMULATORS
 
 REFERENCE = f"""
@@ -65,7 +65,7 @@ def reference() -> Iterator[str]:
         return True
 
     with running(port):
-        until(listens, "the reference server listens")
+        wait_until(listens, "the reference server listens")
         yield f"http://127.0.0.1:{port}"
 
 
@@ -103,7 +103,7 @@ async def evaluated(engine: Engine, *vectors: Tensor, **config: Any) -> list[lis
 
 
 @pytest.mark.parametrize("whose", ["theirs", "ours"])
-async def test_every_verb_goes_through(whose: str, theirs: str, simulators: Served) -> None:
+async def test_every_verb_goes_through(whose: str, theirs: str, simulators: ServerProcess) -> None:
     url = theirs if whose == "theirs" else f"http://{simulators.url}"
     async with engine(url, config={"scale": 2.0}) as far:
         assert await evaluated(far) == [[2.0, 8.0], [53.0]]
@@ -130,7 +130,7 @@ async def test_faults_of_the_server_become_ours(theirs: str) -> None:
         assert await evaluated(far) == [[1.0, 4.0], [53.0]]
 
 
-async def test_many_calls_are_under_way_at_a_time(simulators: Served) -> None:
+async def test_many_calls_are_under_way_at_a_time(simulators: ServerProcess) -> None:
     spec = ModelSpec(
         name="far", runtime="umbridge", uri=f"http://{simulators.url}", parameters={"model": "Slow", "concurrency": 4}
     )
@@ -275,7 +275,7 @@ async def test_text_in_the_place_of_a_number_is_not_converted() -> None:
                 await evaluated(far, vector(0))
 
 
-async def test_a_model_that_the_server_does_not_have_is_not_loaded(simulators: Served, tmp_path: Path) -> None:
+async def test_a_model_that_the_server_does_not_have_is_not_loaded(simulators: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     table = f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://{simulators.url}"\n'
     for line, reason in (("", "models; expected `model` to name one of"), ('model = "x"\n', "has no model 'x'")):

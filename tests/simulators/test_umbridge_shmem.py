@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import umbridge
 
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 from simulators.conftest import SIMULATORS
 
 POINT = [[1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Served]:
-    with serving(
+def shared() -> Iterator[ServerProcess]:
+    with running_server(
         f"{SIMULATORS}:forward", f"{SIMULATORS}:Double", "--umbridge-shared-memory", "--placement", "thread"
     ) as s:
         yield s
 
 
-def test_the_client_drives_every_verb_through_it(shared: Served) -> None:
+def test_the_client_drives_every_verb_through_it(shared: ServerProcess) -> None:
     model = umbridge.HTTPModel(f"http://{shared.url}", "forward", use_shmem=True)
     assert model.supports_shmem()
     assert model(POINT) == [[1.0, 4.0], [53.0]]
@@ -36,8 +36,8 @@ def test_the_client_drives_every_verb_through_it(shared: Served) -> None:
     assert double([[0.0, np.inf, -1.0, 2.0]]) == [[0.0, np.inf, -2.0, 4.0]]
 
 
-def test_it_is_off_unless_the_operator_wants_it(simulators: Served) -> None:
-    assert simulators.ask("POST", "/EvaluateShMem", {"name": "forward"})[0] == 404
+def test_it_is_off_unless_the_operator_wants_it(simulators: ServerProcess) -> None:
+    assert simulators.request("POST", "/EvaluateShMem", {"name": "forward"})[0] == 404
     model = umbridge.HTTPModel(f"http://{simulators.url}", "forward", use_shmem=True)
     assert not model.supports_shmem()
     assert model(POINT) == [[1.0, 4.0], [53.0]]
@@ -66,10 +66,10 @@ GOOD = {"tid": "7", "name": "Double", "shmem_name": "/umbridge", "shmem_num_inpu
         ({}, "InvalidInput", "out_7"),  # there is no segment for the answer
     ],
 )
-def test_bad_segments_are_told(shared: Served, changes: dict[str, Any], kind: str, message: str) -> None:
+def test_bad_segments_are_told(shared: ServerProcess, changes: dict[str, Any], kind: str, message: str) -> None:
     segment = shared_memory.SharedMemory("umbridge_in_7_0", create=True, size=32)
     try:
-        status, found, _ = shared.ask("POST", "/EvaluateShMem", GOOD | changes)
+        status, found, _ = shared.request("POST", "/EvaluateShMem", GOOD | changes)
         assert (status, found["error"]["type"]) == (400, kind)
         assert message in found["error"]["message"]
     finally:
@@ -77,25 +77,25 @@ def test_bad_segments_are_told(shared: Served, changes: dict[str, Any], kind: st
         segment.unlink()
 
 
-def test_json_of_the_test_route_is_bounded(shared: Served) -> None:
+def test_json_of_the_test_route_is_bounded(shared: ServerProcess) -> None:
     for values, message in ((1 << 19, "too many values in JSON"), (10, "umbridge_test_shmem_in_none")):
-        status, found, _ = shared.ask("POST", "/TestShMem", {"tid": "none", "x": [[]] * values})
+        status, found, _ = shared.request("POST", "/TestShMem", {"tid": "none", "x": [[]] * values})
         assert (status, found["error"]["type"]) == (400, "InvalidInput")
         assert message in found["error"]["message"]
 
 
-def test_no_body_is_told_and_many_clients_do_not_meet(shared: Served) -> None:
+def test_no_body_is_told_and_many_clients_do_not_meet(shared: ServerProcess) -> None:
     for body in (b"", b"[]", b"{", b'{"name": "Double"}'):
-        status, found, _ = shared.ask("POST", "/EvaluateShMem", body)
+        status, found, _ = shared.request("POST", "/EvaluateShMem", body)
         assert (status, json.loads(json.dumps(found))["error"]["type"]) == (400, "InvalidInput")
-    assert shared.ask("POST", "/TestShMem", {"tid": "none"})[0] == 400
+    assert shared.request("POST", "/TestShMem", {"tid": "none"})[0] == 400
     model = umbridge.HTTPModel(f"http://{shared.url}", "Double", use_shmem=True)
     found = []
 
-    def ask(number: int) -> None:
+    def send_request(number: int) -> None:
         found.extend((number, model([[float(number)] * 4])) for _ in range(5))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=send_request, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

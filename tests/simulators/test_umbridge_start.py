@@ -10,7 +10,7 @@ import umbridge
 from dragoman import errors
 from dragoman.engine.repository import DiskRepository
 from dragoman.server import load_errors
-from e2e.served import started
+from e2e.server_process import started_server
 from simulators.conftest import SIMULATORS
 
 GATED = """
@@ -32,13 +32,13 @@ def test_info_waits_for_models_that_still_load(tmp_path: Path, front_ends: str) 
     models = [str(tmp_path / "gated.py"), f"{SIMULATORS}:Double", f"{tmp_path / 'gated.py'}:missing"]
     gate = tmp_path / "gate"
     found: list[Any] = []
-    with started(*models, "--front-ends", front_ends, environment={"TEST_GATE": str(gate)}) as served:
-        url = f"http://{served.until_live().url}"
+    with started_server(*models, "--front-ends", front_ends, environment={"TEST_GATE": str(gate)}) as process:
+        url = f"http://{process.wait_until_live().url}"
         asking = threading.Thread(target=lambda: found.append(umbridge.supported_models(url)))
         asking.start()
-        served.until_status("/v2/models/Double/ready", 200)
-        assert served.status("/v2/models/gated/ready") != 200
-        assert served.ask("POST", "/Evaluate", {"name": "Double", "input": [[1, 2, 3, 4]]})[0] == 200
+        process.wait_for_status("/v2/models/Double/ready", 200)
+        assert process.status("/v2/models/gated/ready") != 200
+        assert process.request("POST", "/Evaluate", {"name": "Double", "input": [[1, 2, 3, 4]]})[0] == 200
         gate.touch()
         asking.join(60)
     assert found == [["Double", "gated"]]
@@ -108,8 +108,8 @@ FACTORS = {
 
 
 def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: Path) -> None:
-    with started(*written(tmp_path), "--placement", "thread", "--nonfinite", "error") as served:
-        url = f"http://{served.until_ready().url}"
+    with started_server(*written(tmp_path), "--placement", "thread", "--nonfinite", "error") as process:
+        url = f"http://{process.wait_until_ready().url}"
         assert set(umbridge.supported_models(url)) == {*FACTORS}
         for name, factor in FACTORS.items():
             assert umbridge.HTTPModel(url, name)([[3.0]]) == [[3.0 * factor]], name
@@ -123,8 +123,8 @@ def test_a_file_of_one_class_is_served_by_the_name_of_its_instance(tmp_path: Pat
     written(tmp_path)
     file = tmp_path / "lone.py"
     file.write_text("import umbridge\nimport scaled\n" + GUARDED.replace("(Scaled)", "(scaled.Scaled)"))
-    with started(str(file), "--placement", placement) as served:
-        url = f"http://{served.until_ready().url}"
+    with started_server(str(file), "--placement", placement) as process:
+        url = f"http://{process.wait_until_ready().url}"
         assert umbridge.HTTPModel(url, "fixed")([[1.0]]) == [[5.0]]
 
 

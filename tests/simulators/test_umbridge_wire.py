@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.served import Served
+from e2e.server_process import ServerProcess
 
 POINT = [[1.0, 2.0], [3.0, 4.0, 5.0]]
 GRADIENT = {"name": "forward", "outWrt": 0, "inWrt": 0, "input": POINT, "sens": [1.0, 1.0]}
@@ -31,7 +31,7 @@ class Connection:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._socket: Any = None
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         self._connection.request(method, path, sent, {k.replace("_", "-"): v for k, v in headers.items()})
         response = self._connection.getresponse()
@@ -41,7 +41,7 @@ class Connection:
     def usable(self) -> bool:
         """Whether this very connection still answers."""
         before = self._connection.sock
-        right = self.ask("POST", "/Evaluate", {"name": "forward", "input": POINT})[:2]
+        right = self.request("POST", "/Evaluate", {"name": "forward", "input": POINT})[:2]
         return (
             before is not None and self._connection.sock is before and right == (200, b'{"output":[[1.0,4.0],[53.0]]}')
         )
@@ -51,9 +51,9 @@ class Connection:
 
 
 @pytest.fixture
-def wire(simulators: Served) -> Iterator[Connection]:
+def wire(simulators: ServerProcess) -> Iterator[Connection]:
     made = Connection(simulators.http_port)
-    made.ask("GET", "/Info")
+    made.request("GET", "/Info")
     yield made
     made.close()
 
@@ -84,13 +84,13 @@ def wire(simulators: Served) -> Iterator[Connection]:
     ],
 )
 def test_bodies_have_these_keys_and_no_others(wire: Connection, path: str, body: Any, answer: Any) -> None:
-    status, text, headers = wire.ask("POST", path, body)
+    status, text, headers = wire.request("POST", path, body)
     assert (status, json.loads(text)) == (200, answer)
     assert headers["content-type"] == "application/json"
 
 
 def test_the_version_is_a_number(wire: Connection) -> None:
-    status, text, _ = wire.ask("GET", "/Info")
+    status, text, _ = wire.request("GET", "/Info")
     assert status == 200
     assert text.startswith(b'{"protocolVersion":1.0,"models":["Double",')
 
@@ -98,12 +98,12 @@ def test_the_version_is_a_number(wire: Connection) -> None:
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"])
 def test_any_content_type_will_do(wire: Connection, kind: str) -> None:
     body = {"name": "forward", "input": POINT}
-    assert wire.ask("POST", "/Evaluate", body, Content_Type=kind)[:2] == (200, b'{"output":[[1.0,4.0],[53.0]]}')
+    assert wire.request("POST", "/Evaluate", body, Content_Type=kind)[:2] == (200, b'{"output":[[1.0,4.0],[53.0]]}')
 
 
 def test_what_is_not_asked_by_the_protocol_is_answered_too(wire: Connection) -> None:
-    assert wire.ask("HEAD", "/")[0] in (200, 404, 405)
-    status, text, headers = wire.ask("GET", "/Evaluate")
+    assert wire.request("HEAD", "/")[0] in (200, 404, 405)
+    status, text, headers = wire.request("GET", "/Evaluate")
     assert (status, headers["allow"]) == (405, "OPTIONS, POST")
     assert b"POST" in text
     assert wire.usable()
@@ -193,7 +193,7 @@ BAD: list[tuple[str, Any, int, str, str]] = [
 def test_bad_input_is_told_and_the_connection_lives(
     wire: Connection, path: str, body: Any, status: int, kind: str, message: str
 ) -> None:
-    found, text, headers = wire.ask("POST", path, body)
+    found, text, headers = wire.request("POST", path, body)
     error = json.loads(text)
     assert list(error) == ["error"]
     assert (found, error["error"]["type"]) == (status, kind), text
@@ -206,13 +206,13 @@ def test_bad_input_is_told_and_the_connection_lives(
 def test_numbers_that_json_has_no_form_for(wire: Connection) -> None:
     # Infinities go out as 1e999, which JSON allows, and both spellings come in; NaN in becomes NaN out, which is told.
     body = b'{"name": "Faulty", "input": [[2]]}'
-    assert wire.ask("POST", "/Evaluate", body)[1] == b'{"output":[[1e999,-1e999]]}'
+    assert wire.request("POST", "/Evaluate", body)[1] == b'{"output":[[1e999,-1e999]]}'
     for spelled in (b"1e999", b"Infinity"):
-        status, text, _ = wire.ask(
+        status, text, _ = wire.request(
             "POST", "/Evaluate", b'{"name": "Double", "input": [[%b,-%b,0,1]]}' % (spelled, spelled)
         )
         assert (status, text) == (200, b'{"output":[[1e999,-1e999,0.0,2.0]]}')
-    status, text, _ = wire.ask("POST", "/Evaluate", b'{"name": "Double", "input": [[0, NaN, 0, 0]]}')
+    status, text, _ = wire.request("POST", "/Evaluate", b'{"name": "Double", "input": [[0, NaN, 0, 0]]}')
     assert (status, json.loads(text)["error"]["type"]) == (500, "InvalidOutput")
     assert "element 1 is nan" in json.loads(text)["error"]["message"]
     assert wire.usable()
@@ -222,10 +222,10 @@ def test_a_vector_of_ten_million_is_answered(wire: Connection) -> None:
     count = 10_000_000
     numbers = b",".join([b"1.5"] * count)
     body = b'{"name": "Double", "config": {"n": %d}, "input": [[%b]]}' % (count, numbers)
-    status, text, _ = wire.ask("POST", "/Evaluate", body)
+    status, text, _ = wire.request("POST", "/Evaluate", body)
     assert status == 200
     assert text == b'{"output":[[' + b",".join([b"3.0"] * count) + b"]]}"
-    status, text, _ = wire.ask("POST", "/Evaluate", body.replace(b"%d}" % count, b"%d}" % (count + 1)))
+    status, text, _ = wire.request("POST", "/Evaluate", body.replace(b"%d}" % count, b"%d}" % (count + 1)))
     assert (status, json.loads(text)["error"]["message"]) == (
         400,
         f"input 0 ('input_0'): expected {count + 1} numbers, got {count}",
@@ -233,8 +233,8 @@ def test_a_vector_of_ten_million_is_answered(wire: Connection) -> None:
     assert wire.usable()
 
 
-def test_what_is_too_large_is_refused_in_the_protocols_form(simulators: Served) -> None:
+def test_what_is_too_large_is_refused_in_the_protocols_form(simulators: ServerProcess) -> None:
     wire = Connection(simulators.http_port)
-    status, text, _ = wire.ask("POST", "/Evaluate", b" " * ((100 << 20) + 1))
+    status, text, _ = wire.request("POST", "/Evaluate", b" " * ((100 << 20) + 1))
     assert (status, json.loads(text)["error"]["type"]) == (413, "InvalidInput")
     wire.close()

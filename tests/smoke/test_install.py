@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dragoman
-from e2e.served import Served, serving
+from e2e.server_process import ServerProcess, running_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,17 +21,17 @@ def example(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("install")
     for name in ("celsius.py", "energy.py"):
         (folder / name).write_text(example(name))
     models = ["celsius.py:celsius", "energy.py:energy", str(ROOT / "examples" / "scientific" / "banana")]
-    with serving(*models, folder=folder) as served:
-        yield served
+    with running_server(*models, folder=folder) as process:
+        yield process
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_first_function_answers(server: Served, protocol: str) -> None:
+def test_the_first_function_answers(server: ServerProcess, protocol: str) -> None:
     address = server.url if protocol == "http" else server.grpc_url
     with dragoman.Client(f"{protocol}://{address}") as client:
         answer = client.infer("celsius", {"fahrenheit": np.array([32.0, 212.0])})
@@ -40,9 +40,9 @@ def test_the_first_function_answers(server: Served, protocol: str) -> None:
         assert client.infer("banana", {"x": [[2.0, 0.0]]})["log_density"].shape[0] == 1
 
 
-def test_a_simulator_answers_with_its_gradient(server: Served) -> None:
+def test_a_simulator_answers_with_its_gradient(server: ServerProcess) -> None:
     question = {"name": "energy", "input": [[1, 2]]}
-    assert server.ask("POST", "/Evaluate", question)[1] == {"output": [[2.5]]}
+    assert server.request("POST", "/Evaluate", question)[1] == {"output": [[2.5]]}
     gradient = {**question, "sens": [1], "outWrt": 0, "inWrt": 0}
-    assert server.ask("POST", "/Gradient", gradient)[1] == {"output": [1.0, 2.0]}
-    assert server.ask("POST", "/Gradient", {**gradient, "name": "banana", "input": [[2, 0]]})[0] == 200
+    assert server.request("POST", "/Gradient", gradient)[1] == {"output": [1.0, 2.0]}
+    assert server.request("POST", "/Gradient", {**gradient, "name": "banana", "input": [[2, 0]]})[0] == 200

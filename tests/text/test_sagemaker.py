@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from e2e.served import Served, free_ports
+from e2e.server_process import ServerProcess, free_ports
 
 _MODEL = """
 import dragoman
@@ -17,35 +17,37 @@ class Model(dragoman.Model):
 """
 
 
-def container(folder: Path) -> Served:
+def container(folder: Path) -> ServerProcess:
     """One with a model, which is about to start."""
     (folder / "model.py").write_text(_MODEL)
     (port,) = free_ports(1)
-    served = Served(str(folder), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
-    served.http_port = port
-    return served
+    process = ServerProcess(str(folder), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
+    process.http_port = port
+    return process
 
 
 def test_one_flag(tmp_path: Path) -> None:
-    served = container(tmp_path)
+    process = container(tmp_path)
     try:
-        served.until_status("/ping", 200)
-        status, answer, _ = served.ask("POST", "/invocations", {"inputs": "a"}, {"content-type": "application/json"})
+        process.wait_for_status("/ping", 200)
+        status, answer, _ = process.request(
+            "POST", "/invocations", {"inputs": "a"}, {"content-type": "application/json"}
+        )
         assert (status, answer) == (200, {"generated_text": "yes"})
-        assert "gRPC" not in served.log()
-        served.terminate()
-        assert served.ended() == 0
+        assert "gRPC" not in process.log()
+        process.terminate()
+        assert process.wait_for_exit() == 0
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_it_looks_where_sagemaker_puts_models() -> None:
-    served = Served(environment={"DRAGOMAN_SAGEMAKER": "true"})
+    process = ServerProcess(environment={"DRAGOMAN_SAGEMAKER": "true"})
     try:
-        assert served.ended() == 2
-        assert "'/opt/ml/model' is not there" in served.log()
+        assert process.wait_for_exit() == 2
+        assert "'/opt/ml/model' is not there" in process.log()
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_an_endpoint_of_many_models(tmp_path: Path) -> None:
@@ -59,31 +61,31 @@ def test_an_endpoint_of_many_models(tmp_path: Path) -> None:
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "DRAGOMAN_MODEL_FOLDERS": str(tmp_path),
     }
-    served = Served("--sagemaker", environment=environment)
-    served.http_port = port
+    process = ServerProcess("--sagemaker", environment=environment)
+    process.http_port = port
     sent = {"content-type": "application/json", "accept": "application/json"}
     try:
-        served.until_status("/ping", 200)
+        process.wait_for_status("/ping", 200)
         for name in ("a", "b"):
             url = f"{tmp_path}/{name}/model"
-            assert served.ask("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 200
-            assert served.ask("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 409
-            status, answer, _ = served.ask("POST", f"/models/{name}/invoke", {"inputs": "x"}, sent)
+            assert process.request("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 200
+            assert process.request("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 409
+            status, answer, _ = process.request("POST", f"/models/{name}/invoke", {"inputs": "x"}, sent)
             assert (status, answer) == (200, {"generated_text": name})
-        assert served.status("/ping") == 200
-        assert [m["modelName"] for m in served.ask("GET", "/models")[1]["models"]] == ["a", "b"]
-        assert served.ask("DELETE", "/models/a")[0] == 200
-        assert served.ask("POST", "/models/a/invoke", {"inputs": "x"}, sent)[0] == 404
-        assert served.status("/models/a") == 404
-        assert "no model is loaded yet" in served.log()
+        assert process.status("/ping") == 200
+        assert [m["modelName"] for m in process.request("GET", "/models")[1]["models"]] == ["a", "b"]
+        assert process.request("DELETE", "/models/a")[0] == 200
+        assert process.request("POST", "/models/a/invoke", {"inputs": "x"}, sent)[0] == 404
+        assert process.status("/models/a") == 404
+        assert "no model is loaded yet" in process.log()
     finally:
-        served.reap()
+        process.kill()
 
 
 def test_a_container_of_one_model_lets_nobody_load_others(tmp_path: Path) -> None:
-    served = container(tmp_path)
+    process = container(tmp_path)
     try:
-        served.until_status("/ping", 200)
-        assert served.ask("POST", "/models", {"model_name": "a", "url": "/opt/ml/models/a/model"})[0] == 403
+        process.wait_for_status("/ping", 200)
+        assert process.request("POST", "/models", {"model_name": "a", "url": "/opt/ml/models/a/model"})[0] == 403
     finally:
-        served.reap()
+        process.kill()

@@ -132,23 +132,23 @@ class Counter(dragoman.Model):
 MODELS = (Identity, Adder, Picture, Phrase, Faulty, Counter)
 
 
-# Settings of every server, where a test says nothing else.
+# Default settings of every server.
 DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": -1}
 
 
 @asynccontextmanager
-async def serving(*models: Any, **settings: Any) -> AsyncIterator["House"]:
+async def serving(*models: Any, **settings: Any) -> AsyncIterator["RestServer"]:
     """A server with these models, by default with all."""
     server = dragoman.Server(*(models or MODELS), **{**DEFAULTS, **settings})
     async with server:
-        yield House(server.http_ports[0], server)
+        yield RestServer(server.http_ports[0], server)
 
 
 # --- clients -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Answer:
+class RawResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -171,39 +171,39 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class House:
+class RestServer:
     """A running server, as its clients see it."""
 
     port: int
-    server: dragoman.Server
+    dragoman: Any
 
     async def send(self, raw: bytes, *, answers: int = 1, head: bool = False) -> Any:
         """Bytes straight into a socket of its own; the answer, or a list where there are several."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(raw)
-            found = [await read_answer(reader, head=head) for _ in range(answers)]
+            found = [await read_response(reader, head=head) for _ in range(answers)]
         finally:
             writer.close()
         return found[0] if answers == 1 else found
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
         body: bytes | str | dict[str, Any] | list[Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> RawResponse:
         """One request on a connection of its own; a dict or list goes as JSON."""
-        answer: Answer = await self.send(request(method, path, body, headers), head=method == "HEAD")
+        answer: RawResponse = await self.send(request(method, path, body, headers), head=method == "HEAD")
         return answer
 
-    async def infer(self, model: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
-        return await self.ask("POST", f"/v2/models/{model}/infer", body, headers)
+    async def infer(self, model: str, body: Any, headers: Mapping[str, str] | None = None) -> RawResponse:
+        return await self.request("POST", f"/v2/models/{model}/infer", body, headers)
 
     def model(self, name: str) -> Any:
         """The model object itself, where it runs in this process."""
-        deployment = next(d for d in self.server.engine.deployments() if d.spec.name == name)
+        deployment = next(d for d in self.dragoman.engine.deployments() if d.spec.name == name)
         pool: Any = deployment._pool
         return pool._executor.model
 
@@ -211,7 +211,7 @@ class House:
 def request(
     method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, *, length: bool = True
 ) -> bytes:
-    raw = encoded(body)
+    raw = encode_body(body)
     lines = [f"{method} {path} HTTP/1.1", "Host: test"]
     if body is not None and length:
         lines.append(f"Content-Length: {len(raw)}")
@@ -219,7 +219,7 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + raw
 
 
-def encoded(body: Any) -> bytes:
+def encode_body(body: Any) -> bytes:
     if isinstance(body, bytes):
         return body
     if body is None:
@@ -234,14 +234,14 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     return int(first.split()[1]), headers
 
 
-async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> Answer:
+async def read_response(reader: asyncio.StreamReader, *, head: bool = False) -> RawResponse:
     status, headers = await read_head(reader)
     if head or status in (100, 204):
-        return Answer(status, headers, b"")
+        return RawResponse(status, headers, b"")
     if headers.get("transfer-encoding") == "chunked":
-        return Answer(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
+        return RawResponse(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
     body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
-    return Answer(status, headers, body)
+    return RawResponse(status, headers, body)
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -250,7 +250,7 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     await reader.readexactly(2)
 
 
-class KeptAlive:
+class KeepAliveClient:
     """A blocking client with one connection, for tests that ask thousands of times from a thread."""
 
     def __init__(self, port: int) -> None:
@@ -260,14 +260,14 @@ class KeptAlive:
     def send(self, raw: bytes) -> None:
         self._socket.sendall(raw)
 
-    def ask(self, raw: bytes) -> Answer:
+    def request(self, raw: bytes) -> RawResponse:
         self.send(raw)
         status = int(self._file.readline().split()[1])
         headers = {}
         while line := self._file.readline().strip().decode("latin-1"):
             key, _, value = line.partition(":")
             headers[key.lower()] = value.strip()
-        return Answer(status, headers, self._file.read(int(headers["content-length"])))
+        return RawResponse(status, headers, self._file.read(int(headers["content-length"])))
 
     def close(self) -> None:
         self._file.close()
@@ -293,7 +293,7 @@ def binary(head: dict[str, Any], *blobs: bytes) -> tuple[bytes, dict[str, str]]:
     return b"".join([text, *blobs]), {"Inference-Header-Content-Length": str(len(text))}
 
 
-def blobs(answer: Answer) -> tuple[Any, list[bytes]]:
+def blobs(answer: RawResponse) -> tuple[Any, list[bytes]]:
     """A binary answer taken apart: its JSON, and the bytes of each output that has some."""
     length = int(answer.headers["inference-header-content-length"])
     head, at, found = json.loads(answer.body[:length]), length, []
@@ -306,6 +306,6 @@ def blobs(answer: Answer) -> tuple[Any, list[bytes]]:
     return head, found
 
 
-def outputs(answer: Answer) -> Iterator[dict[str, Any]]:
+def outputs(answer: RawResponse) -> Iterator[dict[str, Any]]:
     assert answer.status == 200, answer.body
     return iter(answer.json["outputs"])

@@ -112,7 +112,7 @@ def power(x: NDArray[np.float64], by: float = 2.0) -> NDArray[np.float64]:
 # --- servers and clients ---------------------------------------------------------------------------------------
 
 
-class House:
+class LoopThread:
     """An event loop in a thread, and servers on it."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class House:
             with dragoman.Client(url, **options) as client:
                 yield client
             return
-        waiting = Waiting(self, url, options)
+        waiting = BlockingAsyncClient(self, url, options)
         yield waiting
         waiting.close()
 
@@ -156,15 +156,15 @@ class House:
         self._loop.close()
 
 
-class Waiting:
+class BlockingAsyncClient:
     """An AsyncClient whose calls are waited for, so that one test fits both clients."""
 
-    def __init__(self, house: House, url: str, options: dict[str, Any]) -> None:
+    def __init__(self, loop_thread: LoopThread, url: str, options: dict[str, Any]) -> None:
         async def made() -> dragoman.AsyncClient:
             return dragoman.AsyncClient(url, **options)
 
-        self._house = house
-        self.twin = house.run(made())
+        self._loop_thread = loop_thread
+        self.twin = loop_thread.run(made())
 
     def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
         results = self.twin.stream(*args, **options)
@@ -173,13 +173,13 @@ class Waiting:
             return await anext(results, None)
 
         try:
-            while (found := self._house.run(following())) is not None:
+            while (found := self._loop_thread.run(following())) is not None:
                 yield found
         finally:
-            self._house.run(results.aclose())
+            self._loop_thread.run(results.aclose())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **options: self._house.run(getattr(self.twin, name)(*args, **options))
+        return lambda *args, **options: self._loop_thread.run(getattr(self.twin, name)(*args, **options))
 
 
 def url_of(server: dragoman.Server, wire: str) -> str:
