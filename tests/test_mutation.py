@@ -80,6 +80,9 @@ def test_performance_thresholds_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("LONG = 8  # performance only: bytes\n_FEW = 2  # performance only: bytes\n")
     source = "_SMALL = 1 << 9  # performance only: bytes\ny = a if len(x) <= _SMALL else b\nz = len(x) > other.LONG\n"
     assert changed(source, tmp_path) == ["y = None", "z = None"]
+    choice = "_A = 3  # performance only: bytes\n_B = 4{}\nif len(x) > (_A if u else _B):\n    z()\n"
+    assert "if len(x) >= (_A if u else _B):" not in changed(choice.format("  # performance only: bytes"), tmp_path)
+    assert "if len(x) >= (_A if u else _B):" in changed(choice.format(""), tmp_path)
     assert "z = x >= _FEW" in changed("_FEW = 3  # elements\nz = x > _FEW\n", tmp_path)
 
 

@@ -104,7 +104,13 @@ class _Visitor(cst.CSTVisitor):
         if not isinstance(node, cst.Comparison):
             return False
         sides = [node.left, *(target.comparator for target in node.comparisons)]
-        return any(_last_name(side) in self._thresholds for side in sides)
+        return any(map(self._is_threshold, sides))
+
+    def _is_threshold(self, node: cst.CSTNode) -> bool:
+        """Return whether this is a threshold, or a choice of two."""
+        if isinstance(node, cst.IfExp):
+            return self._is_threshold(node.body) and self._is_threshold(node.orelse)
+        return _last_name(node) in self._thresholds
 
     def _sets_threshold(self, node: cst.CSTNode) -> bool:
         return isinstance(node, cst.Assign) and _name(node.targets[0].target) in self._thresholds

@@ -139,8 +139,7 @@ def _plain(text: bytes, policy: Policy, rest: Buffer | None) -> RequestBody | No
         inputs[one.name] = tensor
     if rest is not None and at != len(rest):
         return None
-    parameters = told_parameters(found.parameters) if found.parameters else {}
-    return RequestBody(inputs, found.outputs or (), parameters, found.id)
+    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
 
 
 def _sole_size(parameters: JsonParameters) -> int:

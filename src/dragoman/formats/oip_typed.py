@@ -90,7 +90,7 @@ def varints(integers: Array) -> bytes:
         sizes += values >> np.uint64(bits) > 0
     starts = np.cumsum(sizes) - sizes
     found = np.empty(int(sizes.sum()), np.uint8)
-    for at in range(int(sizes.max(initial=0))):
+    for at in range(int(sizes.max())):
         longer = sizes > at
         low = values[longer] >> np.uint64(7 * at) & np.uint64(0x7F)
         found[starts[longer] + at] = low | np.where(sizes[longer] > at + 1, np.uint64(0x80), np.uint64(0))
