@@ -11,7 +11,7 @@ import httptools
 import uvloop
 
 from benchmarks.workloads import GRPC_PATH
-from dragoman.system import allocator as memory
+from dragoman.system.process import keep_freed_memory
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
@@ -102,5 +102,5 @@ async def grpc_aio(port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "http-buffered":
-        memory.keep()  # as ours does; else the allocator is most of what a large body costs
+        keep_freed_memory()  # as ours does; else the allocator is most of what a large body costs
     uvloop.run({"http": http, "http-buffered": buffered, "grpc": grpc_aio}[sys.argv[1]](int(sys.argv[2])))

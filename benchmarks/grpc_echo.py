@@ -14,7 +14,7 @@ import uvloop
 
 from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
-from dragoman.system import allocator as memory
+from dragoman.system.process import keep_freed_memory
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
@@ -81,7 +81,7 @@ class _EchoServer(GrpcServer):
 
 
 async def own(port: int) -> None:
-    memory.keep()
+    keep_freed_memory()
     server = _EchoServer(_Nothing(), (), limits=Limits(), executor=MessageExecutor(Bodies(0)))
     await server.start("127.0.0.1", port)
     await asyncio.Event().wait()

@@ -150,9 +150,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["bare"]:
         import uvloop
 
-        from dragoman.system import allocator as memory
+        from dragoman.system.process import keep_freed_memory
 
-        memory.keep()
+        keep_freed_memory()
         uvloop.run(bare(int(sys.argv[2])))
     else:
         main()

@@ -13,7 +13,7 @@ from dragoman.core.options import values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
-from dragoman.system import open_files
+from dragoman.system.process import open_files_limit
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.bodies import Bodies
 from dragoman.transports.cors import Cors
@@ -133,7 +133,7 @@ def transport_limits(settings: Settings) -> Limits:
     """Return the settings that transports need."""
     fields = values(TransportOptions, settings)
     root = settings.root_path.strip("/")
-    fields |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files.limit()}
+    fields |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files_limit()}
     return Limits(**fields, cors=_cors(settings))
 
 

@@ -33,7 +33,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.fixture
 async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
     """A server whose process has all files open that it may have for ordinary connections."""
-    monkeypatch.setattr("dragoman.system.open_files.limit", lambda: FILES)
+    monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: FILES)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
         with ExitStack() as stack:
             while (number := os.dup(0)) < FILES:
@@ -145,7 +145,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_with_files_left_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.system.open_files.limit", lambda: 4096)
+    monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
         response = await RestServer(server.http_ports[0], server).request("POST", INFER, QUESTION)
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from dragoman.system import event_loop
+from dragoman.system import event_loop, process
 
 
 def test_only_its_owner_changes_a_process() -> None:
@@ -11,7 +11,7 @@ def test_only_its_owner_changes_a_process() -> None:
     try:
         assert event_loop.run(asyncio.sleep(0, 7)) == 7
         assert sys.getswitchinterval() == before_s
-        event_loop.shorten_switch_interval()
+        process.shorten_switch_interval()
         assert sys.getswitchinterval() < before_s
     finally:
         sys.setswitchinterval(before_s)

@@ -97,7 +97,7 @@ async def test_models_that_wait_for_each_other_are_told(folder: Path) -> None:
     ("served", "message"),
     [
         ("nobody", "node 's': served: model 'nobody' not found on this server; serve it beside the graph"),
-        ("broken", "node 's': model 'broken' is not there: failed to load 'broken'"),
+        ("broken", "node 's': model 'broken' is not available: failed to load 'broken'"),
         ("words", "node 's': model 'words' is not a vector function: expected only float vectors"),
         ("wrong", "node 's': models wait for each other: wrong -> wrong"),
     ],
@@ -127,7 +127,7 @@ async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> No
 
 async def test_nobody_asks_on_the_event_loop(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
-        with pytest.raises(errors.ModelFailed, match="model 'me' would wait for itself"):
+        with pytest.raises(errors.ModelFailed, match="model 'me' called another model on the event loop"):
             engine.siblings("me").describe("squares")
 
 

@@ -7,12 +7,12 @@ import pytest
 
 SCRIPT = """
 import resource
-from dragoman.system import open_files
+from dragoman.system.process import raise_open_files_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-told = open_files.allow()
-assert resource.getrlimit(resource.RLIMIT_NOFILE) == (told, hard), told
-print(told > 256, open_files.allow() == told)
+limit = raise_open_files_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard), limit
+print(limit > 256, raise_open_files_limit() == limit)
 """
 
 

@@ -14,7 +14,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.secrets import forget_secrets
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import from_environment, parse_settings, sagemaker_paths
-from dragoman.system import allocator, event_loop, logs, open_files
+from dragoman.system import logs, process
 
 
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
@@ -56,7 +56,7 @@ def _server(given: Sequence[str], flags: Mapping[str, Any]) -> Server:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
     logs.set_up(settings.log_format, settings.log_level)
     if settings.keep_memory:
-        allocator.keep()
-    open_files.allow()
-    event_loop.shorten_switch_interval()
+        process.keep_freed_memory()
+    process.raise_open_files_limit()
+    process.shorten_switch_interval()
     return Server(*paths, settings=settings)

@@ -15,10 +15,10 @@ A = TypeVar("A")
 
 
 class SiblingRegistry:
-    """All models of a server, as its models call them.
+    """Access of the models of a server to each other.
 
-    `changed` returns when the readiness of any may have changed. `gate` limits how many models load at a time; a
-    model that waits for another releases its slot.
+    changed: returns when the readiness of any may have changed. gate: limits how many models load concurrently; a model
+    that waits for another releases its slot.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SiblingRegistry:
         self._registry = registry
         self._changed = changed
         self._gate = gate
-        self._waits: dict[str, str] = {}  # which model waits for which
+        self._waits: dict[str, str] = {}  # for each model that waits, the model that it waits for
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def of(self, name: str) -> "SiblingClient":
@@ -44,13 +44,12 @@ class SiblingRegistry:
             deployment = self._registry.find(name)
         except ModelNotFound as error:
             return error.message
-        return (
-            ""
-            if deployment.ready
-            else f"model '{name}' is not ready: {deployment.reported_reason or deployment.reported_state}"
-        )
+        if deployment.ready:
+            return ""
+        return f"model '{name}' is not ready: {deployment.reported_reason or deployment.reported_state}"
 
-    async def owned(self, work: Coroutine[Any, Any, A]) -> A:
+    async def run(self, work: Coroutine[Any, Any, A]) -> A:
+        """Await the coroutine so that `close` cancels it."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -59,28 +58,29 @@ class SiblingRegistry:
         finally:
             self._tasks.discard(task)
 
-    async def describe(self, name: str, asks: str) -> ModelDescription:
-        self._waits[asks] = name
-        chain = [asks, name]
-        while chain[-1] in self._waits and chain[-1] != asks:
+    async def describe(self, name: str, caller: str) -> ModelDescription:
+        """Return the description of a model once it is loaded. Raises InvalidInput if it waits for the caller."""
+        self._waits[caller] = name
+        chain = [caller, name]
+        while chain[-1] in self._waits and chain[-1] != caller:
             chain.append(self._waits[chain[-1]])
         self._gate.release()
         try:
-            if chain[-1] == asks:
+            if chain[-1] == caller:
                 raise InvalidInput(f"models wait for each other: {' -> '.join(chain)}")
-            return await self._described(name)
+            return await self._wait_until_loaded(name)
         finally:
-            self._waits.pop(asks, None)  # two versions of a model may ask at the same time
+            self._waits.pop(caller, None)  # two versions of a model may wait at the same time
             await self._gate.acquire()
 
-    async def _described(self, name: str) -> ModelDescription:
+    async def _wait_until_loaded(self, name: str) -> ModelDescription:
         while True:
             deployment = self._registry.find(name)
             if deployment.is_loaded:
-                told = deployment.loaded
-                return ModelDescription(name, (), told.platform, told.signature, told.calls, told.details)
+                loaded = deployment.loaded
+                return ModelDescription(name, (), loaded.platform, loaded.signature, loaded.calls, loaded.details)
             if deployment.state == "UNAVAILABLE":
-                raise NotReady(f"model '{name}' is not there: {deployment.reason}")
+                raise NotReady(f"model '{name}' is not available: {deployment.reason}")
             await self._changed()
 
     async def call(self, request: Request[A]) -> A:
@@ -91,26 +91,28 @@ class SiblingRegistry:
 class SiblingClient:
     """The `SiblingModels` of one model."""
 
-    def __init__(self, all_: SiblingRegistry, name: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._all = all_
+    def __init__(self, registry: SiblingRegistry, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._registry = registry
         self._name = name
         self._loop = loop
-        self._thread = threading.get_ident()  # the event loop's
+        self._loop_thread = threading.get_ident()
 
     def describe(self, name: str) -> ModelDescription:
-        return self._waited(self._all.describe(name, self._name))
+        return self._run_on_loop(self._registry.describe(name, self._name))
 
     def unavailable(self, name: str) -> str:
-        return self._all.unavailable(name)
+        return self._registry.unavailable(name)
 
     def call(self, request: Request[A]) -> A:
-        return self._waited(self._all.call(request))
+        return self._run_on_loop(self._registry.call(request))
 
-    def _waited(self, work: Coroutine[Any, Any, A]) -> A:
-        if threading.get_ident() == self._thread:
+    def _run_on_loop(self, work: Coroutine[Any, Any, A]) -> A:
+        if threading.get_ident() == self._loop_thread:
             work.close()
-            raise ModelFailed(f"model '{self._name}' would wait for itself: it asks another model on the event loop")
+            raise ModelFailed(
+                f"model '{self._name}' called another model on the event loop, which would wait for itself"
+            )
         try:
-            return asyncio.run_coroutine_threadsafe(self._all.owned(work), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._registry.run(work), self._loop).result()
         except concurrent.futures.CancelledError as error:
-            raise NotReady(f"model '{self._name}' is stopped") from error
+            raise NotReady(f"model '{self._name}' is unloading") from error

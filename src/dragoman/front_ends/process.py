@@ -10,7 +10,7 @@ from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
-from dragoman.system import event_loop
+from dragoman.system import event_loop, process
 from dragoman.system.coroutines import begin
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
@@ -25,7 +25,7 @@ log = logging.getLogger("dragoman.front_end")
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """Listen on the ports that the parent sends and forward calls to it, until it stops this process or exits."""
     set_up_child(parent, (fd, *memory))
-    event_loop.shorten_switch_interval()
+    process.shorten_switch_interval()
     with socket.socket(fileno=fd) as sock:
         first = receive(sock)
         if first is not None:

@@ -7,19 +7,18 @@ import sys
 import time
 from typing import Any, Literal
 
-_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-
-# What may end a line or steer a terminal, but for tabs: C0, DEL, C1 and the two separators of Unicode.
+# Characters that may end a line or control a terminal, except tabs: C0, DEL, C1 and two separators of Unicode.
 _CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n != 9} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
 _CONTROL |= {10: "\\n", 13: "\\r"}
-_ENDS_NO_LINE = {n: text for n, text in _CONTROL.items() if n != 10}
+_CONTROL_IN_LINE = {n: text for n, text in _CONTROL.items() if n != 10}
 
 
 class TextFormatter(logging.Formatter):
     """One line per message, with line breaks escaped. Lines of a traceback follow, prefixed with a bar.
 
-    Text of a client or a model cannot forge a log line, because each of those begins with the time.
+    So text of a client or a model cannot forge a log line.
     """
 
     def __init__(self) -> None:
@@ -29,14 +28,14 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record).translate(_CONTROL)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return _barred(super().formatException(ei))
+        return _with_bars(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
-        return _barred(super().formatStack(stack_info))
+        return _with_bars(super().formatStack(stack_info))
 
 
-def _barred(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in text.translate(_ENDS_NO_LINE).split("\n"))
+def _with_bars(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.translate(_CONTROL_IN_LINE).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "pid": record.process,
             "message": record.getMessage(),
-            **{k: v for k, v in vars(record).items() if k not in _KNOWN},
+            **{k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS},
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -65,7 +64,7 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # JAX tells at INFO of each accelerator that is not there.
+    # JAX logs each missing accelerator at INFO.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 

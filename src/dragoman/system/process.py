@@ -1,0 +1,73 @@
+"""Options of the whole process: allocator, limit of open files, switch interval of threads.
+
+Only programs call this that own their process: the command line and front ends.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import MutableMapping
+
+# malloc.h: number of the option, environment variable with the same meaning, and value.
+_MALLOC_OPTIONS = (
+    (-1, "MALLOC_TRIM_THRESHOLD_", 1 << 30),
+    (-2, "MALLOC_TOP_PAD_", 16 << 20),
+    (-3, "MALLOC_MMAP_THRESHOLD_", 32 << 20),  # the maximum in glibc
+)
+# More open files than any server needs; some programs iterate over all numbers up to the limit.
+_MAX_OPEN_FILES = 1 << 16
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def keep_freed_memory(environment: MutableMapping[str, str] | None = None) -> bool:
+    """Keep freed memory in this process and, by environment variables, in its child processes.
+
+    By default glibc returns large blocks to the kernel, and page faults of the next request of that size cost more than
+    anything else for a tensor of 600 KB. Variables that the operator has set are not changed. Return whether the C
+    library supports it; only glibc does.
+    """
+    environment = os.environ if environment is None else environment
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # musl, for example
+        return False
+    is_supported = True
+    for option, name, value in _MALLOC_OPTIONS:
+        if name not in environment:
+            environment[name] = str(value)
+            is_supported = bool(mallopt(option, value)) and is_supported
+    return is_supported
+
+
+def raise_open_files_limit() -> int:
+    """Raise the soft limit of open files to the hard limit; return it, or 0 if there is none.
+
+    Systems keep the soft limit at 1024 for programs that use `select`, and expect others to raise it.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+    return soft
+
+
+def open_files_limit() -> int:
+    """Return how many files this process may open; 0 if there is no limit."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if soft == resource.RLIM_INFINITY else soft
+
+
+def shorten_switch_interval() -> None:
+    """Let threads that parse large requests release the interpreter lock to the event loop sooner."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
