@@ -24,8 +24,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.core.type_aliases import without_aliases
-from dragoman.derivatives.annotations import annotated_inputs
-from dragoman.derivatives.vector_callable import inspect_function
+from dragoman.derivatives.vector_callable import annotated_inputs, inspect_function
 
 S, T, U = TypeVar("S", bound=np.generic), TypeVar("T"), TypeVar("U")
 

@@ -63,7 +63,7 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
     if missing:
         required = tuple(s for s in signature.inputs if not s.optional)
         expected, came = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
-        if len(required) < len(signature.inputs):  # those that may be left out make numbers tell nothing
+        if len(required) < len(signature.inputs):  # with optional inputs, numbers say little
             expected, came = f"at least {_quote_names(required)}", ", ".join(map(repr, call.inputs)) or "none"
         raise InvalidInput(
             f"expected {expected} but got {came} for model '{model}'; missing {_quote_names(tuple(missing))}"

@@ -1,4 +1,4 @@
-"""Binds calls about vectors: positions become names; counts, lengths and indices are checked against the sizes."""
+"""Bind calls about vectors: positions become names; counts, lengths and indices are checked."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _CHUNK = 1 << 20  # performance only: numbers compared at a time, so that the re
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
-    """One input or output as a vector: `size` numbers, and the shape and datatype that the model has for one point."""
+    """One input or output as a vector of `size` numbers; `shape` and `datatype` are the model's, for one point."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class VectorSpec:
 
 @dataclass(frozen=True, slots=True)
 class VectorSignature:
-    """A model as a function of vectors: the inputs that a call must have and the outputs that it gives, in order."""
+    """A model as a vector function: its required inputs and its outputs, in order."""
 
     inputs: tuple[VectorSpec, ...]
     outputs: tuple[VectorSpec, ...]
@@ -44,9 +44,9 @@ class VectorSignature:
 
 
 def vector_signature(signature: Signature) -> VectorSignature | None:
-    """The model as a function of vectors; None where not all its tensors are float vectors of known sizes.
+    """Return the vectors of a model; None unless all its tensors are float vectors of known sizes.
 
-    Where the first axis counts rows, a vector is one row.
+    If the first axis counts rows, a vector is one row.
     """
     if signature.open_inputs or signature.open_outputs or signature.unchecked or not signature.outputs:
         return None
@@ -55,8 +55,8 @@ def vector_signature(signature: Signature) -> VectorSignature | None:
         for specs in (signature.inputs, signature.outputs)
     ]
     inputs, outputs = (tuple(spec for spec in side if spec is not None) for side in sides)
-    whole = (len(inputs), len(outputs)) == (len(sides[0]), len(sides[1])) and outputs
-    return VectorSignature(inputs, outputs) if whole else None
+    complete = (len(inputs), len(outputs)) == (len(sides[0]), len(sides[1])) and outputs
+    return VectorSignature(inputs, outputs) if complete else None
 
 
 def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
@@ -64,11 +64,11 @@ def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
         return None
     if batched:
         point, shape = spec.shape[1:], (1, *spec.shape[1:])
-        known = spec.shape[:1] == (-1,) and len(point) <= 1
+        is_vector = spec.shape[:1] == (-1,) and len(point) <= 1
     else:
         point = shape = spec.shape
-        known = len(point) == 1
-    if not known or -1 in point:
+        is_vector = len(point) == 1
+    if not is_vector or -1 in point:
         return None
     return VectorSpec(spec.name, math.prod(point), shape, spec.datatype)
 
@@ -76,43 +76,43 @@ def _vector(spec: TensorSpec, batched: bool) -> VectorSpec | None:
 # --- a call -----------------------------------------------------------------------------------------------
 
 
-def bind_evaluation(call: Infer, known: VectorSignature | None, model: str) -> Infer:
-    """The call with its positional vectors as named tensors of one point, or InvalidInput saying which does not fit.
+def bind_evaluation(call: Infer, signature: VectorSignature | None, model: str) -> Infer:
+    """Return the call with its positional vectors as named tensors of one point.
 
-    Raises NotSupported where the model is no function of vectors.
+    Raises InvalidInput naming the vector, and NotSupported if the model is not a vector function.
     """
-    if known is None:
+    if signature is None:
         raise NotSupported(_not_vectors(model))
-    given: Sequence[Tensor] = call.positional or ()
+    positional: Sequence[Tensor] = call.positional or ()
     inputs: dict[str, Tensor] = {}
-    if len(given) == 1 == len(known.inputs):  # as most are, and plainly what the model takes
-        tensor, spec = given[0], known.inputs[0]
+    if len(positional) == 1 == len(signature.inputs):  # the usual case, without conversion
+        tensor, spec = positional[0], signature.inputs[0]
         if tensor.datatype is spec.datatype and tensor.data.shape == spec.shape == (spec.size,):
             inputs = {spec.name: tensor}
     if not inputs:
-        given = _fitting(given, known, model)
-        inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(given, known.inputs, strict=True)}
+        positional = _check_sizes(positional, signature, model)
+        inputs = {spec.name: _point(tensor, spec) for tensor, spec in zip(positional, signature.inputs, strict=True)}
     return Infer(inputs, call.outputs, call.parameters, None, None, call.config, call.content_types)
 
 
-def bind_derivative(call: DerivativeCall, known: VectorSignature | None, model: str) -> DerivativeCall:
-    """The call with names for positions, every vector FP64 and of one axis; or InvalidInput, NotSupported as above."""
-    if known is None:
+def bind_derivative(call: DerivativeCall, signature: VectorSignature | None, model: str) -> DerivativeCall:
+    """Return the call with names for positions; every vector is FP64 with one axis. Raises as `bind_evaluation`."""
+    if signature is None:
         raise NotSupported(_not_vectors(model))
-    inputs = _named_inputs(call, known, model)
-    output = _named(call.output, known.outputs, "output (outWrt)")
+    inputs = _named_inputs(call, signature, model)
+    output = _find(call.output, signature.outputs, "output (outWrt)")
     match call:
         case Gradient():
-            by = _named(call.input, known.inputs, "input (inWrt)")
+            by = _find(call.input, signature.inputs, "input (inWrt)")
             sens = _finite_vector(call.sens, output, "sens", "output")
             return Gradient(inputs=inputs, output=output.name, config=call.config, input=by.name, sens=sens)
         case ApplyJacobian():
-            by = _named(call.input, known.inputs, "input (inWrt)")
+            by = _find(call.input, signature.inputs, "input (inWrt)")
             vec = _finite_vector(call.vec, by, "vec", "input")
             return ApplyJacobian(inputs=inputs, output=output.name, config=call.config, input=by.name, vec=vec)
         case ApplyHessian():
-            by1 = _named(call.input1, known.inputs, "input1 (inWrt1)")
-            by2 = _named(call.input2, known.inputs, "input2 (inWrt2)")
+            by1 = _find(call.input1, signature.inputs, "input1 (inWrt1)")
+            by2 = _find(call.input2, signature.inputs, "input2 (inWrt2)")
             sens = _finite_vector(call.sens, output, "sens", "output")
             vec = _finite_vector(call.vec, by2, "vec", "input")
             names = {"output": output.name, "input1": by1.name, "input2": by2.name}
@@ -120,42 +120,44 @@ def bind_derivative(call: DerivativeCall, known: VectorSignature | None, model: 
     raise NotImplementedError(type(call).__name__)
 
 
-def _named_inputs(call: DerivativeCall, known: VectorSignature, model: str) -> Tensors:
+def _named_inputs(call: DerivativeCall, signature: VectorSignature, model: str) -> Tensors:
     if call.positional is not None:
-        if len(call.positional) == 1 == len(known.inputs):  # as most are
-            tensor, spec = call.positional[0], known.inputs[0]
+        if len(call.positional) == 1 == len(signature.inputs):  # the usual case
+            tensor, spec = call.positional[0], signature.inputs[0]
             if tensor.data.shape == (spec.size,):
                 return {spec.name: tensor}
-        fitting = _fitting(call.positional, known, model)
-        return {spec.name: tensor for spec, tensor in zip(known.inputs, fitting, strict=True)}
-    given = call.inputs
-    for name in given:
-        if all(spec.name != name for spec in known.inputs):
-            raise InvalidInput(f"unexpected input '{name}' for model '{model}'; expected {_listed(known.inputs)}")
-    _check_count(list(given), known, model)
-    return {spec.name: _vector_of(given[spec.name], spec, "input") for spec in known.inputs}
+        tensors = _check_sizes(call.positional, signature, model)
+        return {spec.name: tensor for spec, tensor in zip(signature.inputs, tensors, strict=True)}
+    inputs = call.inputs
+    for name in inputs:
+        if all(spec.name != name for spec in signature.inputs):
+            raise InvalidInput(
+                f"unexpected input '{name}' for model '{model}'; expected {_quote_sizes(signature.inputs)}"
+            )
+    _check_count(list(inputs), signature, model)
+    return {spec.name: _vector_of(inputs[spec.name], spec, "input") for spec in signature.inputs}
 
 
-def _check_count(given: Sequence[object], known: VectorSignature, model: str) -> None:
-    if len(given) != len(known.inputs):
+def _check_count(inputs: Sequence[object], signature: VectorSignature, model: str) -> None:
+    if len(inputs) != len(signature.inputs):
         raise InvalidInput(
-            f"expected {len(known.inputs)} input vectors for model '{model}' ({_listed(known.inputs)}), "
-            f"got {len(given)}"
+            f"expected {len(signature.inputs)} input vectors for model '{model}' ({_quote_sizes(signature.inputs)}), "
+            f"got {len(inputs)}"
         )
 
 
-def _fitting(given: Sequence[Tensor], known: VectorSignature, model: str) -> Sequence[Tensor]:
-    """The positional vectors, if they are as many and as long as the model's inputs."""
-    _check_count(given, known, model)
-    for place, (tensor, spec) in enumerate(zip(given, known.inputs, strict=True)):
+def _check_sizes(inputs: Sequence[Tensor], signature: VectorSignature, model: str) -> Sequence[Tensor]:
+    """Return the vectors. Raises InvalidInput unless their number and sizes are those of the model's inputs."""
+    _check_count(inputs, signature, model)
+    for index, (tensor, spec) in enumerate(zip(inputs, signature.inputs, strict=True)):
         if tensor.data.shape != (spec.size,):
             got = str(tensor.data.size) if tensor.data.ndim == 1 else f"shape {list(tensor.data.shape)}"
-            raise InvalidInput(f"input {place} ('{spec.name}'): expected {spec.size} numbers, got {got}")
-    return given
+            raise InvalidInput(f"input {index} ('{spec.name}'): expected {spec.size} numbers, got {got}")
+    return inputs
 
 
 def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:
-    """The vector in the model's own datatype and shape, as its only row where it has rows."""
+    """Return the vector in the datatype and shape of the model, as its only row if it has rows."""
     if tensor.datatype is not spec.datatype:
         try:
             tensor = Tensor.of(tensor.data, spec.datatype)
@@ -166,20 +168,20 @@ def _point(tensor: Tensor, spec: VectorSpec) -> Tensor:
     return Tensor(tensor.data.reshape(spec.shape), tensor.datatype)
 
 
-def _named(index: str | int, wanted: Sequence[VectorSpec], what: str) -> VectorSpec:
+def _find(index: str | int, specs: Sequence[VectorSpec], what: str) -> VectorSpec:
     if isinstance(index, str):
-        for spec in wanted:
+        for spec in specs:
             if spec.name == index:
                 return spec
-        raise InvalidInput(f"{what}: expected one of {_listed(wanted)}, got '{index}'")
-    if not 0 <= index < len(wanted):
-        span = f"an index from 0 to {len(wanted) - 1}" if wanted else "none, since the model has none"
+        raise InvalidInput(f"{what}: expected one of {_quote_sizes(specs)}, got '{index}'")
+    if not 0 <= index < len(specs):
+        span = f"an index from 0 to {len(specs) - 1}" if specs else "none, since the model has none"
         raise InvalidInput(f"{what}: expected {span}, got {index}")
-    return wanted[index]
+    return specs[index]
 
 
 def _vector_of(tensor: Tensor, spec: VectorSpec, what: str) -> Tensor:
-    """As many numbers as that input or output has, as one FP64 vector; one row of them will do."""
+    """Return an FP64 vector of the size of that input or output; a single row is accepted."""
     data, size, name = tensor.data, spec.size, spec.name
     if tensor.datatype is FP64 and data.shape == (size,):
         return tensor
@@ -210,7 +212,7 @@ def require_finite(array: Array, where: str) -> None:
             raise InvalidInput(f"{where}[{index}]: expected a finite number, got {flat[index]}")
 
 
-def _listed(specs: Sequence[VectorSpec]) -> str:
+def _quote_sizes(specs: Sequence[VectorSpec]) -> str:
     return ", ".join(f"'{spec.name}' of {spec.size}" for spec in specs) or "none"
 
 
@@ -218,33 +220,33 @@ def _not_vectors(model: str) -> str:
     return f"model '{model}' does not support Evaluate: not all its tensors are float vectors of known sizes"
 
 
-# --- its config, and its answer ---------------------------------------------------------------------------
+# --- config and results ------------------------------------------------------------------------------------
 
 
 def config_in(call: Infer) -> Infer:
-    """The call with its parameter `config`, JSON text of an object, as its config."""
+    """Return the call with its parameter `config`, a JSON object as text, as its config."""
     parameters = dict(call.parameters)
     text = parameters.pop("config")
     try:
-        found = json.loads(text) if isinstance(text, str) else text
+        config = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"parameter 'config': expected JSON text of an object, got {text!r:.100}: {error}"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise InvalidInput(f"parameter 'config': expected JSON text of an object, got {text!r:.100}")
-    return structs.replace(call, parameters=parameters, config=found or call.config)
+    return structs.replace(call, parameters=parameters, config=config or call.config)
 
 
 def config_key(config: Config) -> str:
-    """The same text for the same config."""
+    """Return the same text for equal configs."""
     return json.dumps(config, sort_keys=True, default=repr) if config else ""
 
 
 def check_answer(
-    answer: Inference | Tensor, call: Infer | DerivativeCall, signature: Signature, known: VectorSignature
+    answer: Inference | Tensor, call: Infer | DerivativeCall, signature: Signature, vectors: VectorSignature
 ) -> None:
-    """InvalidOutput where an answer has not the sizes that the model told for the call's config."""
+    """Raise InvalidOutput unless a result has the sizes that the model declares for the call's config."""
     if isinstance(answer, Inference):
         for name, tensor in answer.outputs.items():
             spec = signature.output(name)
@@ -256,11 +258,11 @@ def check_answer(
         return
     match call:
         case ApplyJacobian():
-            size, what = known.output(str(call.output)).size, f"output '{call.output}'"
+            size, what = vectors.output(str(call.output)).size, f"output '{call.output}'"
         case Gradient():
-            size, what = known.input(str(call.input)).size, f"input '{call.input}'"
+            size, what = vectors.input(str(call.input)).size, f"input '{call.input}'"
         case ApplyHessian():
-            size, what = known.input(str(call.input1)).size, f"input '{call.input1}'"
+            size, what = vectors.input(str(call.input1)).size, f"input '{call.input1}'"
         case _:
             return
     if answer.data.shape != (size,):

@@ -72,7 +72,11 @@ class AnalyticArray(np.ndarray[Any, np.dtype[np.complex128]]):
             raise NotAnalyticError(f"it uses {name}, which takes no complex numbers: {error}") from error
         if name in _PREDICATES or result is None:
             return result
-        return tuple(_checked(each, name) for each in result) if isinstance(result, tuple) else _checked(result, name)
+        return (
+            tuple(_require_complex(each, name) for each in result)
+            if isinstance(result, tuple)
+            else _require_complex(result, name)
+        )
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
         if function.__name__ in _REJECTED_FUNCTIONS:
@@ -123,7 +127,7 @@ def _as_ndarray(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, AnalyticArray) else value
 
 
-def _checked(value: Any, name: str) -> Any:
+def _require_complex(value: Any, name: str) -> Any:
     if np.asarray(value).dtype.kind != "c":
         _reject(f"{name}, which returns real numbers")
     return as_analytic(value)

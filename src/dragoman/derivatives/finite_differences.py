@@ -27,7 +27,7 @@ _SHORTER_STEPS = (1e-3, 1e-6)
 def directional_derivative(function: Callable[[Vector], Vector], x: Vector, vec: Vector) -> tuple[Vector, Vector]:
     """Return J vec of a function of one vector, and an estimate of its error.
 
-    D(h) = (f(x + h u) - f(x - h u)) / 2h at two steps, extrapolated to (4 D(h/2) - D(h)) / 3 (Richardson): four
+    D(h) = (f(x + h u) - f(x - h u)) / 2h at two steps, extrapolate to (4 D(h/2) - D(h)) / 3 (Richardson): four
     evaluations for each group of components that can share a step. If the error estimate is large, other steps are
     tried, and each element is taken from the step with the smallest estimate: up to twelve more evaluations.
     """
@@ -41,19 +41,19 @@ def directional_derivative(function: Callable[[Vector], Vector], x: Vector, vec:
 
 def _along(function: Callable[[Vector], Vector], x: Vector, vec: Vector) -> tuple[Vector, Vector]:
     step, raised = max_step(component_scales(x), vec), max_step(raised_scales(x), vec)
-    derivative, error, size = _extrapolated(function, x, vec, _FIRST_ORDER_STEP * step)
+    derivative, error, size = _extrapolate(function, x, vec, _FIRST_ORDER_STEP * step)
     for other in (raised, *(fraction * step for fraction in _SHORTER_STEPS)):
         if (error <= _MAX_ERROR * np.abs(derivative) + _MAX_VALUE_ERROR * size / raised).all():
             break
         if other == step:
             continue
-        other_derivative, other_error, _ = _extrapolated(function, x, vec, _FIRST_ORDER_STEP * other)
+        other_derivative, other_error, _ = _extrapolate(function, x, vec, _FIRST_ORDER_STEP * other)
         better = other_error < error
         derivative, error = np.where(better, other_derivative, derivative), np.where(better, other_error, error)
     return derivative, error
 
 
-def _extrapolated(
+def _extrapolate(
     function: Callable[[Vector], Vector], x: Vector, vec: Vector, h: float
 ) -> tuple[Vector, Vector, Vector]:
     """Return the derivative along `vec`, an estimate of its error, and the magnitude of the function's values."""
@@ -77,7 +77,7 @@ def mixed_derivative(function: Callable[[Vector, Vector], float], x: Vector, y: 
         size = max(map(abs, values))
         return (values[0] - values[1] - values[2] + values[3]) / (4 * h * k), _EPS * size / (h * k)
 
-    def extrapolated(h: float, k: float) -> tuple[float, float]:
+    def extrapolate(h: float, k: float) -> tuple[float, float]:
         (coarse, _), (fine, rounding) = quotient(h, k), quotient(h / 2, k / 2)
         return (4 * fine - coarse) / 3, abs(fine - coarse) / 3 + rounding
 
@@ -87,9 +87,9 @@ def mixed_derivative(function: Callable[[Vector, Vector], float], x: Vector, y: 
         (_SECOND_ORDER_STEP * max_step(scales(x), u), _SECOND_ORDER_STEP * max_step(scales(y), v))
         for scales in (component_scales, raised_scales)
     )
-    derivative, error = extrapolated(*steps)
+    derivative, error = extrapolate(*steps)
     if larger != steps and not error <= _MAX_MIXED_ERROR * abs(derivative):
-        other_derivative, other_error = extrapolated(*larger)
+        other_derivative, other_error = extrapolate(*larger)
         derivative = other_derivative if other_error < error else derivative
     return derivative
 

@@ -53,29 +53,29 @@ class WrittenDerivatives(VectorFunction):
         to_framework: Callable[[Vector], Any],
         context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._written, self._to_framework, self._context = function.function, to_framework, context
+        self._function, self._to_framework, self._context = function.function, to_framework, context
         self.input_names, self.output_names = function.input_names, function.output_names
         self.input_sizes, self.output_sizes = function.input_sizes, function.output_sizes  # type: ignore[method-assign]
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         with self._context():
-            return self._written.gradient(output, input, self._converted(inputs), self._to_framework(sens), config)
+            return self._function.gradient(output, input, self._convert(inputs), self._to_framework(sens), config)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         with self._context():
-            return self._written.apply_jacobian(output, input, self._converted(inputs), self._to_framework(vec), config)
+            return self._function.apply_jacobian(output, input, self._convert(inputs), self._to_framework(vec), config)
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         with self._context():
-            x, s, v = self._converted(inputs), self._to_framework(sens), self._to_framework(vec)
-            return self._written.apply_hessian(output, input1, input2, x, s, v, config)
+            x, s, v = self._convert(inputs), self._to_framework(sens), self._to_framework(vec)
+            return self._function.apply_hessian(output, input1, input2, x, s, v, config)
 
     def sources(self) -> Mapping[Ability, str]:
-        return {ability: source for ability, source in self._written.sources().items() if ability != "evaluate"}
+        return {ability: source for ability, source in self._function.sources().items() if ability != "evaluate"}
 
-    def _converted(self, inputs: Vectors) -> Vectors:
+    def _convert(self, inputs: Vectors) -> Vectors:
         return tuple(map(self._to_framework, inputs))
 
 

@@ -35,13 +35,13 @@ class JaxFunction(FrameworkFunction):
 
     def __init__(self, function: UserFunction) -> None:
         super().__init__(function)
-        self._compiled = ConfigCache(
+        self._compile = ConfigCache(
             lambda config: _CompiledDerivatives(lambda *x: _vectors(function.evaluate(x, config)))
         )
         self.vectorised = function.options.vectorised is not False
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        compiled = self._compiled(config)
+        compiled = self._compile(config)
         with _float64():
             if not inputs or inputs[0].ndim < 2:
                 return tuple(map(np.asarray, compiled.evaluate(*inputs)))
@@ -51,19 +51,19 @@ class JaxFunction(FrameworkFunction):
 
     def needs_verification(self, config: Config) -> bool:
         """Return whether the function runs uncompiled: under jax.jit, arrays cannot be converted to numbers."""
-        return self._compiled(config).interpreted
+        return self._compile(config).interpreted
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         weights = _with_zeros(sens, output, self.output_sizes(config))
         with _float64():
-            values, result = self._compiled(config).vjp(tuple(inputs), weights)
+            values, result = self._compile(config).vjp(tuple(inputs), weights)
             check_finite(np.asarray(select_output(values, output)), output, inputs, sens)
             return np.asarray(result[input])
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         direction = _with_zeros(vec, input, [len(x) for x in inputs])
         with _float64():
-            values, result = self._compiled(config).jvp(tuple(inputs), direction)
+            values, result = self._compile(config).jvp(tuple(inputs), direction)
             check_finite(np.asarray(select_output(values, output)), output, inputs)
             return np.asarray(result[output])
 
@@ -73,7 +73,7 @@ class JaxFunction(FrameworkFunction):
         weights = _with_zeros(sens, output, self.output_sizes(config))
         direction = _with_zeros(vec, input2, [len(x) for x in inputs])
         with _float64():
-            values, result = self._compiled(config).hvp(tuple(inputs), weights, direction)
+            values, result = self._compile(config).hvp(tuple(inputs), weights, direction)
             check_finite(np.asarray(select_output(values, output)), output, inputs, sens)
             return np.asarray(result[input1])
 
@@ -114,22 +114,22 @@ class _CompiledDerivatives:
             return values, result
 
         self.interpreted = False
-        self.evaluate = self._compiled(function)
+        self.evaluate = self._compile(function)
         self._mapped: Callable[..., Any] | None = jax.jit(jax.vmap(function))
-        self.vjp, self.jvp, self.hvp = self._compiled(vjp), self._compiled(jvp), self._compiled(hvp)
+        self.vjp, self.jvp, self.hvp = self._compile(vjp), self._compile(jvp), self._compile(hvp)
 
     def evaluate_rows(self, inputs: Vectors) -> tuple[Any, ...]:
         """Return the outputs at points given as rows; one point after another if vmap is not possible."""
         if self._mapped is not None:
             try:
-                padded = [_padded(x) for x in inputs]
-                return tuple(np.asarray(y)[: len(inputs[0])] for y in self._mapped(*padded))
+                rows = [_pad_rows(x) for x in inputs]
+                return tuple(np.asarray(y)[: len(inputs[0])] for y in self._mapped(*rows))
             except _NOT_COMPILABLE:
                 self._mapped = None
         points = zip(*inputs, strict=True)
         return tuple(np.stack(each) for each in zip(*(self.evaluate(*point) for point in points), strict=True))
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function for each shape; it runs uncompiled once a compilation has failed."""
         compiled, failed = jax.jit(function), False
 
@@ -155,7 +155,7 @@ def _with_zeros(vector: Vector, index: int, sizes: Sequence[int]) -> tuple[Vecto
     return tuple(vector if i == index else np.zeros(size) for i, size in enumerate(sizes))
 
 
-def _padded(rows: Vector) -> Vector:
+def _pad_rows(rows: Vector) -> Vector:
     """Repeat the last row up to the next power of two, to limit the number of shapes that are compiled."""
     count = 1 << max(0, len(rows) - 1).bit_length()
     return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])

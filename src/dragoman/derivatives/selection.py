@@ -6,17 +6,20 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
-from dragoman.core.vectors import VectorFunction, split_outputs
+from dragoman.core.vectors import Vector, VectorFunction, Vectors, as_vectors, number_array, split_outputs
 from dragoman.derivatives.complex_step import ComplexStep, ComplexStepHessian
 from dragoman.derivatives.derived import CombinedFunction, GradientHessian, LinearDerivatives, UnitVectorProducts
 from dragoman.derivatives.dual_hessian import DualHessian
 from dragoman.derivatives.finite_differences import FiniteDifferences
 from dragoman.derivatives.user_function import UserFunction
-from dragoman.derivatives.vectorised import check_vectorised
 from dragoman.derivatives.verified import VerifiedDerivatives
 
 log = logging.getLogger("dragoman.derivatives")
+
+_RELATIVE_TOLERANCE = 1e-9  # between a row and its point
 
 # Functions by precedence: each ability is taken from the first that has it.
 Functions = tuple[VectorFunction, ...]
@@ -32,7 +35,7 @@ def add_derivatives(function: UserFunction) -> VectorFunction:
         functions = (*functions, LinearDerivatives(functions[0]))
     combined = CombinedFunction(*functions)
     if options.vectorised and options.evaluate_at_load and len(function.input_sizes({})):
-        check_vectorised(combined, function.sample_point({}), function.name)
+        _check_vectorised(combined, function.sample_point({}), function.name)
     if not (options.derivatives or options.linear):
         return combined
     return CombinedFunction(combined, UnitVectorProducts(combined, options.max_evaluations))
@@ -74,7 +77,7 @@ def _complex_step(function: UserFunction) -> Functions:
     functions = (function, _unit_vector_products(function), *_analytic(function, optional=False))
     if "gradient" in function.sources():
         return functions
-    return (*functions, _verified(ComplexStep(function, with_hessian=True), function))
+    return (*functions, _verify(ComplexStep(function, with_hessian=True), function))
 
 
 def _analytic(function: UserFunction, optional: bool) -> Functions:
@@ -88,7 +91,7 @@ def _analytic(function: UserFunction, optional: bool) -> Functions:
     )
     if derivatives.sources().keys() <= function.sources().keys():
         return ()
-    verified = _verified(derivatives, function)
+    verified = _verify(derivatives, function)
     if not function.options.evaluate_at_load:
         return (verified,)
     try:
@@ -101,7 +104,7 @@ def _analytic(function: UserFunction, optional: bool) -> Functions:
     return (verified,) if isinstance(derivatives, ComplexStepHessian) else (verified, *_dual(function, derivatives))
 
 
-def _verified(derivatives: VectorFunction, function: UserFunction) -> VectorFunction:
+def _verify(derivatives: VectorFunction, function: UserFunction) -> VectorFunction:
     return VerifiedDerivatives(derivatives, function, function.name, function.options.verify_derivatives)
 
 
@@ -174,3 +177,42 @@ METHODS: Mapping[str, Callable[[UserFunction], Functions]] = {
     "complex step": _complex_step,
     "finite differences": _finite_differences,
 }
+
+
+def _check_vectorised(function: VectorFunction, point: Vectors, name: str) -> None:
+    """Raise ModelFailed if three rows do not give the results of three points; skipped if evaluation fails."""
+    points = [tuple(x * factor for x in point) for factor in (1.0, 1.001, 0.999)]
+    sizes = function.output_sizes({})
+    try:
+        expected = [as_vectors(function.evaluate(each, {}), sizes) for each in points]
+    except DragomanError:
+        raise
+    except Exception as error:
+        log.debug("vectorised evaluation not checked: function=%s error=%r", name, error)
+        return
+    outputs = _evaluate_rows(function, [np.stack(column) for column in zip(*points, strict=True)], len(sizes), name)
+    for output, rows in enumerate(outputs):
+        values = np.stack([each[output] for each in expected])
+        if rows.size != values.size:
+            raise _vectorised_error(name, output, f"shape {list(values.shape)}", f"{list(rows.shape)}")
+        gap = float(np.max(np.abs(rows.reshape(values.shape) - values), initial=0.0))
+        if gap > _RELATIVE_TOLERANCE * max(1.0, float(np.max(np.abs(values), initial=0.0))):
+            raise _vectorised_error(name, output, "the same numbers as for each point", f"a difference of {gap:.3g}")
+
+
+def _evaluate_rows(function: VectorFunction, rows: Vectors, count: int, name: str) -> list[Vector]:
+    try:
+        result: Any = function.evaluate(rows, {})
+        several = isinstance(result, tuple | list) and len(result) == count
+        outputs = [number_array(each, "rows") for each in (result if several else [result])]
+    except Exception as error:
+        raise _vectorised_error(name, 0, "a result", f"{type(error).__name__}: {error}") from error
+    if len(outputs) != count:
+        raise _vectorised_error(name, 0, f"{count} outputs", str(len(outputs)))
+    return outputs
+
+
+def _vectorised_error(name: str, output: int, expected: str, got: str) -> ModelFailed:
+    return ModelFailed(
+        f"'{name}' is declared vectorised: expected {expected} for three rows of points in output {output}, got {got}"
+    )

@@ -50,19 +50,19 @@ class TorchFunction(FrameworkFunction):
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         x, function = _tensors(inputs), self._with_config(config)
 
-        def selected(moved: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = select_output(function(*replace_item(x, input, moved)), output)
+        def output_of(displaced: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = select_output(function(*replace_item(x, input, displaced)), output)
             return result
 
-        return jvp(selected, x[input], _tensor(vec)).detach().numpy()
+        return jvp(output_of, x[input], _tensor(vec)).detach().numpy()
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         x, weights, function = _tensors(inputs), _tensor(sens), self._with_config(config)
 
-        def gradient(moved: torch.Tensor) -> torch.Tensor:
-            return vjp(function, output, input1, replace_item(x, input2, moved), weights)
+        def gradient(displaced: torch.Tensor) -> torch.Tensor:
+            return vjp(function, output, input1, replace_item(x, input2, displaced), weights)
 
         return jvp(gradient, x[input2], _tensor(vec)).detach().numpy()
 
@@ -77,10 +77,10 @@ def jacobian_vector_product(function: Callable[..., Any], arguments: Vectors, in
     """Return the derivative of a function of tensors by one argument, applied to vec."""
     x = _tensors(arguments)
 
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return _at_least_1d(_joined(function(*replace_item(x, index, tensor))))
+    def displaced(tensor: torch.Tensor) -> torch.Tensor:
+        return _at_least_1d(_to_tensor(function(*replace_item(x, index, tensor))))
 
-    return jvp(moved, x[index], _tensor(vec)).detach().numpy()
+    return jvp(displaced, x[index], _tensor(vec)).detach().numpy()
 
 
 @cache
@@ -120,10 +120,10 @@ def jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: 
 
 def _vectors(result: Any) -> tuple[torch.Tensor, ...]:
     """Convert the outputs (tensors, lists of numbers, or numbers) to float64 vectors."""
-    return tuple(_at_least_1d(_joined(each)).to(torch.float64) for each in split_outputs(result))
+    return tuple(_at_least_1d(_to_tensor(each)).to(torch.float64) for each in split_outputs(result))
 
 
-def _joined(value: Any) -> torch.Tensor:
+def _to_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
         return torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in value])
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)

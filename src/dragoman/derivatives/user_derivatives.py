@@ -56,13 +56,13 @@ def _action(function: VectorCallable, name: str) -> Callable[[Arguments], Any]:
         optional = {key: value for key, value in arguments.items() if key not in ("inputs", "config")}
         result = function(arguments["inputs"], arguments["config"], **optional)
         if "sens" in arguments and "sens" not in function.derivative_arguments:
-            return _scaled(result, arguments["sens"], f"{name} without 'sens'")
+            return _scale(result, arguments["sens"], f"{name} without 'sens'")
         return result
 
     return act
 
 
-def _scaled(result: Any, sens: Vector, name: str) -> Any:
+def _scale(result: Any, sens: Vector, name: str) -> Any:
     """Multiply the derivative of an output of one number by `sens`."""
     if len(sens) != 1:
         raise InvalidOutput(f"{name}: expected an output of one number, got {len(sens)}")

@@ -19,10 +19,9 @@ from dragoman.core.vectors import (
     number_array,
     split_outputs,
 )
-from dragoman.derivatives.annotations import annotated_inputs, annotated_outputs
 from dragoman.derivatives.config_cache import ConfigCache
 from dragoman.derivatives.user_derivatives import derivative_methods, inspect_derivatives
-from dragoman.derivatives.vector_callable import VectorCallable, inspect_function
+from dragoman.derivatives.vector_callable import VectorCallable, annotated_inputs, annotated_outputs, inspect_function
 
 # Sizes of vectors as users declare them: numbers, names with numbers, or a function of the config.
 Sizes = Sequence[int] | Mapping[str, int] | Callable[[Config], Sequence[int]]

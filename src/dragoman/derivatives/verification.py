@@ -81,15 +81,15 @@ class _LineFunction:
             try:
                 above, below = (self._values(self.x + t * direction) for t in (step, -step))
             except (DragomanError, ArithmeticError, ValueError, TypeError, LookupError, AssertionError, RuntimeError):
-                nan = self._combined(np.full(len(self._value), np.nan))
+                nan = self._combine(np.full(len(self._value), np.nan))
                 return _CentralDifference(nan, nan, nan)
-            slope = _finite_or_nan(self._combined((above - below) / (2 * step)))
-            curvature = _finite_or_nan(np.abs(self._combined(above - 2 * self._value + below)) / (2 * step))
+            slope = _finite_or_nan(self._combine((above - below) / (2 * step)))
+            curvature = _finite_or_nan(np.abs(self._combine(above - 2 * self._value + below)) / (2 * step))
             largest = np.maximum(np.maximum(np.abs(above), np.abs(below)), np.abs(self._value))
             rounding = _ROUNDING * (self._magnitudes(largest) + np.abs(slope) + 2 * curvature) / step
             return _CentralDifference(slope, curvature, rounding)
 
-    def _combined(self, vector: Vector) -> Vector:
+    def _combine(self, vector: Vector) -> Vector:
         return vector if self._sens is None else np.atleast_1d(self._sens @ vector)
 
     def _magnitudes(self, magnitudes: Vector) -> Vector:

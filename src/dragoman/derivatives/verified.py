@@ -143,7 +143,7 @@ class VerifiedDerivatives(DerivedFunction):
         try:
             confirm_gradient(values, inputs[index], value, sens, gradient)
         except NotConfirmedError as error:
-            raise self._not_confirmed("Gradient", error) from error
+            raise self._confirmation_error("Gradient", error) from error
 
     def _confirmed_action(
         self,
@@ -160,15 +160,15 @@ class VerifiedDerivatives(DerivedFunction):
         total = np.zeros(len(value))
         for summand in split_by_scale(x, vec):
             try:
-                total = total + _confirmed(act, values, x, value, summand)
+                total = total + _confirm(act, values, x, value, summand)
             except NotConfirmedError as error:
-                raise self._not_confirmed(verb, error) from error
+                raise self._confirmation_error(verb, error) from error
         return total
 
     def _source(self, verb: str) -> str:
         return self.sources().get(_ABILITIES[verb], "author")
 
-    def _not_confirmed(self, verb: str, reason: Exception) -> ModelFailed:
+    def _confirmation_error(self, verb: str, reason: Exception) -> ModelFailed:
         return ModelFailed(
             f"{verb} of '{self._name}' by {self._source(verb)} is not confirmed by central differences: {reason}; "
             "provide gradient= or jacobian=, write the function in JAX, use derivatives='finite differences', or set "
@@ -176,7 +176,7 @@ class VerifiedDerivatives(DerivedFunction):
         )
 
 
-def _confirmed(
+def _confirm(
     act: Callable[[Vector], Vector], values: Callable[[Vector], Vector], x: Vector, value: Vector, vec: Vector
 ) -> Vector:
     """Return the action on `vec`, confirmed as a whole or, if it has few components, for each of them."""
