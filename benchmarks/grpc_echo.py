@@ -15,7 +15,6 @@ import uvloop
 from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.system.process import keep_freed_memory
-from dragoman.transports.bodies import Bodies
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.grpc.handlers import UnaryHandler
@@ -71,18 +70,18 @@ class _Nothing:
 
 
 class _EchoServer(GrpcServer):
-    def made(self) -> GrpcCalls:
+    def make_calls(self) -> GrpcCalls:
         async def same(request: GrpcRequest) -> Any:
             return request.body
 
-        calls = super().made()
+        calls = super().make_calls()
         calls.handlers = {GRPC_PATH: UnaryHandler(same)}
         return calls
 
 
 async def own(port: int) -> None:
     keep_freed_memory()
-    server = _EchoServer(_Nothing(), (), limits=Limits(), executor=MessageExecutor(Bodies(0)))
+    server = _EchoServer(_Nothing(), (), limits=Limits(), executor=MessageExecutor(BodyMemory(0)))
     await server.start("127.0.0.1", port)
     await asyncio.Event().wait()
 

@@ -15,7 +15,7 @@ from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.cors import Cors
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
@@ -55,7 +55,7 @@ class ServerTransports:
         tls = tls_context(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        executor = MessageExecutor(Bodies(settings.max_bodies_bytes))
+        executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
         if ports.http:
             from dragoman.transports.http_server import HttpServer
 

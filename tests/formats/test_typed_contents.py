@@ -18,7 +18,7 @@ from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc_inference as oip_inference
 from dragoman.protocols.wire import GrpcRequest
-from dragoman.transports.grpc.handlers import whole
+from dragoman.transports.grpc.handlers import join_chunks
 
 POLICY = Policy()
 KINDS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
@@ -147,4 +147,6 @@ def test_many_elements_are_written_without_an_object_for_each() -> None:
     finally:
         tracemalloc.stop()
     assert taken < tensor.data.nbytes // 4
-    assert list(ModelInferResponse.FromString(whole(parts)).outputs[0].contents.fp32_contents) == [*range(1 << 18)]
+    assert list(ModelInferResponse.FromString(join_chunks(parts)).outputs[0].contents.fp32_contents) == [
+        *range(1 << 18)
+    ]

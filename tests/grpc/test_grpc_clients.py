@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.formats import oip_messages as m
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http2 import frames
@@ -134,7 +134,7 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
 
     async def run() -> bytes:
         out: list[Buffer] = []
-        calls = GrpcCalls(FakeEngine(), [TABLE], LIMITS, MessageExecutor(Bodies(0)))
+        calls = GrpcCalls(FakeEngine(), [TABLE], LIMITS, MessageExecutor(BodyMemory(0)))
         connection = Http2Connection(calls, Http2Limits(), out.extend, lambda: None)
         for piece in pieces:
             while piece:

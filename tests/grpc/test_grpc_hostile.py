@@ -303,7 +303,7 @@ async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
             raw.say(numbers[2], half[at : at + 15_000])
         code, told = (await raw.answer(numbers[2])).status
         assert code == EXHAUSTED
-        assert told.startswith("the requests under way hold all of the 300000 bytes")
+        assert told.startswith("the requests in flight take all of the 300000 bytes")
         raw.h2.reset_stream(numbers[0], 8)
         assert await answers(raw)
         large = infer_message()
@@ -358,7 +358,7 @@ async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngin
                 await asyncio.wait_for(engine.started.wait(), 10)
         code, told = (await raw.answer(numbers[1])).status
         assert code == EXHAUSTED
-        assert told.startswith("the requests under way hold all of the 300000 bytes")
+        assert told.startswith("the requests in flight take all of the 300000 bytes")
     await server.stop(0)
 
 
@@ -418,18 +418,18 @@ def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
     for at in range(0, len(data), step):
         messages.feed(data, at, min(at + step, len(data)))
     assert [(flag, bytes(found)) for flag, found in messages.ready] == [(0, body), (1, b"x"), (0, body)]
-    assert not messages.begun
+    assert not messages.is_incomplete
 
 
 def test_large_messages_are_written_to_their_place() -> None:
     messages = MessageReader(1 << 20)
     messages.feed(framed(bytes(100_000)), 0, 1005)
-    room = messages.room(50_000)
+    room = messages.buffer(50_000)
     assert room is not None
     assert len(room) == 50_000
     room[:] = b"x" * 50_000
     messages.filled(50_000)
-    rest = messages.room(1 << 20)
+    rest = messages.buffer(1 << 20)
     assert rest is not None
     assert len(rest) == 49_000
     messages.filled(49_000)
@@ -463,12 +463,12 @@ def test_a_large_message_grows_as_it_comes(size: int) -> None:
     body = os.urandom(1 << 10) * (size >> 10) + bytes(size & 1023)
     messages = MessageReader(8 << 20)
     messages.feed(framed(body), 0, 5)
-    first = messages.room(8 << 20)
+    first = messages.buffer(8 << 20)
     assert first is not None
     assert len(first) == min(size, 1 << 20)
     at, step = 5, 300_000
-    while messages.begun:
-        room = messages.room(step)
+    while messages.is_incomplete:
+        room = messages.buffer(step)
         assert room is not None
         if at % 2:
             room[:] = framed(body)[at : at + len(room)]

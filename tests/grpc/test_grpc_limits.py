@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from raw_client import Raw, framed
 
 from dragoman.formats import oip_messages as m
-from dragoman.transports.client_address import client_address
+from dragoman.transports.addresses import client_address
 from dragoman.transports.grpc.admission import MAX_HEALTH_CALLS
 
 MESSAGE = framed(infer_message(id="7").SerializeToString())

@@ -10,12 +10,12 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
-from dragoman.transports.grpc.handlers import whole
+from dragoman.transports.grpc.handlers import join_chunks
 
 
 def replied(message: Any, answer: Inference) -> Any:
     exchange = ask("ModelInfer", message.SerializeToString())
-    return m.ModelInferResponse.FromString(whole(exchange.format_response(Response(answer, "echo", "3"))))
+    return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(answer, "echo", "3"))))
 
 
 def one(tensor: Tensor) -> Inference:

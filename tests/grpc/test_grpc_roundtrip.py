@@ -15,7 +15,7 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
 from dragoman.formats.oip_contents import FIELDS
 from dragoman.formats.raw import raw_from_tensor
-from dragoman.transports.grpc.handlers import whole
+from dragoman.transports.grpc.handlers import join_chunks
 
 SHAPES = st.one_of(
     st.just(()),
@@ -61,7 +61,7 @@ def passed_through(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
     exchange = ask("ModelInfer", asked(tensor, raw).SerializeToString())
     read: Tensor = call_of(exchange).inputs["x"]
     reply = m.ModelInferResponse.FromString(
-        whole(exchange.format_response(Response(Inference({"y": read}), "echo", "1")))
+        join_chunks(exchange.format_response(Response(Inference({"y": read}), "echo", "1")))
     )
     return read, reply
 

@@ -145,7 +145,7 @@ async def test_a_taken_port_is_an_error(server: Any) -> None:
 
 async def test_a_second_server_does_not_share_the_port(server: Any, engine: FakeEngine) -> None:
     port = await server.start("127.0.0.1", 0)
-    with pytest.raises(OSError, match="is the port taken"):
+    with pytest.raises(OSError, match="is the port in use"):
         await make_server(engine).start("127.0.0.1", port)
 
 

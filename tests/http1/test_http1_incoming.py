@@ -55,7 +55,7 @@ def told(incoming: RequestReader) -> list[Told]:
         match arrival:
             case Http1Request(head, body):
                 found.append(Told("asked", f"{head.method} {head.path}?{head.query}", bytes(body)))
-                incoming._context.bodies.give_back(len(body))
+                incoming._context.bodies.release(len(body))
             case RejectedRequest(head, fault, fatal):
                 found.append(Told("fatal" if fatal else "refused", fault=f"{fault.status} {fault.message}"))
                 if fatal:
@@ -73,13 +73,13 @@ def put(pieces: Sequence[bytes], incoming: RequestReader | None = None, direct: 
     for piece in pieces:
         while piece:
             if direct:
-                room = incoming.room()
+                room = incoming.free_space()
                 count = min(len(room), len(piece))
                 room[:count] = piece[:count]
-                incoming.came(count)
+                incoming.advance(count)
                 piece = piece[count:]
             else:
-                incoming.put(piece)
+                incoming.append(piece)
                 piece = b""
             found += told(incoming)
             if found and found[-1].kind == "fatal":
@@ -134,7 +134,7 @@ def test_a_stream_of_requests_is_the_same_however_it_is_cut(
     incoming = RequestReader(desk())
     assert put(pieces, incoming, direct) == whole
     assert len(whole) == len(raws)
-    assert (incoming.waiting, incoming.held, incoming.in_body) == (0, 0, False)
+    assert (incoming.unparsed, incoming.body_size, incoming.in_body) == (0, 0, False)
 
 
 def test_a_stream_of_requests_byte_by_byte() -> None:
@@ -151,9 +151,9 @@ def test_garbage_is_refused_or_waited_for(raws: list[bytes], more: list[bytes]) 
     for found in put([*raws, *more], incoming):
         if found.kind in ("fatal", "refused"):
             assert found.fault[:3] in ("400", "404", "405", "413", "431", "503")
-    assert incoming.waiting <= LIMITS.max_header_bytes + 5000
+    assert incoming.unparsed <= LIMITS.max_header_bytes + 5000
     incoming.drop()
-    shared.bodies.take(LIMITS.max_bodies_bytes)  # all of it is there again
+    shared.bodies.reserve(LIMITS.max_bodies_bytes)  # all of it is there again
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,7 +213,7 @@ def test_two_blanks_in_a_request_line_that_comes_in_pieces(line: bytes) -> None:
         (found,) = put([raw[i : i + size] for i in range(0, len(raw), size)])
         assert (found.kind, found.fault) == (
             "fatal",
-            "400 the request is not valid HTTP/1.1: two blanks in a row in the request line",
+            "400 the request is not valid HTTP/1.1: two spaces in a row in the request line",
         )
 
 
@@ -322,7 +322,7 @@ def test_bodies_count_against_what_all_may_take() -> None:
     shared = desk(Limits(max_bodies_bytes=1000))
     first, second = RequestReader(shared), RequestReader(shared)
     assert put([head(content_length=900), bytes(800)], first) == []
-    assert first.held == 800
+    assert first.body_size == 800
     assert put([with_length(bytes(300))], second)[-1].fault.startswith("503")
     found = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], RequestReader(shared))
     assert found[-1].fault.startswith("503")
@@ -344,7 +344,7 @@ def test_large_bodies_grow_into_place() -> None:
 
 
 def test_what_a_head_tells() -> None:
-    found, _ = desk().heads.read(
+    found, _ = desk().heads.parse(
         b"POST /a/%62?x=%20 HTTP/1.1\r\nHost: x\r\nACCEPT: a\r\nAccept:  b \r\nTransfer-Encoding: CHUNKED\r\n"
         b"Expect: 100-Continue\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
     )
@@ -361,7 +361,7 @@ def test_what_a_head_tells() -> None:
 )
 def test_connections_are_kept_where_that_is_wanted(version: str, connection: str, kept: bool) -> None:
     line = f"connection: {connection}\r\n" if connection else ""
-    found, _ = desk().heads.read(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
+    found, _ = desk().heads.parse(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
     assert found.keep_alive is kept
 
 
@@ -371,20 +371,20 @@ def test_heads_with_secrets_are_known_to_their_connection_alone() -> None:
     for secret in ("authorization", "cookie"):
         raw = head("GET", "/a", **{secret: "s3"})
         assert [found.path for found in put([raw, raw], incoming)] == ["GET /a?", "GET /a?"]
-        assert heads.known(raw) is None
+        assert heads.get(raw) is None
         assert incoming._last is not None
     assert put([head("GET", "/a", cookie="s4"), head("GET", "/nowhere", cookie="s4")], incoming)[1].kind == "refused"
     incoming.drop()
     assert incoming._last is None
-    heads.read(head("GET", "/a"))
-    assert heads.known(head("GET", "/a")) is not None
+    heads.parse(head("GET", "/a"))
+    assert heads.get(head("GET", "/a")) is not None
 
 
 def test_known_heads_have_a_bound() -> None:
     heads = desk().heads
     for i in range(2000):
-        heads.read(head("GET", "/a", x=i))
-    assert len(heads._known) <= 512
+        heads.parse(head("GET", "/a", x=i))
+    assert len(heads._cache) <= 512
 
 
 def test_who_waits_for_word_is_told_once() -> None:

@@ -34,12 +34,12 @@ class Speaks(asyncio.BufferedProtocol):
         self.begin(bytes(self.space[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.listener.lost(self)
+        self.listener.remove(self)
 
     def drain(self) -> None:
         pass
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         self.transport.write(b"cut|")
         self.transport.close()
 
@@ -55,10 +55,10 @@ class SpeaksPlainly(asyncio.Protocol):
         self.connection_made = self.inner.connection_made  # type: ignore[method-assign]
         self.data_received = self.inner.begin  # type: ignore[method-assign]
         self.begin = self.inner.begin
-        self.drain, self.cut, self.abort = self.inner.drain, self.inner.cut, self.inner.abort
+        self.drain, self.cancel, self.abort = self.inner.drain, self.inner.cancel, self.inner.abort
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.inner.listener.lost(self)
+        self.inner.listener.remove(self)
 
 
 @pytest_asyncio.fixture(params=[Speaks, SpeaksPlainly])

@@ -17,7 +17,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
@@ -103,7 +103,7 @@ async def test_cancelled_work_is_not_done() -> None:
 @pytest.mark.parametrize("kind", ["parse", "format"])
 @pytest.mark.parametrize(("size", "is_limited"), [(LARGE_MESSAGE, False), (LARGE_MESSAGE + 1, True)])
 async def test_large_messages_are_handled_in_iterations_of_their_own(kind: str, size: int, is_limited: bool) -> None:
-    executor, iterations = MessageExecutor(Bodies(0)), Iterations()
+    executor, iterations = MessageExecutor(BodyMemory(0)), Iterations()
 
     def handle(message: Any) -> int:
         time.sleep(LONG_S)
@@ -271,7 +271,7 @@ async def test_a_server_may_stop_before_a_connection_is_made(protocol: Any) -> N
     engine: Any = None
     wire, _ = protocol(Application(engine, (TABLE,), Limits()))
     listener = Listener(wire, limits=Limits())
-    connection, transport = listener.speak(wire), Transport()
+    connection, transport = listener.open(wire), Transport()
     await listener.stop(0.0)
     connection.connection_made(transport)
     assert transport.is_closed

@@ -41,18 +41,18 @@ class Clock:
 
 
 class Thing:
-    def __init__(self, clock: Clock, due_s: float, again_s: float = 0.0) -> None:
+    def __init__(self, clock: Clock, deadline_s: float, again_s: float = 0.0) -> None:
         self.slot = 0
         self.clock = clock
-        self.due_s = due_s
+        self.deadline_s = deadline_s
         self.again_s = again_s
         self.looked: list[float] = []
         self.acted_s = 0.0
 
-    def overdue(self, now_s: float) -> float:
+    def check_timeouts(self, now_s: float) -> float:
         self.looked.append(now_s)
-        if now_s < self.due_s:
-            return self.due_s
+        if now_s < self.deadline_s:
+            return self.deadline_s
         self.acted_s = now_s
         return now_s + self.again_s if self.again_s else 0.0
 
@@ -69,11 +69,11 @@ def test_each_is_looked_at_in_time_and_not_before(dues: list[float], shortest_s:
     turning = wheel(clock, shortest_s)
     things = [Thing(clock, clock.now_s + due) for due in dues]
     for thing in things:
-        turning.watch(thing, thing.due_s)
+        turning.watch(thing, thing.deadline_s)
     clock.pass_s(400)
     tick_s = min(1.0, max(0.005, shortest_s / 8))
     for thing in things:
-        assert 0 <= thing.acted_s - thing.due_s <= 2 * tick_s + 1e-6
+        assert 0 <= thing.acted_s - thing.deadline_s <= 2 * tick_s + 1e-6
         assert len(thing.looked) == 1
     assert not clock.timers
 
@@ -82,14 +82,14 @@ def test_time_that_moves_on_costs_nothing() -> None:
     clock = Clock()
     turning = wheel(clock)
     thing = Thing(clock, clock.now_s + 10)
-    turning.watch(thing, thing.due_s)
+    turning.watch(thing, thing.deadline_s)
     for _ in range(1000):
-        thing.due_s += 0.1
-        turning.watch(thing, thing.due_s)
+        thing.deadline_s += 0.1
+        turning.watch(thing, thing.deadline_s)
     clock.pass_s(10.5)
     assert thing.acted_s == 0
     clock.pass_s(101)
-    assert thing.acted_s == pytest.approx(thing.due_s, abs=2)
+    assert thing.acted_s == pytest.approx(thing.deadline_s, abs=2)
     assert len(thing.looked) <= 3
 
 
@@ -97,9 +97,9 @@ def test_time_that_comes_nearer_is_heeded() -> None:
     clock = Clock()
     turning = wheel(clock)
     thing = Thing(clock, clock.now_s + 75)
-    turning.watch(thing, thing.due_s)
-    thing.due_s = clock.now_s + 3
-    turning.watch(thing, thing.due_s)
+    turning.watch(thing, thing.deadline_s)
+    thing.deadline_s = clock.now_s + 3
+    turning.watch(thing, thing.deadline_s)
     clock.pass_s(5)
     assert thing.acted_s
     assert len(thing.looked) == 1
@@ -110,7 +110,7 @@ def test_one_timer_for_all_and_none_for_nobody() -> None:
     turning = wheel(clock)
     things = [Thing(clock, clock.now_s + 20) for _ in range(1000)]
     for thing in things:
-        turning.watch(thing, thing.due_s)
+        turning.watch(thing, thing.deadline_s)
     clock.pass_s(5)
     assert clock.set <= 7
     assert len(clock.timers) == 1
@@ -126,17 +126,17 @@ def test_one_timer_for_all_and_none_for_nobody() -> None:
 
 def test_one_that_fails_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Thing):
-        def overdue(self, now_s: float) -> float:
+        def check_timeouts(self, now_s: float) -> float:
             raise RuntimeError("oh")
 
     clock = Clock()
     turning = wheel(clock)
     broken, thing = Broken(clock, clock.now_s + 1), Thing(clock, clock.now_s + 1, again_s=2)
     for each in (broken, thing):
-        turning.watch(each, each.due_s)
+        turning.watch(each, each.deadline_s)
     clock.pass_s(30)
     assert len(thing.looked) > 5  # it asked to be looked at again
-    assert "could not be looked after" in caplog.text
+    assert "cannot check the timeouts" in caplog.text
 
 
 async def test_it_turns_on_a_real_loop() -> None:
@@ -146,7 +146,7 @@ async def test_it_turns_on_a_real_loop() -> None:
     class Once:
         slot = 0
 
-        def overdue(self, now_s: float) -> float:
+        def check_timeouts(self, now_s: float) -> float:
             acted.set()
             return 0.0
 

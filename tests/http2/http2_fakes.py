@@ -44,20 +44,20 @@ class Listener:
             if self.house.answering:
                 self.stream.send_response(OK, (self.body,), len(self.body), END)
 
-    def room(self, size: int) -> memoryview | None:
+    def buffer(self, size: int) -> memoryview | None:
         return None
 
-    def filled(self, size: int, ended: bool) -> None:
+    def buffer_filled(self, size: int, ended: bool) -> None:
         raise AssertionError("it gave no room")
 
-    def watch(self, now_s: float) -> None: ...
+    def check_timeout(self, now_s: float) -> None: ...
 
-    def cut(self) -> None: ...
+    def cancel(self) -> None: ...
 
     def drained(self) -> None:
         self.drains += 1
 
-    def broken(self, code: int) -> None:
+    def closed(self, code: int) -> None:
         assert self.code is None, "a stream ends once"
         self.code = code
 

@@ -1,4 +1,4 @@
-"""A connection of HTTP/2 at its transport: which readers it waits for. Time is the argument of `overdue`."""
+"""A connection of HTTP/2 at its transport: which readers it waits for. Time is the argument of `check_timeouts`."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from http2_fakes import House, Wire
 
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.limits import Http2Limits
@@ -55,7 +55,7 @@ class Transport:
 @pytest.fixture
 async def paused() -> tuple[Any, Transport]:
     """A connection whose client does not read as fast as it is written to."""
-    wire = http2(House(), Http2Limits(), MessageExecutor(Bodies(0)))
+    wire = http2(House(), Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection = wire(Listener(wire, limits=Limits(write_timeout_s=60.0, keep_alive_timeout_s=75.0)))
     assert isinstance(connection, Http2Protocol)
     transport = Transport()
@@ -72,11 +72,11 @@ async def test_a_slow_and_steady_reader_is_awaited(paused: tuple[Any, Transport]
     for _ in range(20):  # it says nothing meanwhile, not even to a PING, which waits behind the rest
         now_s += 50.0
         transport.unread -= 1000
-        connection.overdue(now_s)
+        connection.check_timeouts(now_s)
         assert not transport.aborted
-    connection.overdue(now_s + 59.0)
+    connection.check_timeouts(now_s + 59.0)
     assert not transport.aborted
-    connection.overdue(now_s + 61.0)
+    connection.check_timeouts(now_s + 61.0)
     assert transport.aborted
 
 
@@ -84,7 +84,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
     paused: tuple[Any, Transport], caplog: pytest.LogCaptureFixture
 ) -> None:
     connection, transport = paused
-    connection.overdue(asyncio.get_running_loop().time() + 61.0)
+    connection.check_timeouts(asyncio.get_running_loop().time() + 61.0)
     assert transport.aborted
     assert [r.getMessage() for r in caplog.records] == ["client disconnected: it read nothing for 60.0 s"]
 
@@ -92,7 +92,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
 async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-    wire = http2(House(), Http2Limits(), MessageExecutor(Bodies(0)))
+    wire = http2(House(), Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection: Any = wire(Listener(wire, limits=Limits(write_timeout_s=60.0)))
     connection.connection_made(Transport())
     connection.begin(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
@@ -105,11 +105,11 @@ async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypa
     for _ in range(30):  # a stream has its turn every 100 s
         now_s += 10.0
         connection.begin(frames.window_update(0, 2000))
-        connection.overdue(now_s)
+        connection.check_timeouts(now_s)
         assert len(connection.connection.streams.open) == 10
-    connection.overdue(now_s + 59.0)
+    connection.check_timeouts(now_s + 59.0)
     assert len(connection.connection.streams.open) == 10
-    connection.overdue(now_s + 61.0)
+    connection.check_timeouts(now_s + 61.0)
     assert not connection.connection.streams.open
 
 
@@ -142,7 +142,7 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
 
 async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
     house = SlowHouse()
-    wire = http2(house, Http2Limits(), MessageExecutor(Bodies(0)))
+    wire = http2(house, Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection: Any = wire(Listener(wire, limits=Limits()))
     connection.connection.reader.stopwatch = lambda: house.now_s
     transport: Any = Transport()

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 import dragoman
 from dragoman import Infer, Tensor, TensorSpec
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.encoding import accepted, decoded
+from dragoman.transports.encoding import decompress, preferred_encoding
 from rest.rest_server import (
     Identity,
     RawResponse,
@@ -131,7 +131,7 @@ async def test_a_body_packed_more_than_twice_is_rejected(server: RestServer) -> 
 async def test_gzip_of_countless_members_is_refused_soon() -> None:
     start = time.monotonic()
     with pytest.raises(HttpError, match="not valid gzip"):
-        await decoded(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
+        await decompress(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
     assert time.monotonic() - start < 2
 
 
@@ -241,7 +241,7 @@ async def test_the_operator_may_switch_it_off() -> None:
     ],
 )
 async def test_quality_values(header: str, name: str | None) -> None:
-    assert accepted(header) == name
+    assert preferred_encoding(header) == name
 
 
 @pytest.mark.parametrize("size", [1, 1 << 15, (32 << 20) + 1])
@@ -249,6 +249,6 @@ async def test_bodies_of_all_sizes_are_unpacked(size: int) -> None:
     """A larger one goes into memory that was made for the largest that it might be."""
     body = bytes(size - 1) + b"x"
     for pack in (gzip.compress, zlib.compress, bare_deflate):
-        assert await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body
+        assert await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body
         with pytest.raises(HttpError, match=f"larger than the limit of {size - 1} bytes"):
-            await decoded(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1)
+            await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1)

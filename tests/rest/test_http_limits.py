@@ -471,7 +471,7 @@ async def test_a_plain_model_streams_its_one_answer(server: RestServer) -> None:
 async def test_a_stream_of_several_pieces_is_no_plain_answer(server: RestServer) -> None:
     answer = await server.infer("Counter", inputs(tensor(), parameters={"n": 2}))
     assert answer.status == 400
-    assert "ask for a stream" in answer.error
+    assert "request a stream" in answer.error
     assert next(outputs(await server.infer("Counter", inputs(tensor(), parameters={"n": 1}))))["data"] == [0]
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.transports.application import Application
-from dragoman.transports.http1.body import GrowingBody, too_large
+from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match
 
@@ -31,7 +31,7 @@ class AsgiRequest:
     """One request; it is the `ResponseWriter` of its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
-        self.left = self.started = False
+        self.is_disconnected = self.started = False
         self.headers = _merge_headers(scope["headers"])
         self._is_head = scope["method"] == "HEAD"
         # A connection header is not allowed in HTTP/2 and later.
@@ -57,14 +57,14 @@ class AsgiRequest:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
-                        self.left = True
+                        self.is_disconnected = True
                         raise asyncio.CancelledError
-                    body.put(message.get("body", b""))
+                    body.append(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
-                    timer.reschedule(started_s + limits.body_timeout_s + body.held / (1 << 16))
+                    timer.reschedule(started_s + limits.body_timeout_s + body.size / (1 << 16))
         except TimeoutError as error:
-            text = f"the body came too slowly: {body.held} bytes in {limits.body_timeout_s} s"
+            text = f"the body came too slowly: {body.size} bytes in {limits.body_timeout_s} s"
             raise HttpError(408, text, (("connection", "close"),)) from error
 
     async def wait_for_disconnect(self) -> None:
@@ -104,22 +104,22 @@ class AsgiRequest:
         await self._send_in_time({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_in_time(self, message: dict[str, Any]) -> None:
-        if self.left:
+        if self.is_disconnected:
             raise asyncio.CancelledError
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
         except TimeoutError:
             log.warning("a client did not read its response for %g s", self._limits.write_timeout_s)
-            self.hang_up()
+            self.abort()
             raise asyncio.CancelledError from None
         except OSError:  # ASGI 2.4: the client has disconnected
-            self.left = True
+            self.is_disconnected = True
             raise asyncio.CancelledError from None
 
-    def hang_up(self) -> None:
-        self._is_aborted = not self.left
-        self.left = True
+    def abort(self) -> None:
+        self._is_aborted = not self.is_disconnected
+        self.is_disconnected = True
 
     def check_complete(self) -> None:
         """Raise ResponseAborted if a response was begun and given up."""
@@ -129,42 +129,42 @@ class AsgiRequest:
 
 async def respond(application: Application, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one HTTP request. Raises ResponseAborted if a response was begun and could not be completed."""
-    caller = AsgiRequest(scope, receive, send, application.limits)
+    writer = AsgiRequest(scope, receive, send, application.limits)
     body = GrowingBody(application.limits.max_body_bytes, application.bodies)
     match: Match | None = None
     try:
         path = relative_path(scope)
         match = application.match(scope["method"], path)
         if match.endpoint is not None:
-            await caller.read(body)
+            await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
-        request = HttpRequest(scope["method"], unquote(path), match.params, caller.headers, body.whole(), query)
+        request = HttpRequest(scope["method"], unquote(path), match.params, writer.headers, body.take(), query)
         response = (
-            application.begin(match, request, caller)
-            if application.plain(match, request.headers)
-            else application.answer(match, request, caller)
+            application.begin(match, request, writer)
+            if application.is_plain(match, request.headers)
+            else application.answer(match, request, writer)
         )
         if isinstance(response, HttpResponse):
-            await caller.send(response)
+            await writer.send(response)
         else:
-            await _until_disconnect(response, caller)
-    except (DragomanError, HttpError) as fault:
-        await caller.send(application.refusal(fault, match.protocol if match else None))
+            await _until_disconnect(response, writer)
+    except (DragomanError, HttpError) as error:
+        await writer.send(application.format_error(error, match.protocol if match else None))
     except asyncio.CancelledError:
-        if not caller.left:
+        if not writer.is_disconnected:
             raise
     finally:
-        application.bodies.give_back(body.held)
-    caller.check_complete()
+        application.bodies.release(body.size)
+    writer.check_complete()
 
 
-async def _until_disconnect(answering: Coroutine[Any, Any, None], caller: AsgiRequest) -> None:
+async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:
     """Run `answering` to its end and cancel it if the client disconnects or this task is cancelled."""
     loop = asyncio.get_running_loop()
-    task, disconnect = loop.create_task(answering), loop.create_task(caller.wait_for_disconnect())
+    task, disconnect = loop.create_task(answering), loop.create_task(writer.wait_for_disconnect())
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        caller.left = caller.left or not task.done()
+        writer.is_disconnected = writer.is_disconnected or not task.done()
     finally:
         disconnect.cancel()
         task.cancel()  # does nothing if it is done

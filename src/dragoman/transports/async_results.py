@@ -20,36 +20,35 @@ from dragoman.protocols.wire import (
     ResultPoll,
 )
 
-# How many answers are kept and how many bytes they take together; how long after the last that was heard of each.
-_MOST_KEPT = 1024
-_MOST_BYTES = 1 << 28
-_KEPT_S = 900.0
-_MOST_DIGITS = 9
+_MAX_RESULTS = 1024
+_MAX_BYTES = 1 << 28  # of all results
+_KEEP_S = 900.0  # after the request or the last poll
+_MAX_OFFSET_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResultCall(ServerCall[HttpResponse]):
-    """A request about an answer that is kept, on its way to the one process that keeps those of several front ends."""
+    """A request about a stored result, on its way from a front end to the process that stores them."""
 
     http: HttpRequest
 
 
 def stored_result_request(http: HttpRequest) -> Request[HttpResponse]:
-    """The request with everything in it that a process needs to answer it for another."""
+    """Return a request that carries all of an HTTP request to another process."""
     sent = structs.replace(http, body=bytes(http.body), headers=dict(http.headers), params=dict(http.params))
     return Request(StoredResultCall(sent), id=http.headers.get("x-request-id", ""))
 
 
 class AsyncResult:
-    """The caller of one request whose client has gone to come back: what is written stays here, part by part."""
+    """The response writer of a background call, which stores the chunks of the response."""
 
-    def __init__(self, shelf: "AsyncResultStore") -> None:
-        self._shelf = shelf
+    def __init__(self, store: "AsyncResultStore") -> None:
+        self._store = store
         self.status = 0
         self.headers: Headers = ()
-        self.parts: list[bytes] = []
-        self.done = False
-        self.left = False
+        self.chunks: list[bytes] = []
+        self.is_complete = False
+        self.is_disconnected = False  # the response broke off
 
     @property
     def started(self) -> bool:
@@ -62,73 +61,71 @@ class AsyncResult:
     async def start(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
 
-    async def write(self, part: Buffer) -> None:
-        if self.left or not self._shelf.has_room(len(part)):
-            self.hang_up()
+    async def write(self, chunk: Buffer) -> None:
+        if self.is_disconnected or not self._store.reserve(len(chunk)):
+            self.abort()
             raise asyncio.CancelledError
-        if part:
-            self.parts.append(bytes(part))
-        await asyncio.sleep(0)  # a model that never waits would not let anybody else
+        if chunk:
+            self.chunks.append(bytes(chunk))
+        await asyncio.sleep(0)  # a model that never waits would block the event loop
 
-    async def end(self, part: Buffer) -> None:
-        await self.write(part)
-        self.done = True
+    async def end(self, chunk: Buffer) -> None:
+        await self.write(chunk)
+        self.is_complete = True
 
-    def hang_up(self) -> None:
-        """What was written is not the whole, and never will be."""
-        self.left = self.done = True
+    def abort(self) -> None:
+        self.is_disconnected = self.is_complete = True
 
 
 class AsyncResultStore:
-    """The answers that wait to be fetched."""
+    """Stores the results of background calls by token."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, AsyncResult] = {}
-        self._ends: dict[str, asyncio.TimerHandle] = {}
-        self._work: dict[str, asyncio.Task[None]] = {}
+        self._results: dict[str, AsyncResult] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._bytes = 0
 
-    def has_room(self, size: int) -> bool:
-        """Whether so many bytes more may be kept; they are counted then."""
-        if self._bytes + size > _MOST_BYTES:
+    def reserve(self, size: int) -> bool:
+        """Count `size` bytes more; return False if there is no space for them."""
+        if self._bytes + size > _MAX_BYTES:
             return False
         self._bytes += size
         return True
 
-    def begin(self, later: BackgroundCall, work: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
-        """Let an answer be worked out, and tell its token. Raises Overloaded where too many are kept already."""
-        if len(self._kept) >= _MOST_KEPT or self._bytes >= _MOST_BYTES:
-            raise Overloaded("too many answers wait to be fetched; fetch some, or ask later", 1.0)
-        token, kept = secrets.token_urlsafe(24), AsyncResult(self)
-        self._kept[token] = kept
-        self._work[token] = asyncio.get_running_loop().create_task(work(kept))
-        self._keep(token)
-        return later.format_accepted(token)
+    def begin(self, call: BackgroundCall, run: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
+        """Start a background call and return the response with its token. Raises Overloaded if the store is full."""
+        if len(self._results) >= _MAX_RESULTS or self._bytes >= _MAX_BYTES:
+            raise Overloaded("too many results wait to be fetched; fetch some, or try again later", 1.0)
+        token, result = secrets.token_urlsafe(24), AsyncResult(self)
+        self._results[token] = result
+        self._tasks[token] = asyncio.get_running_loop().create_task(run(result))
+        self._renew(token)
+        return call.format_accepted(token)
 
-    def fetch(self, asked: ResultPoll) -> HttpResponse:
-        """So many of the parts of an answer as there are, and are wanted, from where its token points to."""
-        name, _, place = asked.token.partition(".")
-        kept = self._kept.get(name)
-        placed = not place or (place.isdecimal() and len(place) <= _MOST_DIGITS)
-        if kept is None or not placed or int(place or 0) > len(kept.parts):
-            return asked.format_response(None)
-        self._keep(name)
-        start = int(place or 0)
-        parts = kept.parts[start : start + asked.max_chunks]
-        stop = start + len(parts)
-        following = "" if kept.done and stop == len(kept.parts) else f"{name}.{stop}"
-        return asked.format_response(
-            PartialResult(kept.status, kept.headers, tuple(parts), following, is_truncated=kept.left and not following)
-        )
+    def poll(self, poll: ResultPoll) -> HttpResponse:
+        """Return the chunks that are there from the offset in the token on, at most as many as are asked for."""
+        token, _, offset = poll.token.partition(".")
+        result = self._results.get(token)
+        is_valid = not offset or (offset.isdecimal() and len(offset) <= _MAX_OFFSET_DIGITS)
+        if result is None or not is_valid or int(offset or 0) > len(result.chunks):
+            return poll.format_response(None)
+        self._renew(token)
+        start = int(offset or 0)
+        chunks = tuple(result.chunks[start : start + poll.max_chunks])
+        stop = start + len(chunks)
+        following = "" if result.is_complete and stop == len(result.chunks) else f"{token}.{stop}"
+        is_truncated = result.is_disconnected and not following
+        return poll.format_response(PartialResult(result.status, result.headers, chunks, following, is_truncated))
 
-    def _keep(self, token: str) -> None:
-        """Keep an answer for a while from now on."""
-        if token in self._ends:
-            self._ends[token].cancel()
-        self._ends[token] = asyncio.get_running_loop().call_later(_KEPT_S, self._drop, token)
+    def _renew(self, token: str) -> None:
+        """Keep a result for some time from now on."""
+        if token in self._expiries:
+            self._expiries[token].cancel()
+        self._expiries[token] = asyncio.get_running_loop().call_later(_KEEP_S, self._drop, token)
 
     def _drop(self, token: str) -> None:
-        kept = self._kept.pop(token)
-        del self._ends[token]
-        self._work.pop(token).cancel()
-        self._bytes -= sum(map(len, kept.parts))
+        result = self._results.pop(token)
+        del self._expiries[token]
+        self._tasks.pop(token).cancel()
+        self._bytes -= sum(map(len, result.chunks))

@@ -1,40 +1,137 @@
-"""Counts the bytes of all bodies that the server holds, with a limit."""
+"""Request bodies: how much memory they take together, and buffers that receive them."""
 
 from dragoman.core.errors import Overloaded
-from dragoman.protocols.wire import HttpError
+from dragoman.protocols.wire import Buffer, HttpError
+from dragoman.system.shared_memory import allocate
+
+# Memory allocated at first, because a client may announce any length. Pages that are not written take no memory.
+_FIRST_BYTES = 1 << 20
+_GROWTH = 4
 
 
-class Bodies:
-    """What all bodies that are being received or answered take together, and answers that nobody takes.
+class BodyMemory:
+    """Counts the bytes of requests that are received or answered, and of responses that clients do not read.
 
-    `limit` 0 allows any number of bytes. `over` tells that unread answers hold more than there is room for: further
-    large ones are not kept.
+    `limit` 0 allows any number. `is_over_limit`: unread responses take more than the limit, so no large response is
+    kept any more.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = 0
-        self.over = False
+        self._size = 0
+        self.is_over_limit = False
 
-    def take(self, size: int) -> None:
-        """Count `size` bytes more. Raises HttpError 503 where they do not fit, and counts none of them then."""
-        if self._limit and self._held + size > self._limit:
-            text = f"the requests under way hold all of the {self._limit} bytes that bodies may take together"
+    def reserve(self, size: int) -> None:
+        """Count `size` bytes more. Raises HttpError 503, and counts none of them, if they exceed the limit."""
+        if self._limit and self._size + size > self._limit:
+            text = f"the requests in flight take all of the {self._limit} bytes that bodies may take together"
             raise HttpError(503, text, (("retry-after", "1"), ("connection", "close")))
-        self._held += size
+        self._size += size
 
-    def give_back(self, size: int) -> None:
-        self._held -= size
-        if self.over:
-            self.keep(0)
+    def release(self, size: int) -> None:
+        self._size -= size
+        if self.is_over_limit:
+            self.count_unread(0)
 
-    def keep(self, size: int) -> None:
-        """Count so many bytes more, or fewer, of an answer that is there and cannot be sent."""
-        self._held += size
-        self.over = 0 < self._limit < self._held
+    def count_unread(self, size: int) -> None:
+        """Count `size` bytes more, or fewer if negative, of responses that exist already."""
+        self._size += size
+        self.is_over_limit = 0 < self._limit < self._size
 
     @property
-    def unread(self) -> Overloaded:
-        """Why an answer is not kept."""
-        text = f"answers that clients do not read hold all of the {self._limit} bytes that bodies may take together"
+    def unread_error(self) -> Overloaded:
+        text = f"responses that clients do not read take all of the {self._limit} bytes that bodies may take together"
         return Overloaded(text)
+
+
+class ReceiveBuffer:
+    """Receives `length` bytes into one piece of memory, which grows as they arrive."""
+
+    __slots__ = ("_space", "length", "size")
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.size = 0  # bytes received
+        self._space = allocate(min(length, _FIRST_BYTES))
+
+    def free_space(self) -> memoryview:
+        """Return where the next bytes go; empty once all have been received."""
+        if self.size == len(self._space) < self.length:
+            size = self.size * _GROWTH
+            larger = allocate(self.length if size + size // 2 > self.length else size)
+            larger[: self.size] = self._space
+            self._space = larger
+        return self._space[self.size :]
+
+    def advance(self, count: int) -> None:
+        """Count bytes that were written to `free_space()`."""
+        self.size += count
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Append bytes that were read elsewhere; at most those that are missing."""
+        view = memoryview(data)
+        while len(view):
+            target = self.free_space()
+            count = min(len(target), len(view))
+            target[:count] = view[:count]
+            self.advance(count)
+            view = view[count:]
+
+    def take(self) -> Buffer:
+        """Return the bytes, once all have been received, and keep no reference, so that the caller can free them."""
+        data, self._space = self._space, memoryview(b"")
+        return data.toreadonly()
+
+
+class FixedBody:
+    """A body of known length. `append` and `advance` raise HttpError 503 if all bodies take too much memory."""
+
+    __slots__ = ("_buffer", "_memory", "free_space", "length", "take")
+
+    def __init__(self, length: int, memory: BodyMemory) -> None:
+        self.length = length
+        self._memory = memory
+        self._buffer = ReceiveBuffer(length)
+        self.free_space = self._buffer.free_space
+        self.take = self._buffer.take
+
+    @property
+    def size(self) -> int:
+        """Bytes received, which are counted in `memory`."""
+        return self._buffer.size
+
+    def advance(self, count: int) -> None:
+        self._memory.reserve(count)
+        self._buffer.advance(count)
+
+    def append(self, data: bytes) -> None:
+        self._memory.reserve(len(data))
+        self._buffer.append(data)
+
+
+class GrowingBody:
+    """A body of unknown length."""
+
+    __slots__ = ("_data", "_max_bytes", "_memory", "size")
+
+    def __init__(self, max_bytes: int, memory: BodyMemory) -> None:
+        self.size = 0
+        self._max_bytes = max_bytes
+        self._memory = memory
+        self._data = bytearray()
+
+    def append(self, data: bytes) -> None:
+        """Raises HttpError 413 if the body is too large, 503 if all bodies take too much memory."""
+        if self.size + len(data) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        self._memory.reserve(len(data))
+        self.size += len(data)
+        self._data += data
+
+    def take(self) -> Buffer:
+        data, self._data = self._data, bytearray()
+        return memoryview(data).toreadonly()
+
+
+def too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than the limit of {max_bytes} bytes", (("connection", "close"),))

@@ -1,22 +1,22 @@
-"""Cross-origin requests of browsers: which pages of other sites may read answers (the CORS protocol of Fetch)."""
+"""Cross-origin resource sharing (CORS, Fetch standard): which pages of other sites may read responses."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dragoman.protocols.wire import Headers, HttpResponse
+from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
-_ANY = ("*",)
+_WILDCARD = ("*",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cors:
-    """Who may ask, and what. Without origins nobody may, and no header is sent.
+    """Allowed origins, methods and headers. Without origins, no CORS header is sent.
 
-    origins: as a browser names them, `https://example.org`; "*" is everybody. origin_regex: further ones, by a regular
-    expression that the whole origin matches. credentials: whether the browser may send its user's credentials; the
-    answer then names the origin. methods, headers: what a request may have besides what any page may send; "*" is
-    anything. expose: which headers of an answer a page may read. max_age_s: how long a browser may remember.
+    origins: such as `https://example.org`; "*" for all. origin_regex: a regular expression that further origins match
+    as a whole. credentials: whether browsers may send credentials; responses then name the origin. methods, headers:
+    allowed besides those that need no permission; "*" for all. expose: response headers that pages may read.
+    max_age_s: how long browsers may cache the permission.
     """
 
     origins: tuple[str, ...] = ()
@@ -34,43 +34,44 @@ class Cors:
             object.__setattr__(self, "_pattern", re.compile(self.origin_regex))
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         return bool(self.origins or self.origin_regex)
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> HttpResponse | None:
-        """The answer to a browser that asks whether it may ask; None where that is not what the request is."""
-        asked = headers.get("access-control-request-method")
+        """Return the response to a preflight request; None if the request is not one."""
+        requested_method = headers.get("access-control-request-method")
         origin = headers.get("origin", "")
-        if not self.on or method != "OPTIONS" or not asked or not origin:
+        if not self.is_enabled or method != "OPTIONS" or not requested_method or not origin:
             return None
         if not self._allows(origin):
-            return HttpResponse(403, (b'{"error":"this origin may not ask"}',), (("content-type", "application/json"),))
-        wanted = headers.get("access-control-request-headers", "")
-        allowed = wanted if self.headers == _ANY else ", ".join(self.headers)
-        given = [
-            *self._told(origin),
-            ("access-control-allow-methods", asked if self.methods == _ANY else ", ".join(self.methods)),
+            return json_response({"error": "this origin is not allowed"}, 403)
+        methods = requested_method if self.methods == _WILDCARD else ", ".join(self.methods)
+        requested_headers = headers.get("access-control-request-headers", "")
+        allowed_headers = requested_headers if self.headers == _WILDCARD else ", ".join(self.headers)
+        response_headers = [
+            *self._allow_origin(origin),
+            ("access-control-allow-methods", methods),
             ("access-control-max-age", str(self.max_age_s)),
         ]
-        if allowed:
-            given.append(("access-control-allow-headers", allowed))
-        return HttpResponse(204, (), tuple(given))
+        if allowed_headers:
+            response_headers.append(("access-control-allow-headers", allowed_headers))
+        return HttpResponse(204, (), tuple(response_headers))
 
-    def added(self, headers: Mapping[str, str]) -> Headers:
-        """What an answer gets for a request from a page; nothing where its origin may not read it."""
-        origin = headers.get("origin", "") if self.on else ""
+    def response_headers(self, headers: Mapping[str, str]) -> Headers:
+        """Return the headers to add to a response; none if the origin may not read it."""
+        origin = headers.get("origin", "") if self.is_enabled else ""
         if not origin or not self._allows(origin):
             return ()
         expose = (("access-control-expose-headers", ", ".join(self.expose)),) if self.expose else ()
-        return (*self._told(origin), *expose)
+        return (*self._allow_origin(origin), *expose)
 
     def _allows(self, origin: str) -> bool:
-        if self.origins == _ANY or origin in self.origins:
+        if self.origins == _WILDCARD or origin in self.origins:
             return True
         return self._pattern is not None and self._pattern.fullmatch(origin) is not None
 
-    def _told(self, origin: str) -> Headers:
-        if self.origins == _ANY and not self.credentials:
+    def _allow_origin(self, origin: str) -> Headers:
+        if self.origins == _WILDCARD and not self.credentials:
             return (("access-control-allow-origin", "*"),)
         named = (("access-control-allow-origin", origin), ("vary", "origin"))
         return (*named, ("access-control-allow-credentials", "true")) if self.credentials else named

@@ -1,4 +1,4 @@
-"""Content-Encoding both ways: gzip and deflate, with a bound on what a small body may grow to."""
+"""Content-Encoding gzip and deflate, with a limit on the decompressed size."""
 
 import asyncio
 import io
@@ -7,89 +7,88 @@ from functools import lru_cache
 
 from dragoman.protocols.wire import Buffer, HttpError
 
-# Work on bodies above this many bytes goes to a thread; zlib releases the lock there. A packed body grows up to a
-# thousandfold.
+# Larger bodies are compressed and decompressed in a thread. A compressed one may grow a thousandfold.
 _LARGE = 1 << 16
-_LARGE_PACKED = 1 << 12
-_GZIP, _DEFLATE, _BARE_DEFLATE = 31, 15, -15
+_LARGE_COMPRESSED = 1 << 12
+_GZIP, _DEFLATE, _RAW_DEFLATE = 31, 15, -15
 _WINDOW_BITS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _CHUNK = 1 << 16
-_MOST_AT_ONCE = 1 << 20  # bytes that are decompressed in one step: they are copied while no other thread runs
-_MAX_EXPANSION = 1032  # of deflate: 258 bytes for 2 bits
-_FRESH = 32 << 20  # bytes from which on malloc takes memory from the system, page by page as it is written
+_MAX_STEP = 1 << 20  # bytes decompressed in one step: they are copied while no other thread runs
+_MAX_RATIO = 1032  # of deflate: 258 bytes for 2 bits
+_MIN_PRESIZED = 32 << 20  # malloc maps memory of this size, whose pages are taken as they are written
 _MAX_MEMBERS = 1024
 _MAX_ENCODINGS = 2
 
 
-async def decoded(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
-    """The body with its encodings undone. Raises HttpError: 415 unknown encoding, 400 broken data, 413 too large."""
+async def decompress(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
+    """Return the decompressed body. Raises HttpError: 415 unknown encoding, 400 invalid data, 413 too large."""
     names = [n for n in (e.strip().lower() for e in encodings.split(",")) if n not in ("", "identity")]
     unknown = next((n for n in names if n not in _WINDOW_BITS), None)
     if unknown is not None or len(names) > _MAX_ENCODINGS:
-        told = f"'{unknown[:64]}'" if unknown is not None else f"of {len(names)} layers"
-        text = f"content-encoding {told} is not supported; expected gzip, deflate or identity"
+        name = f"'{unknown[:64]}'" if unknown is not None else f"of {len(names)} layers"
+        text = f"content-encoding {name} is not supported; expected gzip, deflate or identity"
         raise HttpError(415, text, (("accept-encoding", "gzip, deflate"),))
     for name in reversed(names):
-        if len(body) > _LARGE_PACKED:
-            body = await asyncio.to_thread(_inflated, body, name, max_bytes)
+        if len(body) > _LARGE_COMPRESSED:
+            body = await asyncio.to_thread(_decompress_layer, body, name, max_bytes)
         else:
-            body = _inflated(body, name, max_bytes)
+            body = _decompress_layer(body, name, max_bytes)
     return body
 
 
-def _inflated(body: Buffer, name: str, max_bytes: int) -> bytes:
+def _decompress_layer(body: Buffer, name: str, max_bytes: int) -> bytes:
     try:
-        return _unpacked(body, _WINDOW_BITS[name], max_bytes)
-    except zlib.error as fault:
+        return _decompress(body, _WINDOW_BITS[name], max_bytes)
+    except zlib.error as error:
         if name == "deflate":  # some clients send deflate without the zlib wrapper that the name means
             try:
-                return _unpacked(body, _BARE_DEFLATE, max_bytes)
+                return _decompress(body, _RAW_DEFLATE, max_bytes)
             except zlib.error:
                 pass
-        raise HttpError(400, f"the body is not valid {name}: {fault}") from fault
+        raise HttpError(400, f"the body is not valid {name}: {error}") from error
 
 
-def _unpacked(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
-    """The body's one stream unpacked; of gzip there may be several, one after the other."""
-    packed, room = memoryview(body), max_bytes
-    largest = min(max_bytes, len(packed) * _MAX_EXPANSION)
-    # A buffer that grows would leave blocks of all sizes up to that of the body in the heap.
-    found = io.BytesIO(bytes(largest) if largest >= _FRESH else b"")
+def _decompress(body: Buffer, window_bits: int, max_bytes: int) -> bytes:
+    """Decompress one stream; a gzip body may have several."""
+    compressed, remaining = memoryview(body), max_bytes
+    largest = min(max_bytes, len(compressed) * _MAX_RATIO)
+    # A buffer that grows would fragment the heap with blocks of all sizes.
+    output = io.BytesIO(bytes(largest) if largest >= _MIN_PRESIZED else b"")
     stream, members, at = zlib.decompressobj(window_bits), 1, 0
-    while at < len(packed):
+    while at < len(compressed):
         if stream.eof:
             members += 1
             if window_bits != _GZIP or members > _MAX_MEMBERS:
                 raise zlib.error("data after the end of the stream")
             stream = zlib.decompressobj(window_bits)
-        chunk: Buffer = packed[at : at + _CHUNK]
+        chunk: Buffer = compressed[at : at + _CHUNK]
         at += len(chunk)
         while True:
-            part = stream.decompress(chunk, _MOST_AT_ONCE)
-            room -= found.write(part)
-            if room < 0:
+            part = stream.decompress(chunk, _MAX_STEP)
+            remaining -= output.write(part)
+            if remaining < 0:
                 raise HttpError(413, f"the decompressed body is larger than the limit of {max_bytes} bytes")
             chunk = stream.unconsumed_tail
-            if stream.eof or (len(part) < _MOST_AT_ONCE and not chunk):
+            if stream.eof or (len(part) < _MAX_STEP and not chunk):
                 break
         at -= len(stream.unused_data)
     if not stream.eof:
         raise zlib.error("incomplete or truncated stream")
-    found.truncate()
-    return found.getvalue()  # without a copy
+    output.truncate()
+    return output.getvalue()  # without a copy
 
 
 @lru_cache(maxsize=256)
-def accepted(header: str) -> str | None:
-    """The encoding that an Accept-Encoding header likes best of those that we speak; None for none."""
-    likes: dict[str, float] = {}
+def preferred_encoding(header: str) -> str | None:
+    """Return the encoding that an Accept-Encoding header prefers, "gzip" or "deflate"; None for identity."""
+    qualities: dict[str, float] = {}
     for item in header.lower().split(","):
         name, _, parameters = item.partition(";")
-        likes[name.strip()] = _quality(parameters)
-    any_other = likes.get("*", 0.0)
-    best = max(("gzip", "deflate"), key=lambda name: likes.get(name, any_other))
-    quality = likes.get(best, any_other)
-    return best if quality > 0 and quality >= likes.get("identity", 0.0) else None
+        qualities[name.strip()] = _quality(parameters)
+    default = qualities.get("*", 0.0)
+    best = max(("gzip", "deflate"), key=lambda name: qualities.get(name, default))
+    quality = qualities.get(best, default)
+    return best if quality > 0 and quality >= qualities.get("identity", 0.0) else None
 
 
 def _quality(parameters: str) -> float:
@@ -102,8 +101,8 @@ def _quality(parameters: str) -> float:
         return 0.0
 
 
-async def encoded(parts: list[Buffer], name: str) -> bytes:
-    """The parts in one body, compressed as fast as zlib can."""
+async def compress(parts: list[Buffer], name: str) -> bytes:
+    """Compress the parts of a body, at the fastest level of zlib."""
 
     def deflate() -> bytes:
         stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[name])

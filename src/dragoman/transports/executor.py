@@ -10,7 +10,7 @@ from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget
 
 A = TypeVar("A")
@@ -29,7 +29,7 @@ _BYTES_ELEMENT_SIZE = 64
 class MessageExecutor:
     """Parses and formats messages: small ones at once, large ones within `budget`, very large ones in threads."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: BodyMemory) -> None:
         self.bodies = bodies
         self.budget = LoopBudget()
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
@@ -50,13 +50,13 @@ class MessageExecutor:
             return function(response)
         if size <= LARGE:
             return await self.budget.call(function, response)
-        if self.bodies.over:
-            raise self.bodies.unread
-        self.bodies.keep(size)
+        if self.bodies.is_over_limit:
+            raise self.bodies.unread_error
+        self.bodies.count_unread(size)
         try:
             return await self._run_in_thread(function, response)
         finally:
-            self.bodies.keep(-size)
+            self.bodies.count_unread(-size)
 
     async def _run_in_thread(self, function: Callable[[A], B], argument: A) -> B:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)

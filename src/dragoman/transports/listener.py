@@ -1,15 +1,14 @@
 """Accepts connections and detects their protocol, so that one port serves HTTP/1.1, HTTP/2 and gRPC.
 
-A wire is a function from the listener to a `ListenerConnection`, a protocol for asyncio's or uvloop's transports: best
-an `asyncio.BufferedProtocol`; a plain `asyncio.Protocol` works as well. Where only HTTP/1.1 is spoken, it gets its
-connections at once. Where HTTP/2 is spoken too, ALPN decides over TLS, and in clear the first 24 bytes, which are a
-preface that no request of HTTP/1.1 can begin with (RFC 9113, 3.4). The connection is then made as if it were new:
-`connection_made(transport)`, and `begin(data)` with what had been read to find out.
+A wire is a function from the listener to a `ListenerConnection`, a protocol for transports of asyncio or uvloop: an
+`asyncio.BufferedProtocol` or a plain `asyncio.Protocol`. With HTTP/1.1 alone it gets connections at once. With HTTP/2
+too, ALPN decides over TLS; without TLS the first 24 bytes do, a preface that no request of HTTP/1.1 begins with (RFC
+9113, 3.4). The connection is then made as if it were new: `connection_made(transport)`, and `begin(data)` with the
+bytes that have been read.
 
-What a connection owes the listener: to call `listener.lost(self)` when it is gone, and to obey `drain` and `cut` when
-the server stops. What it gets from it: `listener.loop`, `listener.wheel`, the one timer for all time-outs, and
-`listener.draining`, which says whether the server stops soon: a new connection of HTTP/1.1 closes after an answer then.
-Once made it asks `listener.admits(self, transport)` whether it may answer more than health checks.
+A connection calls `listener.remove(self)` when it is closed and `listener.admits(self, transport)` when it is made, to
+learn whether it may serve more than health checks. It uses `listener.loop`, `listener.wheel` for its timeouts and
+`listener.draining`: while that is true, a new HTTP/1.1 connection closes after its first response.
 """
 
 import asyncio
@@ -32,38 +31,38 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG = 2048
 # Connections accepted in an iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-# How much is read to find out which wire a connection speaks; the rest is for that wire to read as it can.
-_LITTLE = 4096
-# How long connections may take to end once their work has been cut.
-_END_S = 0.5
+# Bytes read at a time to detect the protocol.
+_DETECTION_BYTES = 4096
+# Time for connections to end once their work has been cancelled.
+_CANCEL_S = 0.5
 
 
 class ListenerConnection(Protocol):
-    """One connection of one wire."""
+    """One connection of a protocol."""
 
     def connection_made(self, transport: Any) -> None: ...
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone; it tells the listener so, with `lost`."""
+        """The connection is closed; it calls `listener.remove`."""
 
     def begin(self, data: bytes) -> None:
-        """Take what was read before it was known which wire this is, as if it had just been read."""
+        """Handle bytes that were read to detect the protocol."""
 
     def drain(self) -> None:
-        """Take nothing new, and close once what is under way has been answered; at once where nothing is."""
+        """Accept no more requests, and close after the current response; at once if there is none."""
 
-    def cut(self) -> None:
-        """Cancel what is under way, with an answer that says why, and close."""
+    def cancel(self) -> None:
+        """Cancel the current request, respond with an error, and close."""
 
     def abort(self) -> None:
-        """Close without a word."""
+        """Close at once."""
 
 
 Wire = Callable[["Listener"], ListenerConnection]
 
 
 class Listener:
-    """Some addresses, and all connections that came in on them."""
+    """Listens on some addresses and keeps all connections from there."""
 
     def __init__(
         self, http1: Wire, http2: Wire | None = None, *, limits: Limits, tls: ssl.SSLContext | None = None
@@ -87,8 +86,8 @@ class Listener:
         self._empty = asyncio.Event()
 
     async def start(self, addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[int]:
-        """Listen; gives the bound ports. Raises OSError where an address cannot be bound."""
-        sockets = bound_to(addresses, shared=shared)
+        """Listen and return the bound ports. Raises OSError if an address cannot be bound."""
+        sockets = bind_sockets(addresses, shared=shared)
         options: dict[str, Any] = {}
         if self._tls is not None:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.header_timeout_s}
@@ -101,43 +100,42 @@ class Listener:
         return [s.getsockname()[1] for s in sockets]
 
     def begin_drain(self) -> None:
-        """Close idle connections, and every other one after its next answer; new ones are still accepted."""
+        """Close idle connections, and every other one after its next response; new ones are still accepted."""
         self.draining = True
         for connection in [*self._open]:
             connection.drain()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing new and let requests under way finish, for at most `grace_s` seconds."""
+        """Accept no new connection and let requests in flight finish, for at most `grace_s` seconds."""
         for server in self._servers:
             server.close()
-        for each in (_drain, _cut, _abort):
+        for each in (_drain, _cancel, _abort):
             for connection in [*self._open]:
                 each(connection)
             try:
-                async with asyncio.timeout(max(grace_s, 0.001) if each is _drain else _END_S):
-                    await self._all_gone()
+                async with asyncio.timeout(max(grace_s, 0.001) if each is _drain else _CANCEL_S):
+                    await self._wait_until_closed()
             except TimeoutError:
                 continue
             break
         self.wheel.close()
         self.warnings.close()
 
-    async def _all_gone(self) -> None:
+    async def _wait_until_closed(self) -> None:
         while self._open:
             self._empty.clear()
             await self._empty.wait()
 
-    def lost(self, connection: ListenerConnection) -> None:
-        """This connection is gone."""
+    def remove(self, connection: ListenerConnection) -> None:
         self._open.discard(connection)
         self._reserve.forget(connection)
         if not self._open:
             self._empty.set()
 
-    def speak(self, wire: Wire) -> ListenerConnection:
-        """A new connection of this wire, which the listener knows from now on."""
+    def open(self, wire: Wire) -> ListenerConnection:
+        """Return a new connection of this wire."""
         connection = wire(self)
-        self.met(connection)
+        self.add(connection)
         return connection
 
     def _accept_first(self, bound: socket.socket, options: Mapping[str, Any]) -> Any:
@@ -174,11 +172,10 @@ class Listener:
 
     def _accept(self) -> Any:
         if self._http2 is None and self._tls is None:
-            return self.speak(self._http1)
+            return self.open(self._http1)
         return _ProtocolDetector(self, self._http1, self._http2)
 
-    def met(self, connection: ListenerConnection) -> None:
-        """This connection is there."""
+    def add(self, connection: ListenerConnection) -> None:
         self._open.add(connection)
 
     def admits(self, connection: ListenerConnection, transport: Any) -> bool:
@@ -190,11 +187,11 @@ class Listener:
 
 
 class _ProtocolDetector(asyncio.BufferedProtocol):
-    """A connection of which the wire is not known yet. Over TLS it may come to nothing before it is made."""
+    """A connection whose protocol is not known yet. Over TLS the handshake may fail before it is made."""
 
     slot = 0
-    # A transport asks where to read to, reads and tells so in one go; so one place serves all connections.
-    _space = memoryview(bytearray(_LITTLE))
+    # A transport uses the buffer at once after it has asked for it, so that connections can share one.
+    _space = memoryview(bytearray(_DETECTION_BYTES))
 
     def __init__(self, listener: Listener, http1: Wire, http2: Wire | None) -> None:
         self._listener = listener
@@ -202,18 +199,18 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
         self._http2 = http2
         self._transport: Any = None
         self._due_s = 0.0
-        self._came = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         if self._http2 is None:
-            self._speak(self._http1)
+            self._switch_to(self._http1)
             return
         encrypted = transport.get_extra_info("ssl_object")
         if encrypted is not None and encrypted.selected_alpn_protocol() == "h2":
-            self._speak(self._http2)
+            self._switch_to(self._http2)
             return
-        self._listener.met(self)
+        self._listener.add(self)
         self._listener.admits(self, transport)
         self._due_s = self._listener.loop.time() + self._listener.limits.header_timeout_s
         self._listener.wheel.watch(self, self._due_s)
@@ -222,20 +219,20 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._came += self._space[:nbytes]
-        if not PREFACE.startswith(self._came[: len(PREFACE)]):
-            self._speak(self._http1)
-        elif len(self._came) >= len(PREFACE):
+        self._received += self._space[:nbytes]
+        if not PREFACE.startswith(self._received[: len(PREFACE)]):
+            self._switch_to(self._http1)
+        elif len(self._received) >= len(PREFACE):
             assert self._http2 is not None
-            self._speak(self._http2)
+            self._switch_to(self._http2)
 
-    def _speak(self, wire: Wire) -> None:
-        """Make way for the connection that speaks this wire."""
+    def _switch_to(self, wire: Wire) -> None:
+        """Replace this protocol by a connection of the wire."""
         self.connection_lost(None)
-        transport, came = self._transport, self._came
-        connection = self._listener.speak(wire)
+        transport, came = self._transport, self._received
+        connection = self._listener.open(wire)
         transport.set_protocol(connection)
-        # uvloop asks only here whether the protocol has a buffer of its own.
+        # uvloop checks only here whether the protocol is a BufferedProtocol.
         transport.pause_reading()
         transport.resume_reading()
         connection.connection_made(transport)
@@ -244,20 +241,20 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.wheel.forget(self)
-        self._listener.lost(self)
+        self._listener.remove(self)
 
-    def overdue(self, now_s: float) -> float:
+    def check_timeouts(self, now_s: float) -> float:
         if now_s >= self._due_s:
             self._transport.close()
         return self._due_s
 
     def begin(self, data: bytes) -> None:
-        raise AssertionError("it finds out itself")
+        raise AssertionError("a detector has no predecessor")
 
     def drain(self) -> None:
         self._transport.close()
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         self._transport.close()
 
     def abort(self) -> None:
@@ -268,26 +265,26 @@ def _drain(connection: ListenerConnection) -> None:
     connection.drain()
 
 
-def _cut(connection: ListenerConnection) -> None:
-    connection.cut()
+def _cancel(connection: ListenerConnection) -> None:
+    connection.cancel()
 
 
 def _abort(connection: ListenerConnection) -> None:
     connection.abort()
 
 
-def bound_to(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:
-    """Sockets that listen there, all or none. Raises OSError where that cannot be.
+def bind_sockets(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:
+    """Return sockets that listen on all addresses. Raises OSError if one cannot be bound.
 
-    With `shared`, other processes of the same user may listen there as well; the system spreads what connects.
+    With `shared`, other processes of the same user may listen there too; the system distributes the connections.
     """
     sockets: list[socket.socket] = []
     try:
         for host, port in addresses:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared)
-            # The connections inherit it; asyncio forgets it, and a body would then wait 40 ms for word that its head
-            # came.
+            # Connections inherit it. asyncio does not set it, and bodies would wait 40 ms for the acknowledgement of
+            # the headers.
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sockets.append(bound)
     except OSError:

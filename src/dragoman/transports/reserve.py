@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.client_address import client_address
+from dragoman.transports.addresses import client_address
 from dragoman.transports.limits import Limits
 from dragoman.transports.warnings import Warnings
 

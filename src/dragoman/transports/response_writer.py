@@ -6,63 +6,63 @@ from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 
 
 class ResponseWriter(Protocol):
-    """Who waits for the answer of one request: it is sent whole, or started, written piece by piece, and ended.
+    """Sends the response of one request: at once with `send`, or as a stream with `start`, `write` and `end`.
 
-    The methods return when there is room for more, and raise CancelledError where the caller has `left`, or does not
-    read for too long.
+    The methods return when more can be written. They raise CancelledError if the client has disconnected or does not
+    read.
     """
 
     @property
-    def left(self) -> bool:
-        """Whether nobody is there any more."""
+    def is_disconnected(self) -> bool:
+        """Whether the client has disconnected."""
 
     @property
     def started(self) -> bool:
-        """Whether the head of an answer is under way already."""
+        """Whether the headers of a response have been sent."""
 
     async def send(self, response: HttpResponse) -> None:
-        """The whole answer; the transport adds the length."""
+        """Send a complete response; the transport adds the length."""
 
     async def start(self, status: int, headers: Headers) -> None:
-        """The head of an answer whose length is not known."""
+        """Send the headers of a response of unknown length."""
 
-    async def write(self, part: Buffer) -> None: ...
+    async def write(self, chunk: Buffer) -> None: ...
 
-    async def end(self, part: Buffer) -> None:
-        """The last part, which may be empty."""
+    async def end(self, chunk: Buffer) -> None:
+        """Send the last chunk, which may be empty."""
 
-    def hang_up(self) -> None:
-        """Cut the connection, or the stream in it, so that nobody takes what was sent for the whole."""
+    def abort(self) -> None:
+        """Close the connection or stream, so that an incomplete response is not taken for a complete one."""
 
 
 class CorsResponseWriter:
-    """A caller that is a page of another site: every answer says what its browser may let it read."""
+    """Adds CORS headers to each response."""
 
-    def __init__(self, caller: ResponseWriter, added: Headers) -> None:
-        self._caller = caller
+    def __init__(self, writer: ResponseWriter, added: Headers) -> None:
+        self._writer = writer
         self._added = added
 
     @property
-    def left(self) -> bool:
-        return self._caller.left
+    def is_disconnected(self) -> bool:
+        return self._writer.is_disconnected
 
     @property
     def started(self) -> bool:
-        return self._caller.started
+        return self._writer.started
 
     async def send(self, response: HttpResponse) -> None:
         known = {name for name, _ in response.headers}
         added = tuple(h for h in self._added if h[0] == "vary" or h[0] not in known)
-        await self._caller.send(HttpResponse(response.status, response.body, (*response.headers, *added)))
+        await self._writer.send(HttpResponse(response.status, response.body, (*response.headers, *added)))
 
     async def start(self, status: int, headers: Headers) -> None:
-        await self._caller.start(status, (*headers, *self._added))
+        await self._writer.start(status, (*headers, *self._added))
 
-    async def write(self, part: Buffer) -> None:
-        await self._caller.write(part)
+    async def write(self, chunk: Buffer) -> None:
+        await self._writer.write(chunk)
 
-    async def end(self, part: Buffer) -> None:
-        await self._caller.end(part)
+    async def end(self, chunk: Buffer) -> None:
+        await self._writer.end(chunk)
 
-    def hang_up(self) -> None:
-        self._caller.hang_up()
+    def abort(self) -> None:
+        self._writer.abort()

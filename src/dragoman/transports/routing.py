@@ -1,4 +1,4 @@
-"""Which endpoint answers a path: the routes of all protocols in one tree."""
+"""Find the endpoint of a path: the routes of all protocols in one tree."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class _Node:
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What answers: `endpoint` is None for OPTIONS, which `allow` answers. `health` tells that it is a health check."""
+    """The endpoint of a path; None for OPTIONS, whose response is `allow`. `health`: it is a health check."""
 
     endpoint: Endpoint | None
     protocol: HttpProtocol
@@ -28,7 +28,7 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Router:
-    """The routes as a tree of path segments; a fixed segment goes before a parameter."""
+    """The routes as a tree of path segments; fixed segments have priority over parameters."""
 
     def __init__(self, protocols: Iterable[HttpProtocol]) -> None:
         self._root = _Node()
@@ -44,10 +44,10 @@ class Router:
                 node.endpoints[route.method] = route.endpoint, protocol, route.health
 
     def match(self, method: str, raw_path: str) -> Match:
-        """The endpoint for a path still percent-encoded; a trailing slash does not matter.
+        """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
 
-        HEAD is answered as GET. A path where nothing is goes to the fallback, if a protocol has one. Raises HttpError:
-        404 where nothing is, 405 with `Allow` where it is not for that method.
+        HEAD is answered as GET. Unknown paths go to the fallback if a protocol has one. Raises HttpError 404 for an
+        unknown path, 405 with `Allow` for another method.
         """
         node, params = self._root, {}
         for segment in _segments(raw_path):
@@ -57,14 +57,14 @@ class Router:
                 # Decoded once, and after splitting, so that an encoded slash stays part of a name.
                 params[name] = unquote_to_bytes(segment).decode(errors="replace") if "%" in segment else segment
             if found is None:
-                return self._nothing(raw_path, node.protocol)
+                return self._no_route(raw_path, node.protocol)
             node = found
         if not node.endpoints:
-            return self._nothing(raw_path, node.protocol)
+            return self._no_route(raw_path, node.protocol)
         return _by_method(node, method, params)
 
-    def _nothing(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
-        nearest = None if "//" in raw_path else nearest  # what is between the slashes has no name, so nobody's
+    def _no_route(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
+        nearest = None if "//" in raw_path else nearest  # an empty segment belongs to no protocol
         if self._fallback is not None:
             return self._fallback if nearest is None else msgspec.structs.replace(self._fallback, protocol=nearest)
         raise HttpError(404, f"no such path: {raw_path[:256]}", (), nearest)
@@ -79,8 +79,8 @@ def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
     protocol = next(iter(node.endpoints.values()))[1]
     if method == "OPTIONS":
         return Match(None, protocol, params, allow)
-    told = f"method {method[:32]} is not allowed here; expected one of {allow}"
-    raise HttpError(405, told, (("allow", allow),), protocol)
+    text = f"method {method[:32]} is not allowed here; expected one of {allow}"
+    raise HttpError(405, text, (("allow", allow),), protocol)
 
 
 def _segments(path: str) -> list[str]:

@@ -7,38 +7,37 @@ from typing import Protocol
 
 log = logging.getLogger("dragoman.http")
 
-# How finely time is cut: the shortest patience has so many ticks, but a tick is at least and at most so long.
+# Ticks of the shortest timeout, and the shortest and longest tick.
 _TICKS = 8
-_LEAST_S, _MOST_S = 0.005, 1.0
+_MIN_TICK_S, _MAX_TICK_S = 0.005, 1.0
 
 
 class Timed(Protocol):
-    """Something whose time may be over. `slot` is the wheel's to write; 0 at first."""
+    """Something with timeouts. The wheel writes `slot`; it is 0 at first."""
 
     slot: int
 
-    def overdue(self, now_s: float) -> float:
-        """Act where its time is over; gives when to look again, on the loop's clock, 0 for never."""
+    def check_timeouts(self, now_s: float) -> float:
+        """Act on timeouts that have passed; return when to check again, on the loop's clock, 0 for never."""
 
 
 class TimerWheel:
-    """Looks at each watched thing once its time may be over, a tick later at most.
+    """Calls `check_timeouts` of each watched object when a timeout may have passed, at most a tick late.
 
-    A thing stands in one slot. That its time moves on, as it does with each request, costs nothing: it says so when
-    it is looked at. Only where its time is nearer than its slot does it have to be watched anew. The wheel does not
-    turn while it is empty.
+    An object is in one slot. Postponing its deadline, as each request does, costs nothing: it returns the later one
+    when it is checked. Only an earlier deadline needs another `watch`. There is no timer while the wheel is empty.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shortest_s: float) -> None:
         self._loop = loop
-        self._tick_s = min(_MOST_S, max(_LEAST_S, shortest_s / _TICKS))
+        self._tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, shortest_s / _TICKS))
         self._slots: dict[int, set[Timed]] = {}
         self._at = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, timed: Timed, due_s: float) -> None:
-        """Look at it at `due_s`, on the loop's clock, unless that happens earlier anyway."""
-        slot = math.ceil(due_s / self._tick_s)
+    def watch(self, timed: Timed, deadline_s: float) -> None:
+        """Check `timed` at `deadline_s`, on the loop's clock, unless it is checked earlier anyway."""
+        slot = math.ceil(deadline_s / self._tick_s)
         if timed.slot:
             if timed.slot <= slot:
                 return
@@ -59,20 +58,20 @@ class TimerWheel:
 
     def _turn(self) -> None:
         now_s = self._loop.time()
-        upto = int(now_s / self._tick_s)
-        while self._at < upto and self._slots:
+        until = int(now_s / self._tick_s)
+        while self._at < until and self._slots:
             self._at += 1
             for timed in self._slots.pop(self._at, ()):
                 timed.slot = 0
-                self._look(timed, now_s)
-        self._at = upto
+                self._check(timed, now_s)
+        self._at = until
         self._timer = self._loop.call_later(self._tick_s, self._turn) if self._slots else None
 
-    def _look(self, timed: Timed, now_s: float) -> None:
+    def _check(self, timed: Timed, now_s: float) -> None:
         try:
-            again_s = timed.overdue(now_s)
+            again_s = timed.check_timeouts(now_s)
         except Exception:
-            log.exception("a connection could not be looked after")
+            log.exception("cannot check the timeouts of a connection")
         else:
             if again_s and not timed.slot:
                 self.watch(timed, again_s)

@@ -44,7 +44,7 @@ class Admission:
         self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
 
     def enter(self, connection: StreamConnection, health: bool) -> GrpcError | None:
-        """Count a further call of this connection; return why it is refused, and not counted, if it is."""
+        """Count a further call of this connection; return why it is error, and not counted, if it is."""
         of: ConnectionCalls | None = connection.calls
         if of is None:
             of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))

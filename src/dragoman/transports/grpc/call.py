@@ -1,4 +1,4 @@
-"""A gRPC call: its stream, its place among the calls of the server, and its end."""
+"""A gRPC call on its HTTP/2 stream: messages in, deadline, status."""
 
 import asyncio
 import time
@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.bodies import Bodies
-from dragoman.transports.encoding import decoded
+from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.encoding import decompress
 from dragoman.transports.grpc.call_headers import CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.grpc.messages import MessageReader
@@ -16,18 +16,18 @@ from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_budget import LoopBudget
 
-# Messages up to this size are not counted among the bodies, only bounded by how many calls there may be.
+# Smaller messages are not counted in `BodyMemory`; the limit on calls bounds them.
 SMALL = 1 << 16
-# How much later than its deadline a call is ended here, where the engine did not do it.
+# Time after its deadline when a call is ended here if the engine has not done so.
 _GRACE_S = 0.05
 
 
 class CallServer(Protocol):
-    """What a call needs of its server."""
+    """What a call uses of its server."""
 
     loop: asyncio.AbstractEventLoop
     limits: Limits
-    bodies: Bodies
+    bodies: BodyMemory
     budget: LoopBudget
 
     def enter(self, call: "GrpcCall") -> None: ...
@@ -36,18 +36,18 @@ class CallServer(Protocol):
 
 
 class GrpcCall:
-    """One call. It is over for the client once its status is sent, and for the server once its task has ended."""
+    """One call. It ends for the client with its status, and for the server with its task."""
 
     __slots__ = (
         "_began_s",
-        "_begun",
         "_counted",
-        "_gone",
-        "_heard",
-        "_held",
-        "_left",
+        "_has_left",
+        "_has_started",
+        "_is_closed",
+        "_message_size",
         "_messages",
         "_server",
+        "_size",
         "_stream",
         "_task",
         "_timer",
@@ -65,141 +65,139 @@ class GrpcCall:
         self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._begun = self._gone = self._left = False
-        self._held = self._counted = 0
-        self._heard = 0  # of the message that is coming in
+        self._has_started = self._is_closed = self._has_left = False
+        self._size = self._counted = 0
+        self._message_size = 0  # bytes received of the current message
         self._began_s = 0.0
         server.enter(self)
 
-    # --- in ------------------------------------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
-        """A piece of the client's messages."""
         try:
             self._feed(data, at, stop)
             if ended:
-                self.heard_all()
-        except GrpcError as fault:
-            self.refuse(fault)
+                self.on_end()
+        except GrpcError as error:
+            self.fail(error)
 
     def _feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
         messages = self._messages
         if messages is None:
             messages = self._messages = MessageReader(self._server.limits.max_body_bytes)
-        begun = messages.begun
+        is_incomplete = messages.is_incomplete
         self._count(stop - at)
         messages.feed(data, at, stop)
-        self._fed(messages, begun)
+        self._on_data(messages, is_incomplete)
 
-    def _fed(self, messages: MessageReader, begun: bool) -> None:
-        if messages.begun and not (begun and not messages.ready):
+    def _on_data(self, messages: MessageReader, is_incomplete: bool) -> None:
+        if messages.is_incomplete and not (is_incomplete and not messages.ready):
             self._began_s = self._server.loop.time()
-            self._heard = 0
-        self.heard(messages)
+            self._message_size = 0
+        self.on_data(messages)
 
-    def room(self, size: int) -> memoryview | None:
-        return None if self._messages is None else self._messages.room(size)
+    def buffer(self, size: int) -> memoryview | None:
+        return None if self._messages is None else self._messages.buffer(size)
 
-    def filled(self, size: int, ended: bool) -> None:
+    def buffer_filled(self, size: int, ended: bool) -> None:
         assert self._messages is not None
         try:
             self._count(size)
             self._messages.filled(size)
-            self.heard(self._messages)
+            self.on_data(self._messages)
             if ended:
-                self.heard_all()
-        except GrpcError as fault:
-            self.refuse(fault)
+                self.on_end()
+        except GrpcError as error:
+            self.fail(error)
 
-    def heard(self, messages: MessageReader) -> None:
-        """More has come."""
+    def on_data(self, messages: MessageReader) -> None:
+        """Handle the messages that have arrived."""
 
-    def heard_all(self) -> None:
-        """The client has said all."""
+    def on_end(self) -> None:
+        """Handle the end of the request."""
 
     def _count(self, size: int) -> None:
-        self._heard += size
+        self._message_size += size
         self.hold(size)
 
     def hold(self, size: int) -> None:
-        """Count so many bytes more, or fewer, that this call holds among all bodies; little is not counted."""
-        self._held += size
-        counted = self._held if self._held > SMALL else 0
+        """Count `size` bytes more, or fewer if negative, that this call keeps in memory. Raises GrpcError."""
+        self._size += size
+        counted = self._size if self._size > SMALL else 0
         if counted != self._counted:
             try:
-                self._server.bodies.take(counted - self._counted)
-            except HttpError as fault:
-                raise GrpcError("RESOURCE_EXHAUSTED", fault.message) from fault
+                self._server.bodies.reserve(counted - self._counted)
+            except HttpError as error:
+                raise GrpcError("RESOURCE_EXHAUSTED", error.message) from error
             self._counted = counted
 
-    async def unpacked(self, message: Buffer) -> Buffer:
-        """A packed message. Raises GrpcError."""
+    async def decompress_message(self, message: Buffer) -> Buffer:
+        """Return a decompressed message. Raises GrpcError."""
         limit = self._server.limits.max_body_bytes
         if not self.head.encoding:
             raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
-            return await decoded(message, self.head.encoding, limit)
-        except HttpError as fault:
-            status = "RESOURCE_EXHAUSTED" if fault.status == 413 else "INTERNAL"
-            raise GrpcError(status, fault.message.replace("body", "message")) from fault
+            return await decompress(message, self.head.encoding, limit)
+        except HttpError as error:
+            status = "RESOURCE_EXHAUSTED" if error.status == 413 else "INTERNAL"
+            raise GrpcError(status, error.message.replace("body", "message")) from error
 
-    def watch(self, now_s: float) -> None:
-        """Refuse a client that is late with a message that it has begun; an unary one has to come at all."""
+    def check_timeout(self, now_s: float) -> None:
+        """End the call if its message arrives too slowly; of a unary call, also if it has not begun."""
         limits = self._server.limits
-        if self.late() and now_s - self._began_s > limits.body_timeout_s + self._heard / (1 << 16):
-            told = f"the message came too slowly: {self._heard} bytes in {limits.body_timeout_s} s"
-            self.refuse(GrpcError("DEADLINE_EXCEEDED", told))
+        if self.is_receiving() and now_s - self._began_s > limits.body_timeout_s + self._message_size / (1 << 16):
+            text = f"the message came too slowly: {self._message_size} bytes in {limits.body_timeout_s} s"
+            self.fail(GrpcError("DEADLINE_EXCEEDED", text))
 
-    def late(self) -> bool:
-        """Whether the client is in the middle of a message."""
-        return self._messages is not None and self._messages.begun
+    def is_receiving(self) -> bool:
+        """Return whether a message is expected or incomplete."""
+        return self._messages is not None and self._messages.is_incomplete
 
-    # --- work ----------------------------------------------------------------------------------------------------
+    # --- the task that answers -----------------------------------------------------------------------------------
 
     def run(self, task: asyncio.Task[Any]) -> None:
-        """The task that answers."""
         self._task = task
         if self.deadline_s is not None:
             left_s = max(0.0, self.deadline_s - time.monotonic())
             self._timer = self._server.loop.call_later(left_s + _GRACE_S, self._expire)
         task.add_done_callback(self._done)
 
-    def launch(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.run(self._server.loop.create_task(coroutine))
 
     def _expire(self) -> None:
-        self.refuse(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
+        self.fail(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            self.refuse(GrpcError("CANCELLED", "the call was cancelled"))
+            self.fail(GrpcError("CANCELLED", "the call was cancelled"))
         else:
             self.finish(task)
         self._leave()
 
     def finish(self, task: asyncio.Task[Any]) -> None:
-        """Send what the task gave."""
+        """Send the result of the task."""
         raise NotImplementedError
 
-    # --- ends ----------------------------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------------------------
 
-    def refuse(self, fault: GrpcError) -> None:
-        """End the call with a status; what still works for it is cancelled."""
-        if not self._gone:
-            self._gone = True
-            if self._begun:
-                self._stream.send_trailers(trailers(fault))
+    def fail(self, error: GrpcError) -> None:
+        """End the call with an error and cancel its task."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._has_started:
+                self._stream.send_trailers(trailers(error))
             else:
-                self._stream.send_headers(trailers_only(fault), ended=True)
+                self._stream.send_headers(trailers_only(error), ended=True)
         self._stop()
 
-    def cut(self) -> None:
-        """The server stops."""
-        self.refuse(GrpcError("UNAVAILABLE", "the server is shutting down"))
+    def cancel(self) -> None:
+        """End the call because the server stops."""
+        self.fail(GrpcError("UNAVAILABLE", "the server is shutting down"))
 
-    def broken(self, code: int) -> None:
-        """The client has left."""
-        self._gone = True
+    def closed(self, code: int) -> None:
+        """The client has reset the stream or disconnected."""
+        self._is_closed = True
         self._stop()
 
     def _stop(self) -> None:
@@ -209,12 +207,12 @@ class GrpcCall:
             self._task.cancel()
 
     def _leave(self) -> None:
-        if not self._left:
-            self._left = True
+        if not self._has_left:
+            self._has_left = True
             if self._timer is not None:
                 self._timer.cancel()
             if self._counted:
-                self._server.bodies.give_back(self._counted)
+                self._server.bodies.release(self._counted)
             self._messages = None
             self._server.leave(self)
 
@@ -222,6 +220,6 @@ class GrpcCall:
         """All that was written has been sent."""
 
 
-def unread(bodies: Bodies) -> GrpcError:
-    """Clients do not take their answers, so there is no room for another."""
-    return GrpcError("RESOURCE_EXHAUSTED", bodies.unread.message)
+def overload_error(bodies: BodyMemory) -> GrpcError:
+    """Return the error of a response that is not sent because too many are unread."""
+    return GrpcError("RESOURCE_EXHAUSTED", bodies.unread_error.message)

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.executor import MessageExecutor
+from dragoman.transports.grpc import health
 from dragoman.transports.grpc.admission import Admission
 from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers
-from dragoman.transports.grpc.handlers import Handler, UnaryHandler
-from dragoman.transports.grpc.services import make_handlers
+from dragoman.transports.grpc.handlers import Handler, UnaryHandler, table_handlers
+from dragoman.transports.grpc.health import Health
+from dragoman.transports.grpc.reflection import make_reflection
 from dragoman.transports.grpc.status import trailers_only
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
@@ -47,15 +49,15 @@ class GrpcCalls:
     # --- streams -------------------------------------------------------------------------------------------------
 
     def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Http2Handler:
-        """A request begins."""
+        """Begin a request."""
         if not head.note:
             head.note.append(parse_call_headers(head, self.handlers) if head.is_grpc else None)
         found: CallHeaders | None = head.note[0]
         if found is None:
             return self._other(stream, head, ended)
-        refused = found.refused or self._admission.enter(stream.connection, found.health)
-        if refused is not None:
-            stream.send_headers(trailers_only(refused), ended=True)
+        error = found.error or self._admission.enter(stream.connection, found.health)
+        if error is not None:
+            stream.send_headers(trailers_only(error), ended=True)
             return IgnoredRequest()
         if isinstance(found.handler, UnaryHandler):
             call: GrpcCall = UnaryCall(self, stream, found)
@@ -83,12 +85,12 @@ class GrpcCalls:
             self._idle.set_result(None)
 
     def begin_stop(self) -> None:
-        """Streams end after the answer that they are at; health tells NOT_SERVING."""
+        """End streams after their current response; health becomes NOT_SERVING."""
         if not self.stopping.done():
             self.stopping.set_result(None)
 
     async def ended(self, within_s: float) -> None:
-        """Wait for what still works for clients that have gone."""
+        """Wait for the work of calls whose clients have disconnected."""
         if self._calls:
             self._idle = self.loop.create_future()
             await asyncio.wait((self._idle,), timeout=within_s)
@@ -96,18 +98,32 @@ class GrpcCalls:
 
 
 class IgnoredRequest:
-    """Hears what is left of a request that has been answered."""
+    """Ignores the rest of a request that has been answered."""
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None: ...
 
-    def room(self, size: int) -> memoryview | None: ...
+    def buffer(self, size: int) -> memoryview | None: ...
 
-    def filled(self, size: int, ended: bool) -> None: ...
+    def buffer_filled(self, size: int, ended: bool) -> None: ...
 
     def drained(self) -> None: ...
 
-    def watch(self, now_s: float) -> None: ...
+    def check_timeout(self, now_s: float) -> None: ...
 
-    def cut(self) -> None: ...
+    def cancel(self) -> None: ...
 
-    def broken(self, code: int) -> None: ...
+    def closed(self, code: int) -> None: ...
+
+
+def make_handlers(
+    engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], executor: MessageExecutor
+) -> dict[str, Handler]:
+    """Return the handler of each path, `/service/method`.
+
+    Once `stopping` is done, streams end and health is NOT_SERVING. `executor` parses and formats the messages
+    of the protocols.
+    """
+    checks = Health(engine, [p.service for p in protocols], stopping)
+    reflection = make_reflection(protocols, [(health.SERVICE, health.DESCRIPTOR)], stopping)
+    tables = table_handlers(engine, protocols, stopping, executor)
+    return {**tables, **checks.handlers(), **reflection.handlers()}

@@ -28,13 +28,13 @@ from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 log = logging.getLogger("dragoman.grpc")
 
-# A message; where it comes in parts, these follow one another on the wire.
+# A message; the buffers of a large one are sent one after the other.
 Reply = Buffer | Sequence[Buffer]
 
-# What is there at once, or will be.
+# A result, or a coroutine that gives it.
 Begun = Reply | GrpcResponse | Coroutine[Any, Any, Reply | GrpcResponse]
 
-# A status travels in headers, of which clients take about 8 KiB; a byte may become three there.
+# The message of a status is sent in headers, which clients limit to about 8 KiB; percent-encoding triples a byte.
 _MAX_MESSAGE_BYTES = 2000
 
 
@@ -49,7 +49,7 @@ class GrpcError(Exception):
 
 
 class Peer(Protocol):
-    """The client of one call with streams. Its methods raise CancelledError where it has left."""
+    """The client of a streaming call. The methods raise CancelledError if it has disconnected."""
 
     @property
     def metadata(self) -> Mapping[str, str]: ...
@@ -58,15 +58,15 @@ class Peer(Protocol):
     def deadline_s(self) -> float | None: ...
 
     async def read(self) -> Any:
-        """The next message, None after the last."""
+        """Return the next message, None after the last."""
 
     async def write(self, message: Reply) -> None:
-        """Returns when there is room for another."""
+        """Send a message; return when another can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnaryHandler:
-    """Answers one message with one. Raises GrpcError. `begin`, where there is one, answers at once if it can."""
+    """Handles a unary method. `begin`, if there is one, may return its result at once. Both raise GrpcError."""
 
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcResponse]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
@@ -75,7 +75,7 @@ class UnaryHandler:
 
 @dataclass(frozen=True, slots=True)
 class StreamHandler:
-    """Reads from a peer and writes to it until the call is over. Raises GrpcError."""
+    """Handles a streaming method: reads from a peer and writes to it until the call ends. Raises GrpcError."""
 
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
     health: bool = False
@@ -87,7 +87,7 @@ Handler = UnaryHandler | StreamHandler
 def table_handlers(
     engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], executor: MessageExecutor
 ) -> dict[str, Handler]:
-    """The methods of tables, by their paths."""
+    """Return the handlers of the protocols' methods by path."""
     found: dict[str, Handler] = {}
     for protocol in protocols:
         for method in protocol.methods:
@@ -102,7 +102,7 @@ def table_handlers(
 
 @dataclass(frozen=True, slots=True)
 class UnaryMethod:
-    """A method of one message in and one out."""
+    """A unary method of a protocol."""
 
     engine: CallHandler
     protocol: GrpcProtocol
@@ -113,7 +113,7 @@ class UnaryMethod:
         return UnaryHandler(self.answer, self.begin, self.method.health)
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
-        """A client that leaves cancels this coroutine."""
+        """Return the response; cancelled if the client disconnects."""
         if len(request.body) > LARGE_MESSAGE:
             return await self._read(request)
         done: Any = self.begin(request)
@@ -121,7 +121,7 @@ class UnaryMethod:
         return found
 
     def begin(self, request: GrpcRequest) -> Begun:
-        """The answer, where it is there at once; else the coroutine that gives it. Raises GrpcError."""
+        """Return the response if it is there at once; else a coroutine that returns it. Raises GrpcError."""
         if len(request.body) > LARGE:
             return self._read(request)
         request_id = ""
@@ -132,16 +132,16 @@ class UnaryMethod:
             if not isinstance(response, Response) or weight(response.answer) > LARGE:
                 return self._rest(exchange, response)
             return exchange.format_response(response)
-        except Exception as fault:
-            raise refusal(self.protocol, told(fault, request_id)) from fault
+        except Exception as error:
+            raise status_error(self.protocol, public_error(error, request_id)) from error
 
     async def _read(self, request: GrpcRequest) -> Reply | GrpcResponse:
-        """The answer to a long message."""
+        """Parse a large message and return the response."""
         try:
             size = len(request.body)
             exchange = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
-        except Exception as fault:
-            raise refusal(self.protocol, told(fault, "")) from fault
+        except Exception as error:
+            raise status_error(self.protocol, public_error(error, "")) from error
         return await self._rest(exchange, self.engine.call(exchange.request))
 
     async def _rest(
@@ -153,16 +153,16 @@ class UnaryMethod:
                 response = await response
             written: Reply | GrpcResponse = await self.executor.format(exchange.format_response, response)
             return written
-        except Exception as fault:
-            raise refusal(self.protocol, told(fault, exchange.request.id)) from fault
+        except Exception as error:
+            raise status_error(self.protocol, public_error(error, exchange.request.id)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMethod:
-    """A method of messages both ways; they are answered one after the other.
+    """A streaming method of a protocol; messages are handled one after the other.
 
-    The next message is read, and the next piece asked of the model, when the last one has been written: a client
-    that reads slowly slows down its own model calls and fills no queue here.
+    The next message is read, and the next response requested, once the last one has been written: a client that reads
+    slowly slows down its own calls only, and fills no queue.
     """
 
     engine: CallHandler
@@ -172,17 +172,17 @@ class StreamMethod:
     executor: MessageExecutor
 
     async def talk(self, peer: Peer) -> None:
-        async with aclosing(received(peer, self.stopping)) as bodies:
+        async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
                 request = GrpcRequest(body, peer.metadata, peer.deadline_s)
                 async with aclosing(self._answers(request)) as answers:
                     async for answer in answers:
-                        await self._tell(request, answer, peer)
+                        await self._send(request, answer, peer)
         if self.stopping.done():
-            raise refusal(self.protocol, NotReady("the server is shutting down"))
+            raise status_error(self.protocol, NotReady("the server is shutting down"))
 
     async def _answers(self, request: GrpcRequest) -> AsyncGenerator[bytes | DragomanError, None]:
-        """The pieces of the answer, and what went wrong if something did; to write them may fail on its own."""
+        """Yield the response messages to one message, and its error if there is one."""
         request_id = ""
         try:
             size = len(request.body)
@@ -193,21 +193,21 @@ class StreamMethod:
                     yield await self.executor.format(stream.format_chunk, piece)
             if stream.end is not None:
                 yield stream.end
-        except Exception as fault:
-            yield told(fault, request_id)
+        except Exception as error:
+            yield public_error(error, request_id)
 
-    async def _tell(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
+    async def _send(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
         written = self.method.format_error(request, answer) if isinstance(answer, DragomanError) else answer
         if written is None:
-            raise refusal(self.protocol, answer)
+            raise status_error(self.protocol, answer)
         await peer.write(written)
 
 
-async def received(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:
-    """The messages of a client as they come, until it or the server has no more wish for them."""
+async def read_messages(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator[Any, None]:
+    """Yield the messages of a client until it has sent the last one or the server stops."""
     loop = asyncio.get_running_loop()
     while not stopping.done():
-        start = Start(peer.read(), loop)  # what has come already needs no task
+        start = Start(peer.read(), loop)  # no task is needed for a message that has arrived
         message, reading = start.result, start.task
         if start.error is not None:
             raise start.error
@@ -215,38 +215,38 @@ async def received(peer: Peer, stopping: asyncio.Future[None]) -> AsyncGenerator
             try:
                 await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                reading.cancel()  # does nothing where it is done
+                reading.cancel()  # does nothing if it is done
             message = None if stopping.done() else await reading
         if message is None:
             return
         yield message
 
 
-def told(fault: Exception, request_id: str) -> DragomanError:
-    """What the caller is told of a fault. One that is not meant for callers is logged in full and told blandly."""
-    if isinstance(fault, DragomanError):
-        return fault
+def public_error(error: Exception, request_id: str) -> DragomanError:
+    """Return the error for the client; an unexpected exception is logged and becomes an internal error."""
+    if isinstance(error, DragomanError):
+        return error
     request_id = request_id or uuid.uuid4().hex
-    log.error("internal error, request id %r", request_id, exc_info=fault)
+    log.error("internal error, request id %r", request_id, exc_info=error)
     return ServerError(f"internal error, request id {request_id}")
 
 
-def refusal(protocol: GrpcProtocol, fault: DragomanError) -> GrpcError:
-    """The status that tells of a fault."""
+def status_error(protocol: GrpcProtocol, error: DragomanError) -> GrpcError:
+    """Return the gRPC status of an error."""
     metadata: tuple[tuple[str, str], ...] = ()
-    wait_s = fault.retry_after_s
+    wait_s = error.retry_after_s
     if wait_s is not None:
-        # gRPC: clients that retry by policy heed the second one (proposal A6).
+        # Clients with a retry policy follow the second one (gRPC proposal A6).
         metadata = (("retry-after", str(math.ceil(wait_s))), ("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
-    message = fault.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
-    return GrpcError(protocol.status(fault), message, metadata)
+    message = error.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+    return GrpcError(protocol.status(error), message, metadata)
 
 
-def parts_of(reply: Reply) -> Sequence[Buffer]:
-    """A message as its parts."""
+def chunks_of(reply: Reply) -> Sequence[Buffer]:
+    """Return the buffers of a message."""
     return (reply,) if isinstance(reply, bytes | bytearray | memoryview) else reply
 
 
-def whole(reply: Reply) -> bytes:
-    """A message in one piece."""
-    return reply if isinstance(reply, bytes) else b"".join(parts_of(reply))
+def join_chunks(reply: Reply) -> bytes:
+    """Return a message as one buffer."""
+    return reply if isinstance(reply, bytes) else b"".join(chunks_of(reply))

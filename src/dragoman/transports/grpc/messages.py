@@ -5,22 +5,22 @@ from collections import deque
 from typing import Final
 
 from dragoman.protocols.wire import Buffer
+from dragoman.transports.bodies import ReceiveBuffer
 from dragoman.transports.grpc.handlers import GrpcError
-from dragoman.transports.receive_buffer import ReceiveBuffer
 
 PREFIX_BYTES: Final = 5
 prefix = struct.Struct(">BI")
-# A message up to this size is put together from its pieces; a larger one is written to its place.
+# A message up to this size is joined from its parts; a larger one is received into one buffer.
 _SMALL: Final = 1 << 14
 
 
 class MessageReader:
-    """The messages of one call. `ready` holds those that are whole, each with whether it is packed.
+    """Parses the messages of one call. `ready`: complete ones, each with its compression flag.
 
-    `awaited` is how many bytes of the one under way are still to come.
+    `missing`: bytes of the incomplete one that have not arrived.
     """
 
-    __slots__ = ("_flag", "_large", "_limit", "_prefix", "_small", "awaited", "ready")
+    __slots__ = ("_flag", "_large", "_limit", "_prefix", "_small", "missing", "ready")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -28,18 +28,18 @@ class MessageReader:
         self._flag = 0
         self._small = bytearray()
         self._large: ReceiveBuffer | None = None
-        self.awaited = 0
+        self.missing = 0
         self.ready: deque[tuple[int, Buffer]] = deque()
 
     @property
-    def begun(self) -> bool:
-        """Whether a message has begun that is not whole."""
-        return bool(self.awaited or self._prefix)
+    def is_incomplete(self) -> bool:
+        """Whether there is an incomplete message."""
+        return bool(self.missing or self._prefix)
 
     def feed(self, data: bytes | memoryview, at: int, stop: int) -> None:
-        """Take what lies in `data` from `at` to `stop`. Raises GrpcError."""
+        """Parse `data[at:stop]`. Raises GrpcError."""
         while at < stop:
-            if self.awaited:
+            if self.missing:
                 at = self._more(data, at, stop)
                 continue
             if not self._prefix and stop - at >= PREFIX_BYTES:
@@ -63,41 +63,41 @@ class MessageReader:
         if not length:
             self.ready.append((flag, b""))
             return
-        self._flag, self.awaited = flag, length
+        self._flag, self.missing = flag, length
         if length > _SMALL:
             self._large = ReceiveBuffer(length)
 
     def _more(self, data: bytes | memoryview, at: int, stop: int) -> int:
-        size = min(self.awaited, stop - at)
+        size = min(self.missing, stop - at)
         if self._large is not None:
-            self._large.put(memoryview(data)[at : at + size])
+            self._large.append(memoryview(data)[at : at + size])
             self._received(self._large, size)
             return at + size
-        piece = data[at : at + size]
-        self.awaited -= size
-        if self.awaited:
-            self._small += piece
+        part = data[at : at + size]
+        self.missing -= size
+        if self.missing:
+            self._small += part
         else:
-            whole: Buffer = bytes(self._small) + piece if self._small else bytes(piece)
+            whole: Buffer = bytes(self._small) + part if self._small else bytes(part)
             self._small.clear()
             self._done(whole)
         return at + size
 
-    def room(self, size: int) -> memoryview | None:
-        """Where the next bytes, at most `size` of them, belong; None where `feed` takes them."""
-        return None if self._large is None else self._large.room()[:size]
+    def buffer(self, size: int) -> memoryview | None:
+        """Return where up to `size` further bytes are to be written to; None to use `feed`."""
+        return None if self._large is None else self._large.free_space()[:size]
 
     def filled(self, size: int) -> None:
-        """So many bytes were written there."""
+        """Count bytes that were written to `buffer`."""
         assert self._large is not None
         self._large.advance(size)
         self._received(self._large, size)
 
     def _received(self, buffer: ReceiveBuffer, size: int) -> None:
-        self.awaited -= size
-        if not self.awaited:
+        self.missing -= size
+        if not self.missing:
             self._large = None
-            self._done(buffer.whole())
+            self._done(buffer.take())
 
     def _done(self, message: Buffer) -> None:
         self.ready.append((self._flag, message))

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from dragoman.protocols.wire import Buffer, GrpcProtocol
 from dragoman.transports.grpc.descriptors import load_descriptor, message_classes
-from dragoman.transports.grpc.handlers import GrpcError, Handler, Peer, StreamHandler, received
+from dragoman.transports.grpc.handlers import GrpcError, Handler, Peer, StreamHandler, read_messages
 
 # The two versions differ in their package names only.
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -52,7 +52,7 @@ class Reflection:
         return {f"/{service}/ServerReflectionInfo": StreamHandler(self.talk) for service in SERVICES}
 
     async def talk(self, peer: Peer) -> None:
-        async with aclosing(received(peer, self._stopping)) as messages:
+        async with aclosing(read_messages(peer, self._stopping)) as messages:
             async for message in messages:
                 await peer.write(self.respond(message))
 

@@ -1,4 +1,4 @@
-"""A gRPC server on our own HTTP/2."""
+"""The gRPC server."""
 
 import errno
 import ssl
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
-from dragoman.transports.bodies import Bodies
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http2.limits import http2_limits
@@ -14,12 +14,12 @@ from dragoman.transports.http2.protocol import http2
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 
-# How long cancelled work may take to end.
-_PARTING_S = 1.0
+# Time for cancelled work to end.
+_CANCEL_S = 1.0
 
 
 class GrpcServer:
-    """Serves protocol tables on one port."""
+    """Serves the gRPC services of protocols on one port."""
 
     def __init__(
         self,
@@ -33,46 +33,42 @@ class GrpcServer:
         self._engine = engine
         self._protocols = tuple(protocols)
         self._limits = limits
-        self._executor = executor or MessageExecutor(Bodies(limits.max_bodies_bytes))
+        self._executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
         self._tls = tls
         self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
-    def made(self) -> GrpcCalls:
-        """What answers the calls."""
+    def make_calls(self) -> GrpcCalls:
         return GrpcCalls(self._engine, self._protocols, self._limits, self._executor)
 
     async def start(self, host: str, port: int, *, shared: bool = False) -> int:
-        """Listens and returns the port, which the system chooses where 0 is asked for.
-
-        Raises OSError where that cannot be, e.g. because another server has the port.
-        """
-        calls = self.made()
+        """Listen and return the port, which the system chooses for port 0. Raises OSError if it cannot be bound."""
+        calls = self.make_calls()
         wire = http2(calls, http2_limits(self._limits), self._executor)
         listener = Listener(wire, limits=self._limits, tls=self._tls)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
         try:
             (bound,) = await listener.start([(host, port)], shared=shared)
-        except OSError as fault:
-            why = "" if fault.errno == errno.EACCES else "; is the port taken, or the host another one's?"
-            raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from fault
+        except OSError as error:
+            why = "" if error.errno == errno.EACCES else "; is the port in use, or the address not one of this host?"
+            raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from error
         self._calls, self._listener = calls, listener
         return bound
 
     def begin_drain(self) -> None:
-        """Tell each client to take its further calls elsewhere; those that connect anew are told why."""
+        """Send GOAWAY to the clients; new connections get one too."""
         if self._listener is not None:
             self._listener.begin_drain()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls and waits for those in flight, which are cancelled after `grace_s` seconds.
+        """Accept no more calls and wait for those in flight, which are cancelled after `grace_s` seconds.
 
-        Streams end after the answer that they are at; health tells NOT_SERVING.
+        Streams end after their current response; health becomes NOT_SERVING.
         """
         if self._listener is None or self._calls is None:
             return
         listener, self._listener = self._listener, None
         self._calls.begin_stop()
         await listener.stop(grace_s)
-        await self._calls.ended(_PARTING_S)
+        await self._calls.ended(_CANCEL_S)

@@ -1,4 +1,4 @@
-"""The fields that gRPC puts around an answer, as prepared blocks."""
+"""Headers and trailers of gRPC responses, encoded for HTTP/2."""
 
 from base64 import b64encode
 from typing import Final
@@ -32,34 +32,34 @@ _HEAD: Final[tuple[Field, ...]] = ((b":status", b"200"), (b"content-type", b"app
 HEAD: Final = encoded(_HEAD)
 OK: Final = encoded([(b"grpc-status", b"0")])
 
-# The specification's percent-encoding: printable ASCII but the percent sign stays.
+# Percent-encoding of the gRPC specification: printable ASCII except the percent sign is unchanged.
 _PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 
 
 def ok(metadata: Headers) -> bytes:
-    """The block that ends an answer with metadata."""
+    """Return the trailers of a response with metadata."""
     return encoded([(b"grpc-status", b"0"), *(_metadata(name, value) for name, value in metadata)])
 
 
-def trailers(fault: GrpcError) -> bytes:
-    """The block that ends an answer with a fault."""
-    return encoded(_fields(fault))
+def trailers(error: GrpcError) -> bytes:
+    """Return the trailers of a response that ends with an error."""
+    return encoded(_fields(error))
 
 
-def trailers_only(fault: GrpcError) -> bytes:
-    """The one block of an answer that is nothing but a fault."""
-    return encoded((*_HEAD, *_fields(fault)))
+def trailers_only(error: GrpcError) -> bytes:
+    """Return the headers of a response that is only an error."""
+    return encoded((*_HEAD, *_fields(error)))
 
 
-def _fields(fault: GrpcError) -> list[Field]:
-    found = [(b"grpc-status", b"%d" % CODES[fault.status])]
-    if fault.message:
-        found.append((b"grpc-message", quote(fault.message, safe=_PLAIN).strip().encode("ascii")))
-    return found + [_metadata(name, value) for name, value in fault.metadata]
+def _fields(error: GrpcError) -> list[Field]:
+    found = [(b"grpc-status", b"%d" % CODES[error.status])]
+    if error.message:
+        found.append((b"grpc-message", quote(error.message, safe=_PLAIN).strip().encode("ascii")))
+    return found + [_metadata(name, value) for name, value in error.metadata]
 
 
 def _metadata(name: str, value: str | bytes) -> Field:
-    """Metadata whose name ends in -bin is any bytes, and travels as base64."""
+    """Return a field of metadata; binary metadata (`-bin`) is sent as base64."""
     if name.endswith("-bin"):
         data = value if isinstance(value, bytes) else value.encode()
         return name.encode(), b64encode(data).rstrip(b"=")

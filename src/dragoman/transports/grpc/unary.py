@@ -1,4 +1,4 @@
-"""A unary call; one that is answered at once takes neither a task nor a turn of the event loop."""
+"""A unary gRPC call; if its response is there at once, it needs no task."""
 
 import asyncio
 import logging
@@ -10,9 +10,9 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
-from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, unread
+from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
 from dragoman.transports.grpc.call_headers import CallHeaders
-from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, parts_of, told
+from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import MessageReader, prefix
 from dragoman.transports.grpc.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Http2Stream
@@ -25,7 +25,7 @@ _pack = prefix.pack
 
 
 class UnaryCall(GrpcCall):
-    """It starts once its message is whole and the client has said all."""
+    """Starts once its message and the request are complete."""
 
     __slots__ = ("_message",)
 
@@ -38,54 +38,54 @@ class UnaryCall(GrpcCall):
         if ended and self._messages is None and stop - at >= 5:
             flag, length = _unpack(data, at)
             if flag == 0 and length == stop - at - 5 and length <= self._server.limits.max_body_bytes:
-                if not self._gone:
-                    self._start(bytes(data[at + 5 : stop]))  # the whole message in one piece, as small ones come
+                if not self._is_closed:
+                    self._start(bytes(data[at + 5 : stop]))  # a small message arrives at once
                 return
         super().receive(data, at, stop, ended)
 
-    def _fed(self, messages: MessageReader, begun: bool) -> None:
-        self.heard(messages)
+    def _on_data(self, messages: MessageReader, is_incomplete: bool) -> None:
+        self.on_data(messages)
 
-    def heard(self, messages: MessageReader) -> None:
-        if len(messages.ready) + messages.begun > 1:
+    def on_data(self, messages: MessageReader) -> None:
+        if len(messages.ready) + messages.is_incomplete > 1:
             raise GrpcError("INTERNAL", "expected one message, got more")
-        if messages.awaited:
-            self._stream.expect(messages.awaited)
+        if messages.missing:
+            self._stream.expect(messages.missing)
 
-    def heard_all(self) -> None:
+    def on_end(self) -> None:
         messages = self._messages
-        if self._gone:
+        if self._is_closed:
             return
-        if messages is None or not messages.ready or messages.begun:
-            raise GrpcError("INTERNAL", "expected one message, got none that is whole")
+        if messages is None or not messages.ready or messages.is_incomplete:
+            raise GrpcError("INTERNAL", "expected one message, got none that is complete")
         flag, message = messages.ready.popleft()
         if flag:
-            self._begin(self._answer_packed(message))
+            self._begin(self._answer_compressed(message))
         else:
             self._start(message)
 
-    def late(self) -> bool:
+    def is_receiving(self) -> bool:
         return True
 
-    # --- the answer ----------------------------------------------------------------------------------------------
+    # --- the response --------------------------------------------------------------------------------------------
 
     def _start(self, message: Buffer) -> None:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
-        if self._server.bodies.over:
-            self.refuse(unread(self._server.bodies))
+        if self._server.bodies.is_over_limit:
+            self.fail(overload_error(self._server.bodies))
             return
         backlog = self._stream.connection.backlog
         if backlog.is_full:
             self._message = message
-            backlog.wait(self._go_on)
+            backlog.wait(self._resume)
         elif len(message) > LARGE_MESSAGE:
             self._server.budget.run(partial(self._answer, handler, message))
         else:
             self._answer(handler, message)
 
     def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
-        if self._gone:
+        if self._is_closed:
             return
         request = GrpcRequest(message, self.head.metadata, self.deadline_s)
         if handler.begin is None:
@@ -93,8 +93,8 @@ class UnaryCall(GrpcCall):
             return
         try:
             done: Any = copy_context().run(handler.begin, request)
-        except GrpcError as fault:
-            self._send(None, fault)
+        except GrpcError as error:
+            self._send(None, error)
         else:
             if type(done) is CoroutineType:
                 self._begin(done)
@@ -102,16 +102,16 @@ class UnaryCall(GrpcCall):
             self._send(done, None)
         self._leave()
 
-    def _go_on(self) -> None:
-        """The client has made room."""
+    def _resume(self) -> None:
+        """Continue once the client has read enough."""
         message, self._message = self._message, None
-        if not self._gone and message is not None:
+        if not self._is_closed and message is not None:
             self._start(message)
 
-    async def _answer_packed(self, packed: Buffer) -> Reply | GrpcResponse:
+    async def _answer_compressed(self, compressed: Buffer) -> Reply | GrpcResponse:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
-        message = await self.unpacked(packed)
+        message = await self.decompress_message(compressed)
         return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
@@ -123,31 +123,31 @@ class UnaryCall(GrpcCall):
         self._leave()
 
     def finish(self, task: asyncio.Task[Any]) -> None:
-        fault = task.exception()
-        self._send(None if fault is not None else task.result(), fault)
+        error = task.exception()
+        self._send(None if error is not None else task.result(), error)
 
-    def _send(self, reply: Reply | GrpcResponse | None, fault: BaseException | None) -> None:
-        if fault is not None or reply is None:
-            self.refuse(fault if isinstance(fault, GrpcError) else _unexpected(fault))
+    def _send(self, reply: Reply | GrpcResponse | None, error: BaseException | None) -> None:
+        if error is not None or reply is None:
+            self.fail(error if isinstance(error, GrpcError) else _unexpected(error))
             return
-        if self._gone:
+        if self._is_closed:
             return
         if isinstance(reply, bytes) and len(reply) <= SMALL:
-            self._gone = True
+            self._is_closed = True
             size = len(reply)
             self._stream.send_response(HEAD, (_pack(0, size), reply), size + 5, OK)
             return
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcResponse) else (reply, OK)
-        parts = [memoryview(part).cast("B") for part in parts_of(message)]
+        parts = [memoryview(part).cast("B") for part in chunks_of(message)]
         size = sum(map(len, parts))
-        if self._server.bodies.over and size > SMALL:
-            self.refuse(unread(self._server.bodies))
+        if self._server.bodies.is_over_limit and size > SMALL:
+            self.fail(overload_error(self._server.bodies))
             return
-        self._gone = True
+        self._is_closed = True
         self._stream.send_response(HEAD, (_pack(0, size), *parts), size + 5, ending)
 
 
-def _unexpected(fault: BaseException | None) -> GrpcError:
-    """A fault that no handler should let through."""
-    found = told(fault if isinstance(fault, Exception) else RuntimeError(repr(fault)), "")
+def _unexpected(error: BaseException | None) -> GrpcError:
+    """Return the error for an exception that no handler should raise."""
+    found = public_error(error if isinstance(error, Exception) else RuntimeError(repr(error)), "")
     return GrpcError("INTERNAL", found.message)

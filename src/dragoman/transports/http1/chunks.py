@@ -1,43 +1,43 @@
-"""The chunked coding of a body (RFC 9112, 7.1), taken apart."""
+"""Decode the chunked transfer coding (RFC 9112, 7.1)."""
 
 import re
 from collections.abc import Callable
 
 from dragoman.transports.http1.headers import not_http
 
-# A size, perhaps with extensions, which mean nothing to anybody; and a field of the trailer, which is passed over.
+# The size of a chunk, with extensions, and a field of the trailer; extensions and trailer are ignored.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _MAX_LINE = 4096
 _MAX_TRAILER = 16 << 10
-# What may be spent on sizes and extensions: so many bytes, and so many more for each byte of the body.
-_OVERHEAD, _OVERHEAD_EACH = 64 << 10, 16
+# Limit on the bytes of sizes and extensions: a constant, and a multiple of the size of the body.
+_OVERHEAD, _OVERHEAD_FACTOR = 64 << 10, 16
 
 
 class ChunkedDecoder:
-    """Takes bytes and puts what they hold of the body into `put`; `done` once the trailer has ended."""
+    """Passes the decoded bytes to `put`; `done` once the trailer has ended."""
 
     __slots__ = ("_ended", "_last", "_left", "_overhead", "_put", "_size", "_trailer", "done")
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
         self.done = False
         self._put = put
-        self._left = 0  # of the chunk that comes in
-        self._ended = True  # whether the line break behind the chunk has come
-        self._last = False  # whether only the trailer is to come
+        self._left = 0  # bytes missing of the current chunk
+        self._ended = True  # the line break after the chunk has arrived
+        self._last = False  # only the trailer is missing
         self._trailer = self._overhead = self._size = 0
 
     def take(self, data: bytes, at: int) -> int:
-        """Use what can be used from `at` on; gives where it stopped. Raises HttpError 400, or what `put` raises."""
+        """Decode `data` from `at` on; return where it stopped. Raises HttpError 400, or what `put` raises."""
         while not self.done:
             if self._left:
-                piece = data[at : at + self._left]
-                if not piece:
+                chunk = data[at : at + self._left]
+                if not chunk:
                     return at
-                self._put(piece)
-                self._size += len(piece)
-                self._left -= len(piece)
-                at += len(piece)
+                self._put(chunk)
+                self._size += len(chunk)
+                self._left -= len(chunk)
+                at += len(chunk)
                 continue
             end = data.find(b"\r\n", at)
             if end < 0 or end - at > _MAX_LINE:
@@ -51,7 +51,7 @@ class ChunkedDecoder:
 
     def _line(self, line: bytes) -> None:
         self._overhead += len(line) + 2
-        if self._overhead > _OVERHEAD + _OVERHEAD_EACH * self._size:
+        if self._overhead > _OVERHEAD + _OVERHEAD_FACTOR * self._size:
             raise not_http("its chunks are mostly overhead")
         if self._last:
             self._field(line)
@@ -76,6 +76,6 @@ class ChunkedDecoder:
 
 
 def _check_open(line: bytes) -> None:
-    """A line that has not ended yet can be wrong already."""
+    """Check a line that is incomplete."""
     if b"\n" in line or b"\r" in line[:-1]:
         raise not_http("a line break of the chunked coding")

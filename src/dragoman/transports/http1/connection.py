@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: answers requests in order, within its timeouts."""
+"""One HTTP/1.1 connection: responds to requests in order, within its timeouts."""
 
 import asyncio
 import logging
@@ -10,47 +10,47 @@ from typing import Any
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.executor import is_large
-from dragoman.transports.http1.headers import NO_HEAD, Http1Headers
+from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
 from dragoman.transports.http1.response_headers import ResponseHeaderWriter
 from dragoman.transports.http1.response_writer import Http1ResponseWriter
-from dragoman.transports.http1.timeouts import Stage, due_s
+from dragoman.transports.http1.timeouts import Stage, deadline_s
 from dragoman.transports.listener import Listener
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget, ReadLimiter
 from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
 log = logging.getLogger("dragoman.http")
 
-# How many bytes of further requests may wait for the one under way, before no more are read.
-_AHEAD = 1 << 14
-# How many requests of one connection are answered in a turn of the loop, so that others have theirs.
-_TURNS = 16
+# Bytes of pipelined requests that are held while a response is under way; then reading pauses.
+_MAX_PIPELINED_BYTES = 1 << 14
+# Requests of one connection that are handled in an iteration of the event loop.
+_MAX_REQUESTS = 16
 
 
 class Http1Connection(asyncio.BufferedProtocol):
-    """Moves bytes between a transport, what they mean, and the application."""
+    """Passes requests to the application and its responses to the transport."""
 
     __slots__ = (
-        "_asking",
+        "_body_size",
         "_budget",
-        "_calm",
         "_context",
-        "_held",
-        "_incoming",
-        "_later",
+        "_ignores_input",
+        "_is_health_only",
+        "_is_idle",
+        "_is_queued",
+        "_is_responding",
+        "_is_scheduled",
+        "_last_headers",
         "_listener",
-        "_out",
-        "_over",
-        "_queued",
         "_read_limiter",
+        "_reader",
         "_reading",
-        "_reserved",
         "_since_s",
         "_stage",
         "_task",
         "_transport",
         "_unread",
-        "_usual",
+        "_writer",
         "slot",
     )
 
@@ -61,332 +61,333 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._context = context
         self._budget = budget
         self._listener = listener
-        self._incoming = RequestReader(context)
-        self._out = Http1ResponseWriter(outgoing, listener.loop)
-        self._out.draining = listener.draining
+        self._reader = RequestReader(context)
+        self._writer = Http1ResponseWriter(outgoing, listener.loop)
+        self._writer.draining = listener.draining
         self._transport: Any = None
-        self._stage = Stage.NEW  # what is awaited,
-        self._since_s = 0.0  # and since when
-        self._asking = False  # a request is under way,
-        self._task: asyncio.Task[None] | None = None  # in this task, unless it is answered at once,
-        self._held = 0  # and its body has so many bytes
-        self._unread = 0  # bytes of its answer that are counted, as the client does not take them
-        self._later = False  # `_advance` will be called
-        self._queued = False  # the request under way waits for a later turn of the loop
-        self._calm = False  # nothing is under way, and what comes next is the first byte of a request
-        self._usual = NO_HEAD  # that of the last whole, plain request
-        self._over = False  # nothing that comes is looked at any more
+        self._stage = Stage.NEW
+        self._since_s = 0.0  # start of the stage
+        self._is_responding = False
+        self._task: asyncio.Task[None] | None = None  # that responds, unless the response was there at once
+        self._body_size = 0  # of the request that is responded to
+        self._unread = 0  # bytes of responses that are counted because the client does not read them
+        self._is_scheduled = False  # `_advance` will be called
+        self._is_queued = False  # the request waits for a later iteration of the event loop
+        self._is_idle = False  # the next byte is the first one of a request
+        self._last_headers = NO_HEADERS  # of the last request that was handled by `_respond_at_once`
+        self._ignores_input = False
         self._reading = True
         self._read_limiter = ReadLimiter(budget, self._read_or_wait)
-        self._reserved = False  # for a health check alone
+        self._is_health_only = False  # only health checks are accepted
 
-    # --- what the transport tells -------------------------------------------------------------------------------
+    # --- called by the transport --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._out.open(transport)
-        if self._over:  # the server stopped before the connection was made
+        self._writer.open(transport)
+        if self._ignores_input:  # the server stopped before the connection was made
             transport.close()
         if not self._listener.admits(self, transport):
-            self._reserved = self._out.draining = True
-        self._enter(Stage.NEW)
+            self._is_health_only = self._writer.draining = True
+        self._enter_stage(Stage.NEW)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._context.scratch if self._calm or self._over else self._incoming.room()
+        return self._context.scratch if self._is_idle or self._ignores_input else self._reader.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._calm:
+        if self._is_idle:
             data = bytes(self._context.scratch[:nbytes])
-            if self._is_answered(data):
+            if self._respond_at_once(data):
                 return
-            self._calm = False
-            self._incoming.put(data)
+            self._is_idle = False
+            self._reader.append(data)
             self._advance()
-        elif not self._over:
-            if self._incoming.came(nbytes):
+        elif not self._ignores_input:
+            if self._reader.advance(nbytes):
                 self._advance()
             if nbytes >= LARGE_MESSAGE:
                 self._read_limiter.count(nbytes)
 
     def begin(self, data: bytes) -> None:
-        self._incoming.put(data)
+        self._reader.append(data)
         self._advance()
 
     def eof_received(self) -> bool:
-        return False  # the transport closes, when what was written is gone
+        return False  # the transport closes once all is written
 
     def pause_writing(self) -> None:
-        self._calm = False
-        self._out.pause()
-        self._count(max(0, self._out.size - self._held))  # all of it, for a part that is left keeps the whole
+        self._is_idle = False
+        self._writer.pause()
+        self._count(max(0, self._writer.size - self._body_size))  # a part keeps the whole response in memory
         self._listener.wheel.watch(self, self._listener.loop.time() + self._context.limits.write_timeout_s)
 
     def resume_writing(self) -> None:
-        self._out.resume()
+        self._writer.resume()
         self._count(0)
-        if not self._asking and not self._over:
+        if not self._is_responding and not self._ignores_input:
             self._since_s = self._listener.loop.time()
-            self._soon()
+            self._schedule()
 
     def _count(self, unread: int) -> None:
-        self._context.bodies.keep(unread - self._unread)
+        self._context.bodies.count_unread(unread - self._unread)
         self._unread = unread
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._count(0)
-        self._stop_listening()
+        self._ignore_input()
         self._stage = Stage.GONE
         self._listener.wheel.forget(self)
         if self._task is None:
-            self._listener.lost(self)
-        elif not self._out.left:
+            self._listener.remove(self)
+        elif not self._writer.is_disconnected:
             self._task.cancel()
-        self._out.left = True
+        self._writer.is_disconnected = True
 
-    # --- what comes in ------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------
 
-    def _soon(self) -> None:
-        if not self._later:
-            self._later = True
-            self._listener.loop.call_soon(self._resumed)
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._listener.loop.call_soon(self._run_scheduled)
 
-    def _resumed(self) -> None:
-        self._later = False
+    def _run_scheduled(self) -> None:
+        self._is_scheduled = False
         self._advance()
 
     def _advance(self) -> None:
-        """Answer what is there, as far as that goes."""
+        """Handle the requests that have arrived."""
         try:
-            turns, out, incoming = 0, self._out, self._incoming
-            while not (self._asking or self._over or out.choked):
-                if turns:
+            count, reader = 0, self._reader
+            while not (self._is_responding or self._ignores_input or self._writer.is_paused):
+                if count:
                     if self._transport.is_closing():
                         break
-                    if turns == _TURNS:
-                        self._soon()
+                    if count == _MAX_REQUESTS:
+                        self._schedule()
                         break
-                arrival = incoming.next()
-                if arrival is None:
+                event = reader.next()
+                if event is None:
                     break
-                turns += 1
-                if type(arrival) is Http1Request:
-                    self._ask(arrival)
-                elif type(arrival) is RejectedRequest:
-                    self._refuse(arrival)
+                count += 1
+                if type(event) is Http1Request:
+                    self._start_request(event)
+                elif type(event) is RejectedRequest:
+                    self._reject(event)
                 else:
-                    self._out.go_on()
-            if not self._over:
-                self._settle(turns)
+                    self._writer.send_continue()
+            if not self._ignores_input:
+                self._update_stage(count)
         except Exception:
-            log.exception("a connection failed")
-            self._hang_up()
+            log.exception("HTTP/1.1 connection failed")
+            self._abort()
 
-    def _is_answered(self, data: bytes) -> bool:
-        """Answer one whole, plain request in the fewest steps; False where these bytes are anything else.
+    def _respond_at_once(self, data: bytes) -> bool:
+        """Respond if `data` is one complete, plain request; return whether it is.
 
-        Most are such: what a client on a kept connection sends again and again, answered without waiting.
+        This is the shortest path, for clients that keep their connection and send one small request after the other.
         """
-        context, head = self._context, self._usual
+        context, head = self._context, self._last_headers
         if len(data) != head.whole or not data.startswith(head.raw):
-            head = self._usual = context.heads.known(data[: data.find(b"\r\n\r\n") + 4], NO_HEAD)
-        if len(data) != head.whole or context.bodies.over:
+            head = self._last_headers = context.heads.get(data[: data.find(b"\r\n\r\n") + 4], NO_HEADERS)
+        if len(data) != head.whole or context.bodies.is_over_limit:
             return False
         try:
             match: Any = head.match
             request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
-            done = copy_context().run(context.application.begin, match, request, self._out)
-            if type(done) is HttpResponse:
+            response = copy_context().run(context.application.begin, match, request, self._writer)
+            if type(response) is HttpResponse:
                 self._since_s = self._listener.loop.time()
-                self._out.write_plain(head, done)
-                if self._out.close:
-                    self._turn_over(unread=False)
+                self._writer.write_plain(head, response)
+                if self._writer.close:
+                    self._end_response(unread=False)
             else:
-                self._wait_for(done, head)
+                self._respond_later(response, head)
         except Exception:
-            log.exception("a connection failed")
-            self._hang_up()
+            log.exception("HTTP/1.1 connection failed")
+            self._abort()
         return True
 
-    def _wait_for(self, answering: Any, head: Http1Headers) -> None:
-        """The answer to a request takes its time; its body counts from now on."""
-        self._calm = False
-        self._out.begin(head)
+    def _respond_later(self, responding: Any, head: Http1Headers) -> None:
+        """Run a coroutine that responds; the body of the request is counted from now on."""
+        self._is_idle = False
+        self._writer.begin(head)
         try:
-            self._context.bodies.take(head.length)
-        except HttpError as fault:
-            answering.close()
-            self._refuse(RejectedRequest(None, fault, fatal=True))
+            self._context.bodies.reserve(head.length)
+        except HttpError as error:
+            responding.close()
+            self._reject(RejectedRequest(None, error, fatal=True))
             return
-        self._asking, self._held = True, head.length
-        self._run(answering)
-        if not self._over:
-            self._settle(1)
+        self._is_responding, self._body_size = True, head.length
+        self._run(responding)
+        if not self._ignores_input:
+            self._update_stage(1)
 
-    def _settle(self, turns: int) -> None:
-        """Note what is awaited now, and read no further ahead than is good."""
-        incoming = self._incoming
-        if not (self._asking or self._later or self._out.choked):
-            stage = Stage.BODY if incoming.in_body else Stage.HEAD if incoming.waiting else Stage.IDLE
+    def _update_stage(self, handled: int) -> None:
+        """Set the stage after so many requests were handled, and pause or resume reading."""
+        reader = self._reader
+        if not (self._is_responding or self._is_scheduled or self._writer.is_paused):
+            stage = Stage.BODY if reader.in_body else Stage.HEAD if reader.unparsed else Stage.IDLE
             if stage is Stage.IDLE:
-                self._calm = not self._out.draining
-                if turns:
+                self._is_idle = not self._writer.draining
+                if handled:
                     self._stage = stage
-            elif turns or stage is not self._stage:
-                self._enter(stage)
+            elif handled or stage is not self._stage:
+                self._enter_stage(stage)
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        reading = self._over or (self._incoming.waiting < _AHEAD and not self._read_limiter.is_paused)
+        reading = self._ignores_input or (
+            self._reader.unparsed < _MAX_PIPELINED_BYTES and not self._read_limiter.is_paused
+        )
         if reading is not self._reading and not self._transport.is_closing():
-            self._read(reading)
+            self._set_reading(reading)
 
-    def _read(self, reading: bool) -> None:
+    def _set_reading(self, reading: bool) -> None:
         self._reading = reading
         transport = self._transport
         (transport.resume_reading if reading else transport.pause_reading)()
 
-    def _enter(self, stage: Stage) -> None:
-        """From now on this is awaited."""
+    def _enter_stage(self, stage: Stage) -> None:
         self._stage = stage
         self._since_s = self._listener.loop.time()
-        self._listener.wheel.watch(self, due_s(stage, self._since_s, 0, self._context.limits))
+        self._listener.wheel.watch(self, deadline_s(stage, self._since_s, 0, self._context.limits))
 
-    def _refuse(self, refused: RejectedRequest) -> None:
-        head = refused.head
+    def _reject(self, rejected: RejectedRequest) -> None:
+        head = rejected.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
-        response = self._context.application.refusal(refused.fault, protocol)
-        self._out.begin(head)
-        self._out.write_whole(response, sum(map(len, response.body)), close=refused.fatal)
-        self._turn_over(unread=refused.fatal)
+        response = self._context.application.format_error(rejected.fault, protocol)
+        self._writer.begin(head)
+        self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
+        self._end_response(unread=rejected.fatal)
 
-    # --- the request under way ----------------------------------------------------------------------------------
+    # --- one request --------------------------------------------------------------------------------------------
 
-    def _ask(self, asked: Http1Request) -> None:
-        head = asked.head
+    def _start_request(self, event: Http1Request) -> None:
+        head = event.head
         match: Any = head.match
-        if self._reserved and not match.health:
-            self._context.bodies.give_back(len(asked.body))
-            self._refuse(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
+        if self._is_health_only and not match.health:
+            self._context.bodies.release(len(event.body))
+            self._reject(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
-        self._asking, self._held = True, len(asked.body)
-        self._out.begin(head)
-        request = HttpRequest(head.method, head.path, match.params, head.headers, asked.body, head.query)
-        if self._held > LARGE_MESSAGE:
-            self._queued = not self._budget.run(partial(self._answer_in_turn, head, request))
+        self._is_responding, self._body_size = True, len(event.body)
+        self._writer.begin(head)
+        request = HttpRequest(head.method, head.path, match.params, head.headers, event.body, head.query)
+        if self._body_size > LARGE_MESSAGE:
+            self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))
         else:
-            self._answer(head, request)
+            self._respond(head, request)
 
-    def _answer_in_turn(self, head: Http1Headers, request: HttpRequest) -> None:
-        """Answer a large request, whose client may have left while it was queued."""
-        queued, self._queued = self._queued, False
+    def _respond_in_turn(self, head: Http1Headers, request: HttpRequest) -> None:
+        """Respond to a large request, whose client may have disconnected while it was queued."""
+        queued, self._is_queued = self._is_queued, False
         try:
-            if self._out.left:
-                self._answered(None)
+            if self._writer.is_disconnected:
+                self._finish(None)
             else:
-                self._answer(head, request)
+                self._respond(head, request)
         except Exception:
-            log.exception("a connection failed")
-            self._hang_up()
+            log.exception("HTTP/1.1 connection failed")
+            self._abort()
         if queued:
             self._advance()
 
-    def _answer(self, head: Http1Headers, request: HttpRequest) -> None:
-        out, application = self._out, self._context.application
+    def _respond(self, head: Http1Headers, request: HttpRequest) -> None:
+        writer, application = self._writer, self._context.application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
-        done: Any = copy_context().run(application.begin, match, request, out) if at_once else None
-        if type(done) is HttpResponse:
-            self._context.bodies.give_back(self._held)
-            self._asking, self._held = False, 0
-            out.write_plain(head, done)
-            self._turn_over(unread=False)
+        response: Any = copy_context().run(application.begin, match, request, writer) if at_once else None
+        if type(response) is HttpResponse:
+            self._context.bodies.release(self._body_size)
+            self._is_responding, self._body_size = False, 0
+            writer.write_plain(head, response)
+            self._end_response(unread=False)
         else:
-            self._run(done or application.answer(match, request, out))
+            self._run(response or application.answer(match, request, writer))
 
-    def _run(self, answering: Coroutine[Any, Any, None]) -> None:
-        start = Start(answering, self._listener.loop)
+    def _run(self, responding: Coroutine[Any, Any, None]) -> None:
+        start = Start(responding, self._listener.loop)
         self._task = start.task
         if start.task is not None:
-            start.task.add_done_callback(self._done)
+            start.task.add_done_callback(self._task_done)
         else:
-            self._answered(start.error)
+            self._finish(start.error)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        self._answered(None if task.cancelled() else task.exception())
+        self._finish(None if task.cancelled() else task.exception())
         if self._stage is Stage.GONE:
-            self._listener.lost(self)
+            self._listener.remove(self)
         else:
             self._advance()
 
-    def _answered(self, fault: BaseException | None) -> None:
-        """The request under way is done with; a fault is one of the application itself."""
-        self._context.bodies.give_back(self._held)
-        self._asking, self._held = False, 0
-        if fault is not None and not isinstance(fault, asyncio.CancelledError):
-            log.error("a connection failed", exc_info=fault)
-            self._hang_up()
-        elif self._out.left:
-            self._stop_listening()
-        elif self._out.started:
-            self._turn_over(unread=False)
+    def _finish(self, error: BaseException | None) -> None:
+        """The application has responded; `error` is an unexpected one."""
+        self._context.bodies.release(self._body_size)
+        self._is_responding, self._body_size = False, 0
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            log.error("HTTP/1.1 connection failed", exc_info=error)
+            self._abort()
+        elif self._writer.is_disconnected:
+            self._ignore_input()
+        elif self._writer.started:
+            self._end_response(unread=False)
         else:
-            self._hang_up()
+            self._abort()
 
-    def _turn_over(self, *, unread: bool) -> None:
-        """An answer was written; the next request is awaited, unless it was the last."""
-        if not self._out.close and not self._out.draining:
+    def _end_response(self, *, unread: bool) -> None:
+        """Wait for the next request, or close after the last response. `unread`: the client may still be sending."""
+        if not self._writer.close and not self._writer.draining:
             self._stage = Stage.IDLE
             self._since_s = self._listener.loop.time()
             return
-        unread = unread or self._incoming.waiting > 0
-        self._stop_listening()
+        unread = unread or self._reader.unparsed > 0
+        self._ignore_input()
         if unread:
-            # To close at once would lose a client that still sends the answer.
+            # Closing at once could discard the response before the client has read it.
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-            self._read(True)
-            self._enter(Stage.LINGER)
+            self._set_reading(True)
+            self._enter_stage(Stage.LINGER)
         else:
             self._transport.close()
 
-    def _stop_listening(self) -> None:
-        self._calm, self._over = False, True
-        self._incoming.drop()
+    def _ignore_input(self) -> None:
+        self._is_idle, self._ignores_input = False, True
+        self._reader.drop()
 
-    def _hang_up(self) -> None:
-        self._stop_listening()
-        self._out.hang_up()
+    def _abort(self) -> None:
+        self._ignore_input()
+        self._writer.abort()
 
-    # --- patience, and the end of the server --------------------------------------------------------------------
+    # --- timeouts and shutdown ----------------------------------------------------------------------------------
 
-    def overdue(self, now_s: float) -> float:
+    def check_timeouts(self, now_s: float) -> float:
         limits = self._context.limits
-        if self._out.choked:
-            return self._out.overdue(now_s, limits.write_timeout_s)
-        if self._asking or self._later:
+        if self._writer.is_paused:
+            return self._writer.check_timeouts(now_s, limits.write_timeout_s)
+        if self._is_responding or self._is_scheduled:
             return now_s + limits.header_timeout_s
-        due = due_s(self._stage, self._since_s, self._incoming.held, limits)
+        due = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)
         if now_s < due:
             return due
-        fault = self._stage.fault(limits, self._incoming.held)
-        if fault is not None:
-            self._refuse(RejectedRequest(None, fault, fatal=True))
+        error = self._stage.fault(limits, self._reader.body_size)
+        if error is not None:
+            self._reject(RejectedRequest(None, error, fatal=True))
         elif self._transport.get_write_buffer_size():
-            self._transport.abort()  # to close would wait for a client that does not even read its last answer
+            self._transport.abort()  # close() would wait for a client that does not read its last response
         else:
             self._transport.close()
         return 0.0
 
     def drain(self) -> None:
-        self._calm = False
-        self._out.draining = True
-        if not (self._asking or self._over or self._incoming.in_body):
-            self._stop_listening()
+        self._is_idle = False
+        self._writer.draining = True
+        if not (self._is_responding or self._ignores_input or self._reader.in_body):
+            self._ignore_input()
             if self._transport is not None:
                 self._transport.close()
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         elif self._transport is not None:
@@ -398,6 +399,6 @@ class Http1Connection(asyncio.BufferedProtocol):
 
 
 def http1(context: Http1Context) -> Callable[[Listener], Http1Connection]:
-    """The wire, for a listener."""
+    """Return what a `Listener` makes HTTP/1.1 connections with."""
     outgoing, budget = ResponseHeaderWriter(), context.application.executor.budget
     return lambda listener: Http1Connection(context, outgoing, budget, listener)

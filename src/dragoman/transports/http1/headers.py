@@ -8,26 +8,26 @@ import httptools
 import msgspec
 
 from dragoman.protocols.wire import HttpError
+from dragoman.transports.addresses import is_host
 from dragoman.transports.application import Application
-from dragoman.transports.host import is_host
 from dragoman.transports.routing import Match
 
 CHUNKED = -1
 _CLOSE = (("connection", "close"),)
-# What a proxy is told to give whole: the path begins behind the authority.
+# The absolute form, which clients send to proxies.
 _ABSOLUTE = re.compile(r"https?://([^/?]*)", re.ASCII | re.IGNORECASE)
 
-# Clients that keep their connection send the same head again and again. So many are kept, none longer than this.
-_KNOWN = 512
-KNOWN_BYTES = 2048
-_SECRET = ("authorization", "cookie", "proxy-authorization")  # heads that hold one are for one connection to know
+# Clients that keep their connection repeat their headers. Size of the cache, and bytes of the longest entry.
+_MAX_CACHED = 512
+MAX_CACHED_BYTES = 2048
+_SECRET = ("authorization", "cookie", "proxy-authorization")  # headers with credentials are not shared
 
 
 class Http1Headers(msgspec.Struct, frozen=True):
-    """A head that was understood. `length` is that of the body, or CHUNKED.
+    """The parsed headers of a request. `length`: of the body, or CHUNKED.
 
-    `match` is None where `fault` tells why nothing answers it. `plain` where its answer may be there at once; one that
-    is kept for all tells then its bytes too, and how many there are of the `whole` request.
+    `match` is None if there is no endpoint, and `fault` says why. `plain`: the response may be there at once. If the
+    headers are cached too, `raw` are their bytes and `whole` is the size of the request with its body.
     """
 
     method: str
@@ -45,7 +45,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     whole: int = -1
 
 
-NO_HEAD = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
+NO_HEADERS = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
 
 
 def not_http(why: str = "") -> HttpError:
@@ -53,34 +53,34 @@ def not_http(why: str = "") -> HttpError:
 
 
 class HeaderParser:
-    """A head that comes in; httptools looks at each byte of it as soon as it is there."""
+    """Parses headers as they arrive, with httptools."""
 
     def __init__(self, max_headers: int) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._max_headers = max_headers
-        self._line: bytes | None = b""  # what there is of the request line, until all of it is there
+        self._line: bytes | None = b""  # the request line until it is complete
         self._url = b""
         self._headers: list[tuple[str, str]] = []
         self._keep_alive = False
         self._complete = False
 
     def feed(self, data: bytes) -> None:
-        """Some more of the head, and nothing behind it. Raises HttpError 400 or 431."""
+        """Parse more of the headers, and nothing behind them. Raises HttpError 400 or 431."""
         if self._line is not None:
             self._check_line(self._line + data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # an offer to speak something else is passed over
-        except httptools.HttpParserError as fault:
-            inner = fault.__context__
-            raise inner if isinstance(inner, HttpError) else not_http() from fault
+            pass  # offers of other protocols are ignored
+        except httptools.HttpParserError as error:
+            inner = error.__context__
+            raise inner if isinstance(inner, HttpError) else not_http() from error
 
     def _check_line(self, data: bytes) -> None:
-        """RFC 9112, 3: its parts are separated by one blank each, which the parser does not insist on."""
+        """Check that single spaces separate the parts of the request line (RFC 9112, 3); httptools accepts more."""
         line, end, _ = data.lstrip(b"\r\n").partition(b"\r\n")
         if b"  " in line:
-            raise not_http("two blanks in a row in the request line")
+            raise not_http("two spaces in a row in the request line")
         self._line = None if end else line
 
     def on_url(self, url: bytes) -> None:
@@ -95,8 +95,8 @@ class HeaderParser:
         self._keep_alive = self._parser.should_keep_alive()
         self._complete = True
 
-    def head(self, application: Application) -> Http1Headers:
-        """What was read, once all of it is there. Raises HttpError 400."""
+    def result(self, application: Application) -> Http1Headers:
+        """Return the headers once they are complete. Raises HttpError 400."""
         if not self._complete:
             raise not_http()
         method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
@@ -105,7 +105,7 @@ class HeaderParser:
         if not http10 and version != "1.1":
             raise not_http(f"version {version}")
         if method == "CONNECT":
-            raise not_http("this is no proxy")
+            raise not_http("CONNECT is not supported")
         if not http10 and "host" not in headers:
             raise not_http("no Host")
         if not is_host(headers.get("host", "")):
@@ -114,10 +114,10 @@ class HeaderParser:
         path, query = _target(self._url.decode("latin-1"))
         match, fault = _match(application, method, path)
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
-        # `Connection: upgrade` alone asks for no close.
+        # `Connection: upgrade` alone does not close the connection.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
         short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
-        plain = short and keep_alive and not (http10 or expects) and application.plain(match, headers)
+        plain = short and keep_alive and not (http10 or expects) and application.is_plain(match, headers)
         path = unquote(path) if "%" in path else path
         return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
 
@@ -125,12 +125,12 @@ class HeaderParser:
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpError | None]:
     try:
         return application.match(method, path), None
-    except HttpError as fault:
-        return None, fault
+    except HttpError as error:
+        return None, error
 
 
 def _merged(fields: list[tuple[str, str]]) -> dict[str, str]:
-    """Return the fields by name; those of one name are one list (RFC 9110, 5.3), which no Host may be."""
+    """Join fields of one name to a list (RFC 9110, 5.3), except Host."""
     headers: dict[str, str] = {}
     for name, value in fields:
         if name not in headers:
@@ -141,20 +141,20 @@ def _merged(fields: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _length(headers: Mapping[str, str], http10: bool) -> int:
-    """RFC 9112, 6.1 and 6.3. The parser has rejected two lengths, and lengths that are not digits."""
+    """Return the length of the body (RFC 9112, 6.1 and 6.3). The parser has rejected two lengths, and invalid ones."""
     coding = headers.get("transfer-encoding")
     if coding is not None:
         if coding.lower() != "chunked" or http10 or "content-length" in headers:
             raise not_http(f"transfer-encoding {coding[:64]!r}")
         return CHUNKED
-    told = headers.get("content-length")
-    if told is None:
+    text = headers.get("content-length")
+    if text is None:
         return 0
-    return int(told)
+    return int(text)
 
 
 def _target(url: str) -> tuple[str, str]:
-    """RFC 9112, 3.2: path and query of an origin or absolute form, still percent-encoded."""
+    """Return path and query of a target (RFC 9112, 3.2: origin or absolute form), still percent-encoded."""
     absolute = _ABSOLUTE.match(url)
     if absolute is not None:
         if not absolute[1] or not is_host(absolute[1]):
@@ -162,45 +162,45 @@ def _target(url: str) -> tuple[str, str]:
         url = url[absolute.end() :] or "/"
         url = url if url.startswith("/") else f"/{url}"
     elif not url.startswith("/") and url != "*":
-        raise not_http("the target is no path")
+        raise not_http("the target is not a path")
     path, _, query = url.partition("#")[0].partition("?")
     return path, query
 
 
 class HeaderCache:
-    """Reads heads that came in one piece, and knows those that came lately."""
+    """Parses complete headers and caches them."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
         self._limits = application.limits
-        self._known: dict[bytes, Http1Headers] = {}
-        self.known = self._known.get
+        self._cache: dict[bytes, Http1Headers] = {}
+        self.get = self._cache.get
 
-    def read(self, raw: bytes) -> tuple[Http1Headers, bool]:
-        """The head in these bytes, up to and with its empty line, and whether it is known from now on.
+    def parse(self, raw: bytes) -> tuple[Http1Headers, bool]:
+        """Parse headers including the empty line at their end; return also whether they are cached now.
 
         Raises HttpError 400 or 431.
         """
         if len(raw) > self._limits.max_header_bytes:
             raise self.too_large()
-        reading = self.reading()
-        reading.feed(raw)
-        head = self.finished(reading)
-        if len(raw) > KNOWN_BYTES or any(name in head.headers for name in _SECRET):
+        parser = self.parser()
+        parser.feed(raw)
+        head = self.parse_end(parser)
+        if len(raw) > MAX_CACHED_BYTES or any(name in head.headers for name in _SECRET):
             return head, False
         if head.plain:
             head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[raw] = head
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        self._cache[raw] = head
         return head, True
 
-    def reading(self) -> HeaderParser:
-        """For a head that comes in pieces."""
+    def parser(self) -> HeaderParser:
+        """Return a parser for headers that arrive in parts."""
         return HeaderParser(self._limits.max_headers)
 
-    def finished(self, reading: HeaderParser) -> Http1Headers:
-        return reading.head(self._application)
+    def parse_end(self, parser: HeaderParser) -> Http1Headers:
+        return parser.result(self._application)
 
     def too_large(self) -> HttpError:
         text = f"the request head is larger than the limit of {self._limits.max_header_bytes} bytes"

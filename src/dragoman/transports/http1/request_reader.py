@@ -1,24 +1,24 @@
-"""Parses the bytes of one HTTP/1.1 connection into requests; knows neither sockets nor clocks."""
+"""Parse the bytes of one HTTP/1.1 connection into requests, without I/O."""
 
 from dataclasses import dataclass
 
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.transports.application import Application
-from dragoman.transports.http1.body import Body, GrowingBody, too_large
+from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.http1.chunks import ChunkedDecoder
-from dragoman.transports.http1.headers import CHUNKED, KNOWN_BYTES, HeaderCache, HeaderParser, Http1Headers
+from dragoman.transports.http1.headers import CHUNKED, MAX_CACHED_BYTES, HeaderCache, HeaderParser, Http1Headers
 
-# What is read at a time where it is not a body's own place: a small request whole, and little of a large one.
+# Bytes read at a time outside of bodies: all of a small request, and little of a large one.
 _SCRATCH = 16 << 10
-# What is read at a time of a body.
+# Bytes of a body read at a time.
 _MAX_READ = 1 << 18
-# How much of a body that nobody wants is passed over, so that the connection can be used again.
-_PASSED_OVER = 1 << 20
+# Longer bodies of rejected requests are not skipped: the connection is closed instead.
+_MAX_SKIPPED = 1 << 20
 
 
 @dataclass(slots=True)
 class Http1Request:
-    """A whole request."""
+    """A complete request."""
 
     head: Http1Headers
     body: Buffer
@@ -26,7 +26,7 @@ class Http1Request:
 
 @dataclass(slots=True)
 class RejectedRequest:
-    """A request that is answered with a fault; where it is `fatal`, nothing behind it can be understood."""
+    """A request that is answered with an error. `fatal`: what follows on the connection cannot be parsed."""
 
     head: Http1Headers | None
     fault: HttpError
@@ -35,7 +35,7 @@ class RejectedRequest:
 
 @dataclass(slots=True)
 class ExpectContinue:
-    """The client waits for word that it may send the body (RFC 9110, 10.1.1)."""
+    """The client waits for `100 Continue` before it sends the body (RFC 9110, 10.1.1)."""
 
 
 _CONTINUE = ExpectContinue()
@@ -43,19 +43,19 @@ RequestEvent = Http1Request | RejectedRequest | ExpectContinue
 
 
 class Http1Context:
-    """What all connections of a server share."""
+    """State that all connections of a server share."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
         self.limits = application.limits
         self.bodies = application.bodies
         self.heads = HeaderCache(application)
-        # A transport asks where to read to, reads and tells so in one go; so one place serves all connections.
+        # A transport uses the buffer at once after it has asked for it, so that connections can share one.
         self.scratch = memoryview(bytearray(_SCRATCH))
 
 
 class RequestReader:
-    """Put bytes in with `room` and `came`, or with `put`, and take out what `next` gives until it gives None."""
+    """Parses what is put in with `free_space` and `advance`, or with `append`; `next` returns requests, or None."""
 
     __slots__ = (
         "_at",
@@ -64,82 +64,81 @@ class RequestReader:
         "_context",
         "_data",
         "_fault",
-        "_fed",
         "_growing",
         "_head",
         "_last",
-        "_over",
-        "_reading",
+        "_parsed",
+        "_parser",
+        "_skipping",
     )
 
     def __init__(self, context: Http1Context) -> None:
         self._context = context
-        self._data = b""  # what was read and is not used yet begins at _at
+        self._data = b""  # unparsed from _at on
         self._at = 0
-        self._reading: HeaderParser | None = None  # of a head that came in part; _fed bytes of it so far
-        self._fed = 0
-        self._head: Http1Headers | None = None  # whose body comes in
-        self._body: Body | None = None
+        self._parser: HeaderParser | None = None  # of incomplete headers; _parsed bytes of them so far
+        self._parsed = 0
+        self._head: Http1Headers | None = None  # whose body is incomplete
+        self._body: FixedBody | None = None
         self._growing: GrowingBody | None = None
         self._chunks: ChunkedDecoder | None = None
-        self._over = 0  # bytes of a body to pass over
+        self._skipping = 0  # bytes of a body to skip
         self._last: tuple[bytes, Http1Headers] | None = (
-            None  # a head with secrets, which this connection alone may know
+            None  # headers with credentials, which are not shared between connections
         )
         self._fault: HttpError | None = None
 
-    # --- in ----------------------------------------------------------------------------------------------------
+    # --- input -------------------------------------------------------------------------------------------------
 
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
-        return self._context.scratch if self._body is None else self._body.room()[:_MAX_READ]
+    def free_space(self) -> memoryview:
+        """Return where the next bytes go."""
+        return self._context.scratch if self._body is None else self._body.free_space()[:_MAX_READ]
 
-    def came(self, count: int) -> bool:
-        """So many bytes have been put there. False where `next` has nothing to say of them: a body goes on."""
+    def advance(self, count: int) -> bool:
+        """Count bytes that were written there; return False if `next` need not be called: a body is incomplete."""
         body = self._body
         if body is None:
-            self.put(bytes(self._context.scratch[:count]))
+            self.append(bytes(self._context.scratch[:count]))
             return True
         try:
-            body.came(count)
+            body.advance(count)
         except HttpError as fault:
             self._fault = fault
             return True
-        return body.held == body.length
+        return body.size == body.length
 
-    def put(self, data: bytes) -> None:
-        """Bytes that were read elsewhere."""
+    def append(self, data: bytes) -> None:
         self._data = data if self._at == len(self._data) else self._data[self._at :] + data
         self._at = 0
 
-    # --- what is known of it -------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> int:
-        """How many bytes are not used yet."""
+    def unparsed(self) -> int:
+        """Bytes that are not parsed yet."""
         return len(self._data) - self._at
 
     @property
     def in_body(self) -> bool:
-        return self._head is not None or self._over > 0
+        return self._head is not None or self._skipping > 0
 
     @property
-    def held(self) -> int:
-        """How many bytes of an unfinished body there are, which count as taken."""
+    def body_size(self) -> int:
+        """Bytes of an incomplete body, which are counted in `bodies`."""
         body = self._body or self._growing
-        return body.held if body is not None else 0
+        return body.size if body is not None else 0
 
-    # --- out -----------------------------------------------------------------------------------------------------
+    # --- output --------------------------------------------------------------------------------------------------
 
     def next(self) -> RequestEvent | None:
-        """The next request, or what is wrong with it; None where more bytes are needed."""
+        """Return the next request, or why it is rejected; None if more bytes are needed."""
         try:
             if self._head is not None:
-                return self._rest(self._head)
-            if self._over and not self._passed_over():
+                return self._read_body(self._head)
+            if self._skipping and not self._skip():
                 return None
             head = self._next_head()
-            return None if head is None else self._begun(head)
+            return None if head is None else self._start_request(head)
         except HttpError as fault:
             return RejectedRequest(self._head, fault, fatal=True)
 
@@ -148,79 +147,79 @@ class RequestReader:
         if at == len(data):
             return None
         heads = self._context.heads
-        if data[at] == 13 and self._reading is None:
-            at = self._behind_empty_lines()
-        end = data.find(b"\r\n\r\n", max(at, at + self._fed - 3)) + 4
+        if data[at] == 13 and self._parser is None:
+            at = self._skip_empty_lines()
+        end = data.find(b"\r\n\r\n", max(at, at + self._parsed - 3)) + 4
         if end < 4:
-            self._feed(at)
+            self._parse_partial(at)
             return None
-        if self._reading is None:
+        if self._parser is None:
             raw = data[at:end]
-            found = heads.known(raw) or self._read(raw)
+            found = heads.get(raw) or self._parse(raw)
         else:
-            found = self._finished(self._reading, data[at + self._fed : end], end - at)
+            found = self._parse_rest(self._parser, data[at + self._parsed : end], end - at)
         self._at = end
         return found
 
-    def _read(self, raw: bytes) -> Http1Headers:
+    def _parse(self, raw: bytes) -> Http1Headers:
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
-        found, kept = self._context.heads.read(raw)
-        self._last = None if kept or len(raw) > KNOWN_BYTES else (raw, found)
+        found, is_cached = self._context.heads.parse(raw)
+        self._last = None if is_cached or len(raw) > MAX_CACHED_BYTES else (raw, found)
         return found
 
-    def _behind_empty_lines(self) -> int:
-        """RFC 9112, 2.2: an empty line before a request means nothing. They stay until the request has come."""
+    def _skip_empty_lines(self) -> int:
+        """Ignore empty lines before a request (RFC 9112, 2.2); they stay until the headers are complete."""
         at = self._at
         while self._data.startswith(b"\r\n", at) and at - self._at <= self._context.limits.max_header_bytes:
             at += 2
         return at
 
-    def _feed(self, at: int) -> None:
-        """Look at a head that is not all there."""
+    def _parse_partial(self, at: int) -> None:
+        """Check incomplete headers."""
         heads = self._context.heads
         if len(self._data) - self._at > self._context.limits.max_header_bytes:
             raise heads.too_large()
-        if len(self._data) - at < 2:  # what is there may still be an empty line
+        if len(self._data) - at < 2:  # perhaps the start of an empty line
             return
-        if self._reading is None:
-            self._reading, self._fed, self._at = heads.reading(), 0, at
-        self._reading.feed(self._data[at + self._fed :])
-        self._fed = len(self._data) - at
+        if self._parser is None:
+            self._parser, self._parsed, self._at = heads.parser(), 0, at
+        self._parser.feed(self._data[at + self._parsed :])
+        self._parsed = len(self._data) - at
 
-    def _finished(self, reading: HeaderParser, rest: bytes, size: int) -> Http1Headers:
+    def _parse_rest(self, parser: HeaderParser, rest: bytes, size: int) -> Http1Headers:
         if size > self._context.limits.max_header_bytes:
             raise self._context.heads.too_large()
-        reading.feed(rest)
-        self._reading, self._fed = None, 0
-        return self._context.heads.finished(reading)
+        parser.feed(rest)
+        self._parser, self._parsed = None, 0
+        return self._context.heads.parse_end(parser)
 
-    def _begun(self, head: Http1Headers) -> RequestEvent | None:
-        """Its head is there: perhaps that is all, or its body is there too."""
+    def _start_request(self, head: Http1Headers) -> RequestEvent | None:
+        """Headers are complete: return the request if its body is too."""
         length, max_bytes = head.length, self._context.limits.max_body_bytes
         if head.fault is not None:
-            return self._refused(head, head.fault)
+            return self._reject(head, head.fault)
         if not length:
             return Http1Request(head, b"")
         if length > max_bytes:
             return RejectedRequest(head, too_large(max_bytes), fatal=True)
-        start, there = self._at, len(self._data) - self._at
-        if 0 < length <= there:
-            self._context.bodies.take(length)
+        start, available = self._at, len(self._data) - self._at
+        if 0 < length <= available:
+            self._context.bodies.reserve(length)
             self._at = start + length
             return Http1Request(head, self._data[start : start + length])
         self._head = head
         if length == CHUNKED:
             self._growing = GrowingBody(max_bytes, self._context.bodies)
-            self._chunks = ChunkedDecoder(self._growing.put)
+            self._chunks = ChunkedDecoder(self._growing.append)
         else:
-            self._body = Body(length, self._context.bodies)
-        if head.expects_continue and not there:
+            self._body = FixedBody(length, self._context.bodies)
+        if head.expects_continue and not available:
             return _CONTINUE
-        return self._rest(head)
+        return self._read_body(head)
 
-    def _rest(self, head: Http1Headers) -> Http1Request | None:
-        """More of the body; it is whole where nothing is missing."""
+    def _read_body(self, head: Http1Headers) -> Http1Request | None:
+        """Take more of the body; return the request once it is complete."""
         if self._fault is not None:
             raise self._fault
         if self._chunks is not None:
@@ -229,34 +228,34 @@ class RequestReader:
         else:
             assert self._body is not None
             if self._at < len(self._data):
-                part = self._data[self._at : self._at + self._body.length - self._body.held]
+                part = self._data[self._at : self._at + self._body.length - self._body.size]
                 self._at += len(part)
-                self._body.put(part)
-            done = self._body.held == self._body.length
+                self._body.append(part)
+            done = self._body.size == self._body.length
         if not done:
             return None
-        whole = self._body or self._growing
-        assert whole is not None
+        body = self._body or self._growing
+        assert body is not None
         self._head = self._body = self._growing = self._chunks = None
-        return Http1Request(head, whole.whole())
+        return Http1Request(head, body.take())
 
-    # --- what nobody wants -----------------------------------------------------------------------------------------
+    # --- rejected requests -----------------------------------------------------------------------------------------
 
-    def _refused(self, head: Http1Headers, fault: HttpError) -> RejectedRequest:
-        """Nothing answers this path, so its body is passed over where it is not too long for that."""
-        if head.length == CHUNKED or head.expects_continue or head.length > _PASSED_OVER:
+    def _reject(self, head: Http1Headers, fault: HttpError) -> RejectedRequest:
+        """Reject a request without an endpoint, and skip its body unless it is too long."""
+        if head.length == CHUNKED or head.expects_continue or head.length > _MAX_SKIPPED:
             return RejectedRequest(head, fault, fatal=True)
-        self._over = head.length
+        self._skipping = head.length
         return RejectedRequest(head, fault, fatal=False)
 
-    def _passed_over(self) -> bool:
-        count = min(self._over, self.waiting)
-        self._over -= count
+    def _skip(self) -> bool:
+        count = min(self._skipping, self.unparsed)
+        self._skipping -= count
         self._at += count
-        return not self._over
+        return not self._skipping
 
     def drop(self) -> None:
-        """Let go of everything: the connection is over."""
-        self._context.bodies.give_back(self.held)
-        self._head = self._body = self._growing = self._chunks = self._reading = self._last = None
-        self._data, self._at, self._over = b"", 0, 0
+        """Free everything: the connection is closed."""
+        self._context.bodies.release(self.body_size)
+        self._head = self._body = self._growing = self._chunks = self._parser = self._last = None
+        self._data, self._at, self._skipping = b"", 0, 0

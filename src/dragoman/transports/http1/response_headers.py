@@ -6,9 +6,9 @@ from http import HTTPStatus
 
 from dragoman.protocols.wire import Headers
 
-_KNOWN = 512
+_MAX_CACHED = 512
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# What has no body, and so no length.
+# Statuses without a body.
 BODILESS = (204, 304)
 _CLOSE = b"connection: close\r\n"
 _KEEP = b"connection: keep-alive\r\n"
@@ -16,17 +16,24 @@ _FORBIDDEN = frozenset("\r\n\0")
 
 
 class ResponseHeaderWriter:
-    """Writes heads. `known` are those that have been written lately, without the lines that differ."""
+    """Formats status lines and headers, and caches them without date and length."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Headers], tuple[bytes, bool]] = {}
+        self._cache: dict[tuple[int, Headers], tuple[bytes, bool]] = {}
         self._second = 0
         self._date = b""
-        self._plain: tuple[int, Headers, float, bytes] = (0, (), 0.0, b"")  # what was written last, and until when
+        self._plain: tuple[int, Headers, float, bytes] = (
+            0,
+            (),
+            0.0,
+            b"",
+        )  # the last result of `plain`, and until when it is valid
 
     def plain(self, status: int, headers: Headers) -> bytes:
-        """The head of an answer whose connection is kept, as `head` writes it, up to its length; nothing where such an
-        answer has no length, or says that it is the last."""
+        """Return the headers of a response on a connection that is kept, up to the value of content-length.
+
+        Returns b"" if such a response has no length or closes the connection.
+        """
         last_status, last, until, text = self._plain
         if headers is not last or status != last_status or time.time() >= until:
             unusual = status in BODILESS or ("connection", "close") in headers
@@ -35,16 +42,16 @@ class ResponseHeaderWriter:
         return text
 
     def head(self, status: int, headers: Headers, length: int | None, *, close: bool, http10: bool) -> bytes:
-        """The head of an answer with so many bytes of body; None where that shows at its end.
+        """Return status line and headers of a response; `length` None if its length is not known.
 
-        The connection is told to close where `close` says so. Raises ValueError where a header breaks its line.
+        Raises ValueError if a header contains a line break.
         """
-        start, told = self._known.get((status, headers)) or self._start(status, headers)
+        start, is_announced = self._cache.get((status, headers)) or self._start(status, headers)
         second = int(time.time())
         if second != self._second:
             self._second = second
             self._date = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
-        connection = b"" if told or (not close and not http10) else _CLOSE if close else _KEEP
+        connection = b"" if is_announced or (not close and not http10) else _CLOSE if close else _KEEP
         if length is None:
             framed = b"" if http10 else b"transfer-encoding: chunked\r\n"
             return b"%b%b%b%b\r\n" % (start, self._date, connection, framed)
@@ -53,16 +60,16 @@ class ResponseHeaderWriter:
         return b"%b%b%bcontent-length: %d\r\n\r\n" % (start, self._date, connection, length)
 
     def _start(self, status: int, headers: Headers) -> tuple[bytes, bool]:
-        """The status line and these headers, and whether they tell that the connection closes."""
+        """Return the status line with these headers, and whether they close the connection."""
         lines = [f"HTTP/1.1 {status} {_phrase(status)}\r\n"]
         for name, value in headers:
             if _FORBIDDEN.intersection(name) or _FORBIDDEN.intersection(value):
-                raise ValueError(f"the header {name!r} of an answer holds what no header may")
+                raise ValueError(f"the header {name!r} of a response contains a line break or NUL")
             lines.append(f"{name}: {value}\r\n")
         found = "".join(lines).encode("latin-1", "replace"), ("connection", "close") in headers
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[(status, headers)] = found
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        self._cache[(status, headers)] = found
         return found
 
 

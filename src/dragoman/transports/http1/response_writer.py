@@ -10,81 +10,82 @@ from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderW
 
 log = logging.getLogger("dragoman.http")
 
-# Parts up to this size are put together, which is cheaper than to send several.
+# Responses up to this size are joined, which is cheaper than sending several buffers.
 _SMALL = 1 << 14
-# So much of a stream, and of so many parts, is written before others have a turn of the loop.
-_TURN, _TURN_PARTS = 1 << 16, 48
-# Over TLS each byte is copied on its way, so large answers go in pieces.
-_PIECE = 1 << 18
+# Bytes and chunks of a stream that are collected in an iteration of the event loop before they are written.
+_MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 48
+# TLS copies each byte, so large responses are written in chunks of this size.
+_TLS_CHUNK = 1 << 18
 
 
 class Http1ResponseWriter:
-    """Writes answers. `close` tells that the one that was written last says it is the last.
+    """Writes the responses of a connection, one after the other.
 
-    It is `choked` while the transport has no room; `left` once nobody is there, or was hung up on.
+    `close`: the last response announced the end of the connection. `is_paused`: the transport accepts no more.
+    `is_disconnected`: the client has disconnected, or the connection was aborted.
     """
 
     __slots__ = (
+        "_can_write",
         "_head",
         "_loop",
-        "_marked",
         "_outgoing",
         "_parts",
         "_parts_size",
         "_read_s",
-        "_room",
         "_transport",
-        "choked",
+        "_unread",
         "close",
         "draining",
-        "left",
+        "is_disconnected",
+        "is_paused",
         "size",
         "started",
     )
 
     def __init__(self, outgoing: ResponseHeaderWriter, loop: asyncio.AbstractEventLoop) -> None:
-        self.left = False
+        self.is_disconnected = False
         self.started = False
-        self.choked = False
+        self.is_paused = False
         self.close = False
         self.draining = False
-        self.size = 0  # bytes that were written last
+        self.size = 0  # of the last response or chunk
         self._outgoing = outgoing
         self._loop = loop
         self._transport: Any = None
         self._head: Http1Headers | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._parts: list[Buffer] = []  # of a stream that go out at the end of this turn of the loop
+        self._can_write: asyncio.Future[None] | None = None
+        self._parts: list[Buffer] = []  # of a stream, written at the end of this iteration of the event loop
         self._parts_size = 0
-        self._marked = 0  # bytes that were unread when the reader was last looked at,
-        self._read_s = 0.0  # and when that was
+        self._unread = 0  # bytes that the client had not read at the last check
+        self._read_s = 0.0  # when it last read anything
 
     def open(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def begin(self, head: Http1Headers | None) -> None:
-        """What is written from now on answers this head."""
+        """Begin the response to the request with these headers."""
         self._head = head
         self.started = False
 
-    # --- a whole answer -----------------------------------------------------------------------------------------
+    # --- complete responses -------------------------------------------------------------------------------------
 
     async def send(self, response: HttpResponse) -> None:
-        self._check_there()
+        self._check_connected()
         parts, head = response.body, self._head
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if size <= _SMALL and head is not None and head.plain:
             self.write_plain(head, response)
-        elif size > _PIECE and not self._transport.can_write_eof():  # TLS
-            await self._send_in_pieces(response, size)
+        elif size > _TLS_CHUNK and not self._transport.can_write_eof():  # TLS
+            await self._send_in_chunks(response, size)
             return
         else:
             self.write_whole(response, size, close=False)
-        if self.choked:
-            await self._has_room()
+        if self.is_paused:
+            await self._wait_until_drained()
 
     def write_whole(self, response: HttpResponse, size: int, *, close: bool) -> None:
-        """The whole answer at once, whatever room there is."""
+        """Write a complete response without waiting."""
         text = self._start(response.status, response.headers, size, close)
         self.size = size
         parts, transport = response.body, self._transport
@@ -96,11 +97,11 @@ class Http1ResponseWriter:
             transport.writelines((text, *parts))
 
     def write_plain(self, head: Http1Headers, response: HttpResponse) -> None:
-        """The answer to a head that is `plain`, in the fewest steps."""
+        """Write the response to a plain request on the shortest path."""
         parts = response.body
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        few = size <= _SMALL and not self.draining
-        text = self._outgoing.plain(response.status, response.headers) if few else b""
+        is_small = size <= _SMALL and not self.draining
+        text = self._outgoing.plain(response.status, response.headers) if is_small else b""
         if not text:
             self.begin(head)
             self.write_whole(response, size, close=False)
@@ -111,17 +112,17 @@ class Http1ResponseWriter:
         body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
         self._transport.write(b"%b%d\r\n\r\n%b" % (text, size, body))
 
-    async def _send_in_pieces(self, response: HttpResponse, size: int) -> None:
+    async def _send_in_chunks(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
         self.size = size
         if self._head is not None and self._head.method == "HEAD":
             return
         for part in response.body:
             view = memoryview(part)
-            for at in range(0, len(view), _PIECE):
-                self._transport.write(view[at : at + _PIECE])
-                if self.choked:
-                    await self._has_room()
+            for at in range(0, len(view), _TLS_CHUNK):
+                self._transport.write(view[at : at + _TLS_CHUNK])
+                if self.is_paused:
+                    await self._wait_until_drained()
 
     def _start(self, status: int, headers: Headers, size: int | None, close: bool) -> bytes:
         head = self._head
@@ -132,34 +133,34 @@ class Http1ResponseWriter:
         self.started = True
         return text
 
-    def go_on(self) -> None:
-        """Tell a client that it may send its body."""
+    def send_continue(self) -> None:
+        """Send `100 Continue`."""
         self._transport.write(CONTINUE)
 
-    # --- an answer in parts -------------------------------------------------------------------------------------
+    # --- streamed responses -------------------------------------------------------------------------------------
 
     async def start(self, status: int, headers: Headers) -> None:
-        self._check_there()
+        self._check_connected()
         self._put(self._start(status, headers, None, False))
 
     async def write(self, part: Buffer) -> None:
-        self._check_there()
+        self._check_connected()
         if part:
             self._chunk(part, b"\r\n")
-        if self.choked:
-            await self._has_room()
-        elif part and not 0 < len(self._parts) < _TURN_PARTS:
-            await asyncio.sleep(0)  # a model that never waits would not let anybody else
+        if self.is_paused:
+            await self._wait_until_drained()
+        elif part and not 0 < len(self._parts) < _MAX_COLLECTED:
+            await asyncio.sleep(0)  # a model that never waits would block the event loop
 
     async def end(self, part: Buffer) -> None:
-        self._check_there()
+        self._check_connected()
         if part:
             self._chunk(part, b"\r\n0\r\n\r\n")
         elif self._chunked:
             self._put(b"0\r\n\r\n")
         self._flush()
-        if self.choked:
-            await self._has_room()
+        if self.is_paused:
+            await self._wait_until_drained()
 
     @property
     def _chunked(self) -> bool:
@@ -173,12 +174,12 @@ class Http1ResponseWriter:
             self._put(part)
 
     def _put(self, *parts: Buffer) -> None:
-        """Send these soon: what a stream says in one turn of the loop is one write."""
+        """Collect these parts for one write at the end of this iteration of the event loop."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts += parts
         self._parts_size += sum(map(len, parts))
-        if self._parts_size > _TURN:
+        if self._parts_size > _MAX_COLLECTED_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -187,50 +188,50 @@ class Http1ResponseWriter:
         if not parts:
             return
         self._parts, self._parts_size = [], 0
-        if self.left or self._transport.is_closing():
+        if self.is_disconnected or self._transport.is_closing():
             return
         if size <= _SMALL:
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
 
-    # --- whether somebody is there, and reads -------------------------------------------------------------------
+    # --- flow control and disconnection -------------------------------------------------------------------------
 
-    def hang_up(self) -> None:
-        self.left = True
+    def abort(self) -> None:
+        self.is_disconnected = True
         self._transport.abort()
 
-    def _check_there(self) -> None:
-        """Whoever writes on without ever waiting is told nothing else than this."""
-        if self.left or self._transport.is_closing():
-            self.left = True
+    def _check_connected(self) -> None:
+        """Raise CancelledError if the client has disconnected."""
+        if self.is_disconnected or self._transport.is_closing():
+            self.is_disconnected = True
             raise asyncio.CancelledError
 
-    async def _has_room(self) -> None:
-        """Returns when the client has read; patience with it is the connection's business."""
-        self._room = self._loop.create_future()
+    async def _wait_until_drained(self) -> None:
+        """Wait until the client has read; the connection checks the timeout."""
+        self._can_write = self._loop.create_future()
         try:
-            await self._room
+            await self._can_write
         finally:
-            self._room = None
+            self._can_write = None
 
     def pause(self) -> None:
-        self.choked = True
-        self._marked = self._transport.get_write_buffer_size()
+        self.is_paused = True
+        self._unread = self._transport.get_write_buffer_size()
         self._read_s = self._loop.time()
 
     def resume(self) -> None:
-        self.choked = False
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        self.is_paused = False
+        if self._can_write is not None and not self._can_write.done():
+            self._can_write.set_result(None)
 
-    def overdue(self, now_s: float, patience_s: float) -> float:
-        """Hang up on a client that reads nothing for so long; gives when to look again. It may take long otherwise."""
+    def check_timeouts(self, now_s: float, timeout_s: float) -> float:
+        """Abort if the client has read nothing for `timeout_s`; return when to check again."""
         unread = self._transport.get_write_buffer_size()
-        if unread < self._marked:
-            self._marked, self._read_s = unread, now_s
-        elif now_s >= self._read_s + patience_s:
-            log.warning("a client did not read its answer for %s s", patience_s)
+        if unread < self._unread:
+            self._unread, self._read_s = unread, now_s
+        elif now_s >= self._read_s + timeout_s:
+            log.warning("a client did not read its response for %s s", timeout_s)
             self._transport.abort()
             return 0.0
-        return self._read_s + patience_s
+        return self._read_s + timeout_s

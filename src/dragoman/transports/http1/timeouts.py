@@ -5,16 +5,16 @@ from enum import Enum
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.limits import Limits
 
-# How long a client whose request was refused may go on sending before it is cut off.
+# How long a client may go on sending after its request was rejected.
 _LINGER_S = 2.0
-# A second more is given for each so many bytes of a body.
-_RATE = 1 << 16
+# The timeout of a body grows by a second for each so many bytes.
+_MIN_BYTES_PER_S = 1 << 16
 _CLOSE = (("connection", "close"),)
 
 
 class Stage(Enum):
-    """What is awaited: a word at all, the next request, the rest of a head or of a body, that the client leaves; or
-    nothing any more."""
+    """What a connection waits for: its first request, the next one, the rest of headers or of a body, the client's
+    disconnection after an error; GONE once it is closed."""
 
     NEW = 0
     IDLE = 1
@@ -24,7 +24,7 @@ class Stage(Enum):
     GONE = 5
 
     def fault(self, limits: Limits, received: int) -> HttpError | None:
-        """What a client is told that took too long; None where it is hung up on silently."""
+        """Return the error for a client that exceeded its timeout; None to close without a response."""
         if self is Stage.HEAD:
             text = f"the request head did not come within {limits.header_timeout_s} s"
             return HttpError(408, text, _CLOSE)
@@ -34,10 +34,10 @@ class Stage(Enum):
         return None
 
 
-def due_s(stage: Stage, since_s: float, received: int, limits: Limits) -> float:
-    """Until when it has to be there, where it is awaited since `since_s` and so much of it has come."""
+def deadline_s(stage: Stage, since_s: float, received: int, limits: Limits) -> float:
+    """Return the deadline of a stage that began at `since_s`, with so many bytes of a body received."""
     if stage is Stage.IDLE:
         return since_s + limits.keep_alive_timeout_s
     if stage is Stage.BODY:
-        return since_s + limits.body_timeout_s + received / _RATE
+        return since_s + limits.body_timeout_s + received / _MIN_BYTES_PER_S
     return since_s + (_LINGER_S if stage is Stage.LINGER else limits.header_timeout_s)

@@ -4,10 +4,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.frame_writer import FrameWriter
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
-from dragoman.transports.http2.stream import Buffer, Http2Stream
+from dragoman.transports.http2.stream import Backlog, Buffer, Http2Stream
 
 # Bytes passed to the transport before a check whether the client reads them.
 _BATCH_BYTES = 1 << 18

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.backlog import Backlog
-from dragoman.transports.http2.body_receiver import BodyReceiver
+from dragoman.transports.http2.body_receiver import BodyReceiver, ReceiveWindows
 from dragoman.transports.http2.body_sender import BodySender
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frame_reader import FrameReader
@@ -17,9 +16,8 @@ from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamEr
 from dragoman.transports.http2.header_blocks import HeaderBlocks, strip_padding
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.rate_limits import RateLimits
-from dragoman.transports.http2.receive_windows import ReceiveWindows
 from dragoman.transports.http2.request import Http2Headers, check_trailers
-from dragoman.transports.http2.stream import Buffer, Http2Service, Http2Stream
+from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream
 from dragoman.transports.http2.stream_table import StreamTable
 
 log = logging.getLogger("dragoman.http2")

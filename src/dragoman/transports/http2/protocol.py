@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dragoman.transports.client_address import client_address
+from dragoman.transports.addresses import client_address
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
@@ -57,7 +57,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
         self._shortest_s = min(*times_s, limits.grpc_stream_idle_timeout_s or math.inf) / 5
         self.connection = Http2Connection(
-            service, http2_limits, self._write, self._close, self._loop.time, executor.bodies.keep
+            service, http2_limits, self._write, self._close, self._loop.time, executor.bodies.count_unread
         )
 
     # --- the socket ----------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.wheel.forget(self)
         self.connection.lost()
-        self._listener.lost(self)
+        self._listener.remove(self)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -177,15 +177,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def drain(self) -> None:
         if self._transport is None:  # still in its TLS handshake
             self.connection.lost()
-            self._listener.lost(self)
+            self._listener.remove(self)
             return
         self.connection.drain()
         self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # for a client that does not answer
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         for stream in list(self.connection.streams.open.values()):
             if stream.handler is not None:
-                stream.handler.cut()
+                stream.handler.cancel()
         self.connection.refuse_streams()
 
     # --- times ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Something is awaited of the client."""
         self._listener.wheel.watch(self, self.connection.now_s + self._shortest_s)
 
-    def overdue(self, now_s: float) -> float:
+    def check_timeouts(self, now_s: float) -> float:
         """Look whether the client is late with anything; gives when to look again."""
         connection = self.connection
         if connection.over:
@@ -237,7 +237,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 self._listener.warnings.log("stream reset: the client read nothing of it for %s s", timeout_s)
                 connection.streams.abort(stream, frames.CANCEL)
             elif not stream.remote_ended and stream.handler is not None:
-                stream.handler.watch(now_s)
+                stream.handler.check_timeout(now_s)
 
     def _check_alive(self, now_s: float) -> None:
         """A client that says nothing for long is asked whether it is there."""

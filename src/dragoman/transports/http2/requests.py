@@ -1,4 +1,4 @@
-"""Requests over HTTP/2, answered by the application."""
+"""HTTP/2 streams as requests to the application."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.application import Application
-from dragoman.transports.http1.body import Body, GrowingBody, too_large
+from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
@@ -22,14 +22,14 @@ from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")
 
-# RFC 9113, 8.2.2: of no use here, and forbidden.
-_OF_CONNECTIONS = frozenset(("connection", "keep-alive", "transfer-encoding"))
+# Not allowed in HTTP/2 (RFC 9113, 8.2.2).
+_CONNECTION_HEADERS = frozenset(("connection", "keep-alive", "transfer-encoding"))
 _FORBIDDEN = frozenset("\r\n\0")
 _CONTINUE = encoded([(b":status", b"100")])
 
 
 class Http2Requests:
-    """Answers the streams of any connection."""
+    """Handles the streams of any connection as HTTP requests."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -45,34 +45,34 @@ class Http2Requests:
 
 
 class Http2Request:
-    """One request, and the caller who waits for its answer."""
+    """One request and the writer of its response."""
 
     def __init__(self, service: Http2Requests, stream: Http2Stream, head: Http2Headers) -> None:
-        self.left = self.started = False
+        self.is_disconnected = self.started = False
         self._service = service
         self._stream = stream
         self._head = head
         self._headers = _merged(head.fields)
         if head.authority:
             self._headers["host"] = head.authority
-        self._body: Body | GrowingBody | None = None
+        self._body: FixedBody | GrowingBody | None = None
         self._match: Match | None = None
         self._task: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._can_write: asyncio.Future[None] | None = None
         self._began_s = service.loop.time()
-        self._over = False
+        self._is_answered = False
         if head.fault is not None:
-            self._refuse(head.fault)  # not raised: equal heads share it
+            self._reject(head.fault)  # not raised: requests with equal headers share it
             return
         try:
             self._prepare()
-        except HttpError as fault:
-            self._refuse(fault)
+        except HttpError as error:
+            self._reject(error)
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for word that it may send the body (RFC 9110, 10.1.1)."""
-        return not self._over and self._headers.get("expect", "").lower() == "100-continue"
+        """Whether the client waits for status 100 before it sends the body (RFC 9110, 10.1.1)."""
+        return not self._is_answered and self._headers.get("expect", "").lower() == "100-continue"
 
     def _prepare(self) -> None:
         application, length = self._service.application, self._head.length
@@ -82,61 +82,61 @@ class Http2Request:
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
-            Body(length, application.bodies)
+            FixedBody(length, application.bodies)
             if length > 0
             else GrowingBody(application.limits.max_body_bytes, application.bodies)
         )
 
-    # --- in ------------------------------------------------------------------------------------------------------
+    # --- request ---------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
-        if self._over or self._body is None:
+        if self._is_answered or self._body is None:
             return
         try:
             if stop > at:
-                self._body.put(bytes(data[at:stop]))
-        except HttpError as fault:
-            self._refuse(fault)
+                self._body.append(bytes(data[at:stop]))
+        except HttpError as error:
+            self._reject(error)
             return
-        self._heard(stop - at, ended)
+        self._body_received(stop - at, ended)
 
-    def room(self, size: int) -> memoryview | None:
-        return self._body.room()[:size] if isinstance(self._body, Body) else None
+    def buffer(self, size: int) -> memoryview | None:
+        return self._body.free_space()[:size] if isinstance(self._body, FixedBody) else None
 
-    def filled(self, size: int, ended: bool) -> None:
-        assert isinstance(self._body, Body)
+    def buffer_filled(self, size: int, ended: bool) -> None:
+        assert isinstance(self._body, FixedBody)
         try:
-            self._body.came(size)
-        except HttpError as fault:
-            self._refuse(fault)
+            self._body.advance(size)
+        except HttpError as error:
+            self._reject(error)
             return
-        self._heard(size, ended)
+        self._body_received(size, ended)
 
-    def _heard(self, size: int, ended: bool) -> None:
+    def _body_received(self, size: int, ended: bool) -> None:
         if not ended:
             self._stream.acknowledge(size)
         elif (backlog := self._stream.connection.backlog).is_full:
-            backlog.wait(self._go_on)
-        elif self._body is not None and self._body.held > LARGE_MESSAGE:
-            self._service.application.executor.budget.run(self._go_on)
+            backlog.wait(self._resume)
+        elif self._body is not None and self._body.size > LARGE_MESSAGE:
+            self._service.application.executor.budget.run(self._resume)
         else:
-            self._ask()
+            self._start()
 
-    def _go_on(self) -> None:
-        """The client has made room, or it is this request's turn."""
-        if not self._over:
-            self._ask()
+    def _resume(self) -> None:
+        """Continue once the client has read enough, or it is this request's turn."""
+        if not self._is_answered:
+            self._start()
 
-    def watch(self, now_s: float) -> None:
+    def check_timeout(self, now_s: float) -> None:
         limits = self._service.application.limits
-        held = 0 if self._body is None else self._body.held
-        if not self._over and now_s - self._began_s > limits.body_timeout_s + held / (1 << 16):
-            text = f"the body came too slowly: {held} bytes in {limits.body_timeout_s} s"
-            self._refuse(HttpError(408, text))
+        size = 0 if self._body is None else self._body.size
+        if not self._is_answered and now_s - self._began_s > limits.body_timeout_s + size / (1 << 16):
+            text = f"the body came too slowly: {size} bytes in {limits.body_timeout_s} s"
+            self._reject(HttpError(408, text))
 
-    def _ask(self) -> None:
+    def _start(self) -> None:
         path, _, query = self._head.path.partition("?")
-        body = b"" if self._body is None else self._body.whole()
+        body = b"" if self._body is None else self._body.take()
         assert self._match is not None
         request = HttpRequest(self._head.method, unquote(path), self._match.params, self._headers, body, query)
         start = Start(self._service.application.answer(self._match, request, self), self._service.loop)
@@ -146,40 +146,39 @@ class Http2Request:
         else:
             if start.error is not None:
                 log.error("a request failed", exc_info=start.error)
-            self._finished()
+            self._finish()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        fault = None if task.cancelled() else task.exception()
-        if fault is not None:
-            log.error("a request failed", exc_info=fault)
-        self._finished()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a request failed", exc_info=error)
+        self._finish()
 
-    def _finished(self) -> None:
-        """The application is done; it has answered, or cannot."""
+    def _finish(self) -> None:
+        """The application has responded or failed."""
         self._release()
         if not self._stream.local_ended and not self.started:
             self._stream.reset(frames.INTERNAL_ERROR)
 
-    def _refuse(self, fault: HttpError) -> None:
-        """Answer without asking the application."""
-        if not self._over and not self.started:
-            self._send(self._service.application.refusal(fault, self._match.protocol if self._match else None))
+    def _reject(self, error: HttpError) -> None:
+        """Respond with an error without calling the application."""
+        if not self._is_answered and not self.started:
+            self._send(self._service.application.format_error(error, self._match.protocol if self._match else None))
         self._release()
 
     def _release(self) -> None:
-        if not self._over:
-            self._over = True
+        if not self._is_answered:
+            self._is_answered = True
             if self._body is not None:
-                self._service.application.bodies.give_back(self._body.held)
+                self._service.application.bodies.release(self._body.size)
                 self._body = None
 
-    # --- out -----------------------------------------------------------------------------------------------------
+    # --- response -------------------------------------------------------------------------------------------------
 
     async def send(self, response: HttpResponse) -> None:
-        """Send the whole answer. It does not wait until the client takes it: that would keep the request, and all that
-        its answer was made of, while only the answer counts."""
-        self._check_there()
+        """Send a complete response, without waiting for the client: that would keep the request in memory."""
+        self._check_connected()
         self._send(response)
 
     def _send(self, response: HttpResponse) -> None:
@@ -196,59 +195,59 @@ class Http2Request:
         self._stream.send_trailers(b"")
 
     async def start(self, status: int, headers: Headers) -> None:
-        self._check_there()
+        self._check_connected()
         self.started = True
         self._stream.send_headers(_block(status, headers), ended=self._head.method == "HEAD")
 
     async def write(self, part: Buffer) -> None:
-        self._check_there()
+        self._check_connected()
         self._stream.send_data(part)
-        await self._has_room()
+        await self._wait_until_sent()
 
     async def end(self, part: Buffer) -> None:
-        self._check_there()
+        self._check_connected()
         self._stream.send_data(part)
         self._stream.send_trailers(b"")
-        await self._has_room()
+        await self._wait_until_sent()
 
-    async def _has_room(self) -> None:
+    async def _wait_until_sent(self) -> None:
         while self._stream.pending:
-            self._room = self._service.loop.create_future()
+            self._can_write = self._service.loop.create_future()
             try:
-                await self._room
+                await self._can_write
             finally:
-                self._room = None
+                self._can_write = None
 
     def drained(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._can_write is not None and not self._can_write.done():
+            self._can_write.set_result(None)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def _check_there(self) -> None:
-        if self.left:
+    def _check_connected(self) -> None:
+        if self.is_disconnected:
             raise asyncio.CancelledError
 
-    def hang_up(self) -> None:
-        self.left = True
+    def abort(self) -> None:
+        self.is_disconnected = True
         self._stream.reset(frames.INTERNAL_ERROR)
 
-    def broken(self, code: int) -> None:
-        self.left = True
+    def closed(self, code: int) -> None:
+        self.is_disconnected = True
         if self._task is not None:
             self._task.cancel()
         else:
             self._release()
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         else:
-            self._refuse(HttpError(503, "the server is shutting down"))
+            self._reject(HttpError(503, "the server is shutting down"))
 
 
 def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """RFC 9110, 5.3: fields of one name are one list."""
+    """Join fields of one name to a list (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for name, value in fields:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -256,21 +255,21 @@ def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def _block(status: int, headers: Headers) -> bytes:
-    return _prepared(status, headers) + _dated(int(time.time()))
+    return _encode_headers(status, headers) + _encode_date(int(time.time()))
 
 
 @lru_cache(maxsize=512)
-def _prepared(status: int, headers: Headers) -> bytes:
-    """Raises ValueError where a header holds what none may."""
+def _encode_headers(status: int, headers: Headers) -> bytes:
+    """Raises ValueError if a header contains a line break or NUL."""
     fields: list[Any] = [(b":status", b"%d" % status)]
     for name, value in headers:
         if _FORBIDDEN.intersection(name) or _FORBIDDEN.intersection(value):
-            raise ValueError(f"the header {name!r} of an answer holds what no header may")
-        if name.lower() not in _OF_CONNECTIONS:
+            raise ValueError(f"the header {name!r} of a response contains a line break or NUL")
+        if name.lower() not in _CONNECTION_HEADERS:
             fields.append((name.lower().encode("latin-1", "replace"), value.strip().encode("latin-1", "replace")))
     return encoded(fields)
 
 
 @lru_cache(maxsize=2)
-def _dated(second: int) -> bytes:
+def _encode_date(second: int) -> bytes:
     return encoded([(b"date", formatdate(second, usegmt=True).encode())])

@@ -1,13 +1,61 @@
 """One stream of a connection: a request and its response."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from dragoman.transports.http2.backlog import Backlog
 from dragoman.transports.http2.request import Http2Headers
 
 Buffer = bytes | bytearray | memoryview
+
+
+# Smaller changes are not reported.
+_REPORT_BYTES = 1 << 16
+
+
+class Backlog:
+    """`size` bytes of responses wait for the client to make room.
+
+    Beyond `limit` complete requests wait here too, so that a client that does not read costs no further work. `report`
+    is called with changes of how much the server holds for this connection.
+    """
+
+    __slots__ = ("_is_resuming", "_report", "_reported", "_waiting", "limit", "size")
+
+    def __init__(self, limit: int, report: Callable[[int], None]) -> None:
+        self.size = 0
+        self.limit = limit
+        self._report = report
+        self._reported = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_resuming = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.size > self.limit
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once the client has read enough."""
+        self._waiting.append(resume)
+
+    def changed(self) -> None:
+        """Report the size, and resume the requests that may go on."""
+        change = self.size - self._reported
+        if abs(change) > _REPORT_BYTES or (change and not self.size):
+            self._reported = self.size
+            self._report(change)
+        if self._waiting and not self._is_resuming:
+            self._is_resuming = True  # a resumed request may respond at once, and call this again
+            try:
+                while self._waiting and self.size <= self.limit:
+                    self._waiting.popleft()()
+            finally:
+                self._is_resuming = False
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._waiting.clear()
+        self._is_resuming = True
 
 
 class Http2Handler(Protocol):
@@ -16,22 +64,22 @@ class Http2Handler(Protocol):
     def receive(self, data: bytes | memoryview, at: int, stop: int, ended: bool) -> None:
         """Take a part of the body, valid during this call; the last one if `ended`."""
 
-    def room(self, size: int) -> memoryview | None:
+    def buffer(self, size: int) -> memoryview | None:
         """Return where up to `size` further bytes of the body are to be written to; None to use `receive`."""
 
-    def filled(self, size: int, ended: bool) -> None:
+    def buffer_filled(self, size: int, ended: bool) -> None:
         """Take bytes that were written there."""
 
     def drained(self) -> None:
         """All data given to the stream has been sent."""
 
-    def watch(self, now_s: float) -> None:
+    def check_timeout(self, now_s: float) -> None:
         """Check timeouts; called from time to time while the client has not ended its request."""
 
-    def cut(self) -> None:
+    def cancel(self) -> None:
         """The server stops: respond now."""
 
-    def broken(self, code: int) -> None:
+    def closed(self, code: int) -> None:
         """The stream was reset, or the client is gone: nothing can be sent any more."""
 
 

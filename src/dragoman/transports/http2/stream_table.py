@@ -89,6 +89,6 @@ def _notify(handler: Any, code: int) -> None:
     """Tell a handler that its stream has been reset."""
     if handler is not None:
         try:
-            handler.broken(code)
+            handler.closed(code)
         except Exception:
             log.exception("a stream failed")
