@@ -15,6 +15,7 @@ import uvloop
 from benchmarks.workloads import GRPC_PATH
 from dragoman.protocols.wire import GrpcRequest
 from dragoman.system.process import keep_freed_memory
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.grpc.handlers import UnaryHandler
