@@ -22,7 +22,7 @@ class Target:
 
 
 _GRAPH_TESTS = (
-    "asks",
+    "scheduling",
     "building",
     "builtin",
     "derivatives",
@@ -31,7 +31,7 @@ _GRAPH_TESTS = (
     "drawing",
     "files",
     "known_answers",
-    "peers",
+    "siblings",
 )
 _DERIVATIVE_TESTS = (
     "check_derivatives",

@@ -12,7 +12,7 @@ from dragoman.system.threads import DaemonThreads
 from e2e.server_process import wait_until
 
 
-def test_jobs_run_on_at_most_so_many_threads() -> None:
+def test_the_number_of_threads_is_bounded() -> None:
     threads = DaemonThreads(3, "few")
     meeting = threading.Barrier(3)
     names = {f.result(20) for f in [threads.submit(_met, meeting) for _ in range(9)]}
@@ -25,7 +25,7 @@ def _met(meeting: threading.Barrier) -> str:
     return threading.current_thread().name
 
 
-def test_an_idle_thread_is_used_again() -> None:
+def test_idle_threads_are_reused() -> None:
     threads = DaemonThreads(8, "again")
     for _ in range(20):
         threads.submit(int).result(20)
@@ -34,7 +34,7 @@ def test_an_idle_thread_is_used_again() -> None:
     threads.shutdown()
 
 
-def test_faults_reach_whoever_waits() -> None:
+def test_errors_reach_the_caller() -> None:
     threads = DaemonThreads(1, "faults")
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(20)
@@ -49,7 +49,7 @@ def _waited(begun: threading.Event, go: threading.Event) -> bool:
     return go.wait(20)
 
 
-def test_what_waits_when_it_is_shut_down_is_cancelled_or_done() -> None:
+def test_queued_jobs_are_cancelled_or_run_at_shutdown() -> None:
     for cancel in (True, False):
         threads = DaemonThreads(1, "ends")
         begun, go = threading.Event(), threading.Event()
@@ -76,7 +76,7 @@ def test_threads_end_with_their_executor() -> None:
     wait_until(lambda: not any(t.name.startswith("collected") for t in threading.enumerate()), "the thread ends")
 
 
-def test_a_process_ends_though_a_thread_waits() -> None:
+def test_a_waiting_thread_does_not_block_the_exit_of_its_process() -> None:
     code = "import threading\nfrom dragoman.system.threads import DaemonThreads\nt = DaemonThreads(1, 'x')\n"
     code += "e = threading.Event()\nt.submit(lambda: (e.set(), threading.Event().wait()))\ne.wait()\nprint('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

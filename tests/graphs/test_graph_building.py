@@ -1,4 +1,4 @@
-"""What a graph must be to make sense, and what one is told where it does not."""
+"""Wiring of graphs, errors of invalid ones, and the Python interface."""
 
 import re
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from dragoman.graphs.builtin import built_in
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, make_node
 from dragoman.graphs.wiring import Node, wire
-from graphs.parts import Ridge
+from graphs.ridge import Ridge
 
 
-def nodes(**made: Any) -> list[Node]:
-    return [make_node(name, function) for name, function in made.items()]
+def nodes(**built: Any) -> list[Node]:
+    return [make_node(name, function) for name, function in built.items()]
 
 
 def edge(text: str) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -25,9 +25,9 @@ def edge(text: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return (a, i), (b, j)
 
 
-def test_what_is_not_said_follows() -> None:
-    made = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0))
-    wiring = wire(made, [edge("a.0 -> b.0")])
+def test_inputs_and_outputs_by_default() -> None:
+    built = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0))
+    wiring = wire(built, [edge("a.0 -> b.0")])
     assert wiring.input_names == ("a", "b.1")
     assert wiring.output_names == ("a.1", "b")
     graph = GraphFunction(wiring)
@@ -72,19 +72,19 @@ def test_what_is_not_said_follows() -> None:
         ([], {"outputs": {"y": ("a", "5")}}, "node 'a': expected the index of an output below 2, got '5'"),
     ],
 )
-def test_what_makes_no_sense(edges: list[str], more: dict[str, Any], message: str) -> None:
-    made = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0), e=built_in("exp", {}))
+def test_errors_of_wiring(edges: list[str], more: dict[str, Any], message: str) -> None:
+    built = nodes(a=Ridge([2], [2, 3], ["sin", "sin"], 0), b=Ridge([2, 4], [1], ["sin"], 0), e=built_in("exp", {}))
     with pytest.raises(InvalidInput, match=re.escape(message)):
-        GraphFunction(wire(made, map(edge, edges), **more))
+        GraphFunction(wire(built, map(edge, edges), **more))
 
 
-def test_a_cycle_is_named() -> None:
-    made = nodes(a=built_in("exp", {}), b=built_in("exp", {}), c=built_in("sum", {}))
+def test_the_error_names_a_cycle() -> None:
+    built = nodes(a=built_in("exp", {}), b=built_in("exp", {}), c=built_in("sum", {}))
     with pytest.raises(InvalidInput, match=r"the graph has a cycle: (\w) -> (\w) -> \1$"):
-        wire(made, map(edge, ["a.0 -> b.0", "b.0 -> a.0", "b.0 -> c.0"]))
+        wire(built, map(edge, ["a.0 -> b.0", "b.0 -> a.0", "b.0 -> c.0"]))
 
 
-def test_a_graph_needs_nodes_with_names_of_their_own() -> None:
+def test_node_names_are_unique() -> None:
     with pytest.raises(InvalidInput, match="a graph needs at least one node, got none"):
         wire([], [])
     with pytest.raises(InvalidInput, match="duplicate node name 'a'"):
@@ -93,7 +93,7 @@ def test_a_graph_needs_nodes_with_names_of_their_own() -> None:
         make_node("a.b", built_in("exp", {}))
 
 
-def test_sizes_go_through_nodes_that_have_none_of_their_own() -> None:
+def test_sizes_are_inferred_through_flexible_nodes() -> None:
     g = Graph()
     x, y = g.input("x"), g.input("y", 2)
     both = g.concatenate(g.exp(x), -y)
@@ -103,7 +103,7 @@ def test_sizes_go_through_nodes_that_have_none_of_their_own() -> None:
     assert graph.sizes({}).node_outputs["concatenate"] == (5,)
 
 
-def test_ports_may_be_called_by_name() -> None:
+def test_ports_by_name() -> None:
     ridge = Ridge([2], [2, 3], ["sin", "sin"], 0)
     ridge.input_names, ridge.output_names = ("load",), ("shift", "moment")
     wiring = wire(nodes(a=ridge, e=built_in("exp", {})), [(("a", "moment"), ("e", "0"))])
@@ -121,7 +121,7 @@ def test_ports_may_be_called_by_name() -> None:
 def test_operators() -> None:
     g = Graph()
     x, y = g.input("x"), g.input("y")
-    made: dict[str, Callable[[Any, Any], Any]] = {
+    built: dict[str, Callable[[Any, Any], Any]] = {
         "sum": lambda a, b: a + b,
         "difference": lambda a, b: a - b,
         "product": lambda a, b: a * b,
@@ -132,12 +132,12 @@ def test_operators() -> None:
         "mapped": lambda a, b: np.array([[1.0, 2.0], [3.0, 4.0]]) @ b,
         "picked": lambda a, b: a[[1, 1, 0]],
     }
-    for name, make in made.items():
+    for name, make in built.items():
         g.output(make(x, y), name)
     graph = g.build()
     at = [np.array([1.0, 2.0]), np.array([4.0, -5.0])]
-    assert list(graph.output_names) == [*made]
-    for found, make in zip(graph.evaluate(at, {}), made.values(), strict=True):
+    assert list(graph.output_names) == [*built]
+    for found, make in zip(graph.evaluate(at, {}), built.values(), strict=True):
         np.testing.assert_allclose(found, make(*at), rtol=1e-15)
 
 
@@ -162,7 +162,7 @@ def test_a_graph_is_a_function_that_may_be_a_node() -> None:
     np.testing.assert_allclose(found, np.exp(x**2) * (2 + 4 * x**2))
 
 
-def test_a_class_that_asks_for_derivatives_gets_them() -> None:
+def test_derivatives_are_added_to_a_class_with_a_method() -> None:
     class Cubes(VectorFunction):
         derivatives = "complex step"
 

@@ -49,7 +49,7 @@ def slopes(f: Any, x: list[Any], i: int, direction: Any) -> Any:
     return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
 
 
-def test_every_built_in_node_has_a_case() -> None:
+def test_every_built_in_node_is_tested() -> None:
     assert {name for name, _, _ in _CASES} == set(BUILT_IN)
 
 
@@ -62,11 +62,11 @@ def test_derivatives(name: str, options: dict[str, Any], sizes: list[int]) -> No
         sens = random.normal(size=y.shape)
         for i in range(len(x)):
             vec = random.normal(size=sizes[i])
-            wanted = slopes(lambda at, o=o: outputs(node, at)[o], x, i, vec)
-            np.testing.assert_allclose(node.apply_jacobian(o, i, x, vec, {}), wanted, rtol=1e-8, atol=1e-9)
+            expected = slopes(lambda at, o=o: outputs(node, at)[o], x, i, vec)
+            np.testing.assert_allclose(node.apply_jacobian(o, i, x, vec, {}), expected, rtol=1e-8, atol=1e-9)
             pulled = node.gradient(o, i, x, sens, {})
             assert pulled.shape == (sizes[i],)
-            np.testing.assert_allclose(pulled @ vec, sens @ wanted, rtol=1e-8, atol=1e-9)
+            np.testing.assert_allclose(pulled @ vec, sens @ expected, rtol=1e-8, atol=1e-9)
             for j in range(len(x)):
                 along = random.normal(size=sizes[j])
                 curved = slopes(lambda at, o=o, i=i, s=sens: node.gradient(o, i, at, s, {}), x, j, along)

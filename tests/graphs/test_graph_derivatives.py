@@ -15,7 +15,7 @@ from dragoman.core.vectors import ABILITIES, Ability, Vector
 from dragoman.graphs import plan
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, GraphValue
-from graphs.parts import Ridge
+from graphs.ridge import Ridge
 
 # What torch.func.jvp does inside.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -77,8 +77,8 @@ def _add_ridge(
     bound = np.array([0.3, -0.2]) if draw(st.booleans()) else None
     inputs = [values[i][1] for i in picked] + ([2] if bound is not None else [])
     ridge = Ridge(inputs, outputs, kinds, draw(st.integers(0, 1000)))
-    made = g.add(ridge, "ridge")(*(values[i][0] for i in picked), *([bound] if bound is not None else []))
-    values += zip(made if isinstance(made, tuple) else (made,), outputs, strict=True)
+    built = g.add(ridge, "ridge")(*(values[i][0] for i in picked), *([bound] if bound is not None else []))
+    values += zip(built if isinstance(built, tuple) else (built,), outputs, strict=True)
     extra = [] if bound is None else [torch.from_numpy(bound)]
     steps.append(lambda known: ridge.whole([known[i] for i in picked] + extra))
     ridges.append(ridge)
@@ -108,8 +108,8 @@ def _constant(value: torch.Tensor, known: list[torch.Tensor]) -> list[torch.Tens
     return [value]
 
 
-def _near(got: Any, wanted: torch.Tensor) -> None:
-    np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-9, atol=1e-9)
+def _near(got: Any, expected: torch.Tensor) -> None:
+    np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,8 +119,8 @@ def test_derivatives_are_those_of_the_whole(drawn: Drawn, seed: int) -> None:
     x = [random.normal(size=n) for n in drawn.sizes]
     at = tuple(torch.from_numpy(v) for v in x)
     outputs = graph.output_sizes({})
-    for got, wanted in zip(graph.evaluate(x, {}), drawn.whole(*at), strict=True):
-        _near(got, wanted)
+    for got, expected in zip(graph.evaluate(x, {}), drawn.whole(*at), strict=True):
+        _near(got, expected)
     o, i, j = (int(random.integers(n)) for n in (len(outputs), len(x), len(x)))
     sens, vec = random.normal(size=outputs[o]), random.normal(size=drawn.sizes[j])
 
@@ -138,7 +138,7 @@ def test_derivatives_are_those_of_the_whole(drawn: Drawn, seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(graphs())
-def test_every_node_is_evaluated_once_at_most_and_no_derivative_is_asked_twice(drawn: Drawn) -> None:
+def test_no_step_is_planned_twice(drawn: Drawn) -> None:
     graph = drawn.graph
     x = [np.full(n, 0.4) for n in drawn.sizes]
     sens, vec = np.ones(graph.output_sizes({})[0]), np.ones(drawn.sizes[0])
@@ -149,48 +149,48 @@ def test_every_node_is_evaluated_once_at_most_and_no_derivative_is_asked_twice(d
         lambda: graph.apply_hessian(0, 0, 0, x, sens, vec, {}),
     ):
         for ridge in drawn.ridges:
-            ridge.asked.clear()
+            ridge.calls.clear()
         ask()
         for ridge in drawn.ridges:
             pairs = len(ridge.inputs) * len(ridge.outputs)
-            assert ridge.asked["evaluate"] <= 1
-            assert ridge.asked["apply_jacobian"] <= pairs
-            assert ridge.asked["gradient"] <= 2 * pairs
-            assert ridge.asked["apply_hessian"] <= pairs * len(ridge.inputs)
+            assert ridge.calls["evaluate"] <= 1
+            assert ridge.calls["apply_jacobian"] <= pairs
+            assert ridge.calls["gradient"] <= 2 * pairs
+            assert ridge.calls["apply_hessian"] <= pairs * len(ridge.inputs)
     graph.close()
 
 
-def test_values_that_are_zero_ask_nobody() -> None:
+def test_zero_seeds_call_no_node() -> None:
     ridge = Ridge([2], [2], ["sin"], 1)
     g = Graph()
     g.output(g.add(ridge)(g.input("x")))
     graph = g.build()
     found: Vector = graph.gradient(0, 0, [np.ones(2)], np.zeros(2), {})
     assert found.tolist() == [0, 0]
-    assert ridge.asked["gradient"] == 0
+    assert ridge.calls["gradient"] == 0
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.sampled_from(ABILITIES[1:]), st.integers(0, 9))
-def test_a_graph_can_do_what_it_can_do_for_all_inputs_and_outputs(drawn: Drawn, lost: Ability, which: int) -> None:
+def test_abilities_hold_for_all_inputs_and_outputs(drawn: Drawn, lost: Ability, which: int) -> None:
     """One node loses an ability: the graph keeps those that it has for every input and output."""
     graph, ridge = drawn.graph, drawn.ridges[which % len(drawn.ridges)]
     ridge.sources = lambda: {a: "author" for a in ABILITIES if a != lost}  # type: ignore[method-assign]
-    made = GraphFunction(graph.wiring, threads=0)
-    outputs, inputs = range(len(made.output_names)), range(len(drawn.sizes))
+    built = GraphFunction(graph.wiring, threads=0)
+    outputs, inputs = range(len(built.output_names)), range(len(drawn.sizes))
 
     def asked(ability: Ability) -> bool:
         match ability:
             case "evaluate":
-                plans = [plan.plan_evaluation(made.wiring)]
+                plans = [plan.plan_evaluation(built.wiring)]
             case "gradient":
-                plans = [plan.plan_gradient(made.wiring, o, i) for o in outputs for i in inputs]
+                plans = [plan.plan_gradient(built.wiring, o, i) for o in outputs for i in inputs]
             case "apply_jacobian":
-                plans = [plan.plan_jacobian(made.wiring, o, i) for o in outputs for i in inputs]
+                plans = [plan.plan_jacobian(built.wiring, o, i) for o in outputs for i in inputs]
             case _:
-                plans = [plan.plan_hessian(made.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
-        nodes = made.wiring.nodes
+                plans = [plan.plan_hessian(built.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
+        nodes = built.wiring.nodes
         return any(nodes[s.node].function is ridge and s.ability == lost for p in plans for s in p.steps)
 
-    assert {a for a in ABILITIES if a not in made.sources()} == {a for a in ABILITIES if asked(a)}
+    assert {a for a in ABILITIES if a not in built.sources()} == {a for a in ABILITIES if asked(a)}
     graph.close()

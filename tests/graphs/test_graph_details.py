@@ -78,7 +78,7 @@ def test_wrong_options_are_named(name: str, options: dict[str, Any], message: st
     assert caught.value.message == message
 
 
-def test_an_elementwise_function_is_one_of_ours() -> None:
+def test_unknown_elementwise_functions_are_rejected() -> None:
     with pytest.raises(InvalidInput) as caught:
         Elementwise("sinh")
     assert caught.value.message == (
@@ -150,13 +150,13 @@ def graph(
         ),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(nodes: dict[str, Any], sizes: dict[str, int], message: str) -> None:
+def test_errors_name_sizes_that_do_not_match(nodes: dict[str, Any], sizes: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         graph([(("c", ""), ("d", ""))], nodes, inputs={"x": [("c", "0")], "y": [("c", "1")]}, sizes=sizes)
     assert caught.value.message == message
 
 
-def test_sizes_that_a_built_in_node_cannot_have_are_named() -> None:
+def test_invalid_sizes_of_built_in_nodes() -> None:
     node: Any = built_in("concatenate", {})
     assert node.fit_sizes([1, 2], [None]) == ([1, 2], [3])
     assert node.fit_sizes([1, 2], [3]) == ([1, 2], [3])
@@ -176,7 +176,7 @@ def test_sizes_that_a_built_in_node_cannot_have_are_named() -> None:
     assert caught.value.message == "expected vectors of one size, got 3 and 4 and 5"
 
 
-def test_sizes_follow_through_concatenations_and_selections() -> None:
+def test_sizes_are_inferred_through_concatenations_and_selections() -> None:
     nodes = {"c": built_in("concatenate", {}), "d": built_in("exp", {"dim": 4})}
     ends = {"x": [("c", "0")], "y": [("c", "1")]}
     assert graph([(("c", ""), ("d", ""))], nodes, inputs=ends, sizes={"x": 1}).input_sizes({}) == (1, 3)
@@ -190,8 +190,8 @@ def test_sizes_follow_through_concatenations_and_selections() -> None:
     assert caught.value.message == "node 's': indices: expected indices below 2, got 2"
 
 
-class Told(VectorFunction):
-    """Tells what its sizes are; its number of inputs may depend on the config."""
+class Declares(VectorFunction):
+    """Declares any sizes; the number of inputs may depend on the config."""
 
     name = ""
 
@@ -221,14 +221,14 @@ class Told(VectorFunction):
         ),
     ],
 )
-def test_sizes_that_a_node_tells_are_checked(inputs: Any, outputs: Any, message: str) -> None:
+def test_declared_sizes_are_checked(inputs: Any, outputs: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        graph(nodes={"n": Told(inputs, outputs)})
+        graph(nodes={"n": Declares(inputs, outputs)})
     assert caught.value.message == message
 
 
 def test_the_number_of_vectors_does_not_depend_on_a_config() -> None:
-    made = graph(nodes={"n": Told([1], [1])})
+    made = graph(nodes={"n": Declares([1], [1])})
     with pytest.raises(InvalidInput) as caught:
         made.evaluate([np.zeros(1)], {"more": 1})
     assert caught.value.message == "node 'n': expected 1 inputs under this config, got 2"
@@ -236,7 +236,7 @@ def test_the_number_of_vectors_does_not_depend_on_a_config() -> None:
         made.evaluate([np.zeros(1)], {"more": {1}})
 
 
-def test_ports_that_are_not_plain_are_named() -> None:
+def test_errors_name_the_port() -> None:
     nodes = {"p": built_in("sum", {}), "q": built_in("split", {"sizes": [1, 1]})}
     for edge, message in (
         ((("q", "0"), ("p", "")), "node 'p': expected one of its 2 inputs, such as 'p.0'"),
@@ -264,15 +264,15 @@ def test_sources_are_described() -> None:
         graph([(("e", ""), ("f", ""))], nodes, bound={("f", ""): np.zeros(1)})
 
 
-def test_a_node_is_called_after_its_function() -> None:
+def test_a_node_is_named_after_its_function() -> None:
     g = Graph()
     x = g.input("x", 1)
     for name in ("my f", "-x", "é"):
-        function = Told([1], [1])
+        function = Declares([1], [1])
         function.name = name
         g.output(g.add(function)(x), name)
-    g.output(g.add(Told([1], [1]))(x), "y")
-    assert set(g.build().wiring.nodes) == {"my_f", "node", "_", "Told"}
+    g.output(g.add(Declares([1], [1]))(x), "y")
+    assert set(g.build().wiring.nodes) == {"my_f", "node", "_", "Declares"}
 
 
 def test_a_node_gets_its_part_of_the_config() -> None:
@@ -345,7 +345,7 @@ class Counted(VectorFunction):
     vectorised = True
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.closed = 0
 
     def input_sizes(self, config: Config) -> Sequence[int]:
@@ -355,7 +355,7 @@ class Counted(VectorFunction):
         return (1,)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        self.asked += 1
+        self.calls += 1
         if inputs[0].flat[0] < 0:
             raise ValueError("negative")
         return 2 * inputs[0]
@@ -364,7 +364,7 @@ class Counted(VectorFunction):
         self.closed += 1
 
 
-def test_the_last_evaluations_are_remembered() -> None:
+def test_the_last_evaluations_are_cached() -> None:
     counted = Counted()
     remembered = EvaluationCache(counted, 2)
 
@@ -372,24 +372,24 @@ def test_the_last_evaluations_are_remembered() -> None:
         return remembered.evaluate([np.array([x])], config)[0].tolist()
 
     assert [ask(1), ask(2), ask(1)] == [[2], [4], [2]]
-    assert counted.asked == 2
+    assert counted.calls == 2
     assert [ask(3), ask(1)] == [[6], [2]]  # 2 was used longest ago
-    assert counted.asked == 3
+    assert counted.calls == 3
     assert [ask(2), ask(1)] == [[4], [2]]
-    assert counted.asked == 4
+    assert counted.calls == 4
     assert ask(1, level=2) == [2]
-    assert counted.asked == 5
+    assert counted.calls == 5
     for _ in range(2):
         with pytest.raises(ValueError, match="negative"):
             ask(-1)
-    assert counted.asked == 7
+    assert counted.calls == 7
     points = np.array([[1.0], [3.0]])
     assert [np.asarray(remembered.evaluate([points], {})).tolist() for _ in range(2)] == [[[2], [6]]] * 2
-    assert counted.asked == 9
+    assert counted.calls == 9
 
 
 @pytest.mark.parametrize("make", [lambda f: EvaluationCache(f, 1), lambda f: ConcurrencyLimit(f, 1)])
-def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> None:
+def test_wrappers_forward_everything_else(make: Any) -> None:
     counted = Counted()
     around = make(counted)
     assert (around.input_names, around.output_names, around.vectorised) == (("x",), ("y",), True)
@@ -401,7 +401,7 @@ def test_a_function_with_something_around_it_is_the_same_function(make: Any) -> 
 
 
 def test_nodes_that_prove_quick_get_no_thread() -> None:
-    two = [make_node(name, Told([1], [1])) for name in ("a", "b")]
+    two = [make_node(name, Declares([1], [1])) for name in ("a", "b")]
     schedule = Schedule(plan_evaluation(wire(two, [])), [False, False])
     assert schedule.parallel
     assert (schedule.dependency_counts, schedule.dependents) == ([0, 0], [[], []])
@@ -425,7 +425,7 @@ def crossing() -> GraphFunction:
     """A graph whose lines cross and skip layers, with a bound value and a node that lacks derivatives."""
     nodes = {
         "split": built_in("split", {"sizes": [1, 2, 1]}),
-        "own": Told([2], [2]),
+        "own": Declares([2], [2]),
         "gauss": built_in("gaussian_logpdf", {"dim": 2}),
         "weights": built_in("sum", {"n": 3}),
         "join": built_in("concatenate", {"n": 2}),
@@ -449,14 +449,14 @@ def crossing() -> GraphFunction:
     )
 
 
-def test_a_drawing_is_the_same_to_the_letter() -> None:
+def test_drawings_equal_the_golden_files() -> None:
     made = crossing()
     drawn = draw_text(make_picture(made)) + "\n\n" + "\n".join(summarize(made)) + "\n"
     assert drawn == (GOLDEN / "crossing.txt").read_text()
     assert draw_svg(make_picture(made), "a < b") == (GOLDEN / "crossing.svg").read_text()
 
 
-def test_few_bound_numbers_are_shown_whole() -> None:
+def test_short_bound_values_are_drawn_completely() -> None:
     made = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
     (box,) = (box for box in make_picture(made).boxes if box.kind == "bound")
     assert (box.key, box.texts, box.inputs, box.outputs) == ("bound s.1", ("= 1, 2, 1e-07",), 0, 1)

@@ -1,4 +1,4 @@
-"""Graphs as files tell them: what every key becomes, and the whole message for each that is wrong."""
+"""Parsing of graph files: every key, and the complete message of every error."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dragoman.graphs.document import GraphDocument, NodeEntry, parse_document
 KINDS = "expected one of fn, model, umbridge, served, builtin, linear"
 
 
-def test_every_key_has_a_meaning() -> None:
+def test_every_key_is_parsed() -> None:
     found = parse_document(
         {
             "name": "g",
@@ -62,10 +62,10 @@ def test_every_key_has_a_meaning() -> None:
     assert [node.label for node in found.nodes] == ["fn", "umbridge", "s", "sum", "linear", "model"]
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_defaults_of_keys() -> None:
     assert parse_document({}) == GraphDocument(nodes=())
-    made = GraphDocument(nodes=())
-    assert (made.name, made.threads, made.edges, made.inputs, made.outputs, made.bound, made.sizes) == (
+    built = GraphDocument(nodes=())
+    assert (built.name, built.threads, built.edges, built.inputs, built.outputs, built.bound, built.sizes) == (
         "",
         8,
         (),
@@ -88,7 +88,7 @@ def test_what_is_left_out_has_a_default() -> None:
     assert parse_document({"inputs": {}}).inputs == {}
 
 
-def test_outputs_in_a_list_are_called_after_their_nodes() -> None:
+def test_outputs_in_a_list_are_named_after_their_nodes() -> None:
     assert parse_document({"outputs": ["a", "b.2"]}).outputs == {"a": ("a", ""), "b": ("b", "2")}
     assert parse_document({"outputs": ["a", "b.2", "a.x"]}).outputs == {
         "a.0": ("a", ""),
@@ -158,7 +158,7 @@ END = "expected a node, or a node and its port such as 'beam.0'"
         ({"bind": {"": 1}}, f"bind: {END}, got ''"),
     ],
 )
-def test_what_is_wrong_is_named(table: Any, message: str) -> None:
+def test_errors_name_the_key(table: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_document(table)
     assert caught.value.message == message

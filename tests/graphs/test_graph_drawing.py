@@ -1,4 +1,4 @@
-"""Drawings of graphs: every box and line is there, nothing overlaps, and the command tells what is wrong."""
+"""Drawings of graphs: every box and line is there, nothing overlaps, and the command reports errors."""
 
 import itertools
 import xml.etree.ElementTree as ET
@@ -13,7 +13,7 @@ from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.graph import Graph
 from dragoman.graphs.layout import layout
 from dragoman.graphs.picture import Box, Line, Picture, make_picture
-from graphs.test_graph_asks import Doubles
+from graphs.test_graph_scheduling import Doubles
 
 TEXT = """\
 nodes = { a = { builtin = "exp", dim = 2 }, b = { builtin = "sin" }, c = { builtin = "sum" } }
@@ -70,13 +70,13 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len([*root.iter("{http://www.w3.org/2000/svg}path")]) == 1 + 5  # the arrow's head, and a line each
 
 
-def test_it_draws_what_python_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "made.py").write_text(
-        "import dragoman\ng = dragoman.Graph('g')\ng.output(g.exp(g.input('x', 2)))\nmade = g.build()\nother = 3\n"
+def test_the_command_draws_graphs_built_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "built.py").write_text(
+        "import dragoman\ng = dragoman.Graph('g')\ng.output(g.exp(g.input('x', 2)))\nbuilt = g.build()\nother = 3\n"
     )
-    assert main(["graph", f"{tmp_path / 'made.py'}:made"]) == 0
+    assert main(["graph", f"{tmp_path / 'built.py'}:built"]) == 0
     assert "│   exp   │" in capsys.readouterr().out
-    assert main(["graph", f"{tmp_path / 'made.py'}:other"]) == 2
+    assert main(["graph", f"{tmp_path / 'built.py'}:other"]) == 2
     assert "int is not a vector function" in capsys.readouterr().err
 
 
@@ -88,7 +88,7 @@ def test_it_draws_what_python_built(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("[nodes]\na = { served = 'm' }", "node 'a': served: 'm' is available only in the server's process"),
     ],
 )
-def test_the_command_tells_what_is_wrong(
+def test_the_command_reports_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     (tmp_path / "graph.toml").write_text(content)
@@ -98,7 +98,7 @@ def test_the_command_tells_what_is_wrong(
     assert "not found: expected a graph file" in capsys.readouterr().err
 
 
-def test_models_that_a_graph_names_are_told(
+def test_models_named_by_a_graph_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "inner.graph.toml").write_text("[nodes]\na = { builtin = 'exp', dim = 2 }")
@@ -112,7 +112,7 @@ def test_models_that_a_graph_names_are_told(
     assert "'placement': expected one of " in capsys.readouterr().err
 
 
-def test_what_is_missing_is_shown() -> None:
+def test_missing_abilities_are_drawn() -> None:
     g = Graph()
     g.output(g.exp(g.add(Doubles(), "twice")(g.input("x"))))
     drawn = draw_text(make_picture(g.build()))

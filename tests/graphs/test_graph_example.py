@@ -46,8 +46,8 @@ def test_derivatives_are_those_of_the_whole(posterior: GraphFunction, config: di
     slope = torch.func.jvp(lambda p: whole(p, load), (at,), (along,))[1]
     curve = torch.func.jvp(gradient, (at,), (along,))[1]
 
-    def near(got: Any, wanted: Any) -> None:
-        np.testing.assert_allclose(got, wanted, rtol=1e-8, atol=1e-8)
+    def near(got: Any, expected: Any) -> None:
+        np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-8)
 
     near(posterior.evaluate([m], config)[0][0], whole(at, load))
     near(posterior.gradient(0, 0, [m], sens, config), gradient(at))

@@ -1,4 +1,4 @@
-"""Graphs in files: what they may say, what becomes of it, and what one is told where it is wrong."""
+"""Graph files: formats, nodes, errors, and graphs as models."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ x = { to = ["e"], size = 2 }
 """
 
 
-def test_toml_json_and_yaml_say_the_same(tmp_path: Path) -> None:
+def test_toml_json_and_yaml_are_equivalent(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     table = {
         "edges": ["e -> s.0", "f.0 -> s.1"],
@@ -79,7 +79,7 @@ inputs: {x: {to: [e], size: 2}}
         graph.close()
 
 
-def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_without_its_package_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(InvalidInput, match=r"YAML needs the package 'pyyaml' \(pip install pyyaml\)"):
         loaded(tmp_path, "nodes: {}", "graph.yml")
@@ -120,7 +120,7 @@ def test_yaml_without_its_package_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         ({"bind": [1]}, "bind: expected a table, got [1]"),
     ],
 )
-def test_what_a_file_may_not_say(table: Any, message: str) -> None:
+def test_errors_of_files(table: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(message)):
         parse_document(table)
 
@@ -137,7 +137,7 @@ _KEYS = st.sampled_from(
 
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON))))
-def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
+def test_any_table_is_a_graph_or_an_input_error(table: Any) -> None:
     with suppress(InvalidInput):
         assert isinstance(parse_document(table).nodes, tuple)
 
@@ -155,7 +155,7 @@ def test_whatever_a_file_says_it_is_a_graph_or_told_why_not(table: Any) -> None:
         ('{ fn = "none.py:field" }', "node 'a': cannot import '{folder}/none.py:field': FileNotFoundError"),
         ('{ fn = "fields.py:field", derivates = "jax" }', "node 'a': unknown option 'derivates' of a 'fn' node"),
         ('{ fn = "fields.py:field", derivatives = "jaxx" }', "node 'a': derivatives: expected one of auto, jax, torch"),
-        ('{ fn = "fields.py:np.float64" }', "node 'a': class float64 is no model"),
+        ('{ fn = "fields.py:np.float64" }', "node 'a': class float64 is not a model"),
         ('{ umbridge = "http://127.0.0.1:9" }', "node 'a': no server of http://127.0.0.1:9 answers"),
         ('{ umbridge = "http://127.0.0.1:9", modell = "x" }', "node 'a': unknown parameter 'modell'"),
     ],
@@ -166,7 +166,7 @@ def test_a_node_that_cannot_be_made(tmp_path: Path, node: str, message: str) -> 
         loaded(tmp_path, f"[nodes]\na = {node}\n")
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_graph(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"graph\.toml cannot be read: Expected '=' after a key"):
         loaded(tmp_path, "nodes")
     with pytest.raises(InvalidInput, match=r"is not a graph: expected a file graph\.toml"):
@@ -191,7 +191,7 @@ class Whole(dragoman.Model):
 """
 
 
-def test_a_file_may_say_how_a_function_is_differentiated(tmp_path: Path) -> None:
+def test_options_of_a_function_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     graph = loaded(
         tmp_path,
@@ -207,11 +207,11 @@ def test_a_file_may_say_how_a_function_is_differentiated(tmp_path: Path) -> None
     assert graph.wiring.nodes["a"].function.sources()["gradient"] == "complex step"
     assert graph.wiring.nodes["b"].affine
     x = np.array([0.3, -0.5])
-    wanted = -9 * np.sin(x) * np.cos(x)
-    np.testing.assert_allclose(graph.gradient(0, 0, [x], np.ones(1), {}), wanted, rtol=1e-6)
+    expected = -9 * np.sin(x) * np.cos(x)
+    np.testing.assert_allclose(graph.gradient(0, 0, [x], np.ones(1), {}), expected, rtol=1e-6)
 
 
-def test_a_whole_model_is_no_node(tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_vector_function_is_not_a_node(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     with pytest.raises(
         InvalidInput, match=r"'code.py:Whole' is not a vector function; serve it as a model and refer to it"
@@ -239,8 +239,8 @@ def busy(x):
     return [count]
 """
     )
-    told = "inputs = [1], outputs = [1], derivatives = 'none', concurrency = 2"
-    graph = loaded(tmp_path, f"[nodes]\na = {{ fn = 'code.py:busy', {told} }}")
+    options = "inputs = [1], outputs = [1], derivatives = 'none', concurrency = 2"
+    graph = loaded(tmp_path, f"[nodes]\na = {{ fn = 'code.py:busy', {options} }}")
     with ThreadPoolExecutor(8) as threads:
         counts = threads.map(lambda _: graph.evaluate([np.ones(1)], {})[0].tolist(), range(8))
         assert list(counts) == [[2.0]] * 8
@@ -256,7 +256,7 @@ def test_graphs_are_recognised(tmp_path: Path) -> None:
     assert recognise(folder) == "python"
     (folder / "graph.toml").write_text(TOML)
     (tmp_path / "other.graph.toml").write_text(TOML)
-    (tmp_path / "told.graph.toml").write_text('name = "said"\n' + TOML)
+    (tmp_path / "named.graph.toml").write_text('name = "said"\n' + TOML)
     (tmp_path / "paragraph.toml").write_text("")
     assert (recognise(folder), model_file(folder)) == ("graph", folder)
     assert recognise(tmp_path / "other.graph.toml") == "graph"
@@ -275,8 +275,8 @@ async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> N
     (tmp_path / "g.graph.toml").write_text(TOML)
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
         assert [d.placement for d in engine.deployments()] == ["inline"]
-        told = (await engine.call(Request(Describe(), "g"))).answer
-        assert told.details["graph"]["nodes"]["e"]["gradient"] == "built in"
+        description = (await engine.call(Request(Describe(), "g"))).answer
+        assert description.details["graph"]["nodes"]["e"]["gradient"] == "built in"
         rows = await engine.infer("g", {"x": np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])})
         np.testing.assert_allclose(rows["y"], np.exp(np.arange(6).reshape(3, 2)) + np.sin([1, 2]))
         call = Gradient(positional=(vector(0, 1),), sens=vector(1, 10))
@@ -293,27 +293,27 @@ async def test_a_graph_without_inputs_is_a_constant(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.outputs["e"].data, [1, np.e])
 
 
-async def test_what_is_missing_is_told(tmp_path: Path) -> None:
+async def test_missing_abilities_are_in_the_metadata(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "g.graph.toml").write_text(
         "edges = ['a -> b']\\n[nodes]\\na = { fn = 'code.py:marked' }\\nb = { builtin = 'exp' }".replace("\\n", "\n")
     )
     async with dragoman.open_engine(tmp_path / "g.graph.toml", placement="thread") as engine:
-        told = (await engine.call(Request(Describe(), "g"))).answer
-        assert told.details["derivatives"] == {}
-        assert told.details["graph"]["missing"]["gradient"] == "'a' has no gradient"
+        description = (await engine.call(Request(Describe(), "g"))).answer
+        assert description.details["derivatives"] == {}
+        assert description.details["graph"]["missing"]["gradient"] == "'a' has no gradient"
         with pytest.raises(errors.NotSupported, match="model 'g' does not support Gradient"):
             await engine.call(Request(Gradient(positional=(vector(0, 1),), sens=vector(1, 1)), "g"))
 
 
-async def test_a_graph_that_makes_no_sense_is_unavailable(tmp_path: Path) -> None:
+async def test_an_invalid_graph_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "g.graph.toml").write_text("edges = ['a -> b']\n[nodes]\na = { builtin = 'exp' }")
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
         (deployment,) = engine.deployments()
         assert deployment.reason == "failed to load 'g', unknown node 'b': expected one of 'a'"
 
 
-async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_server_that_is_down(tmp_path: Path) -> None:
     async with dragoman.Server(f"{FILES / 'powers.py'}:Powers", http_port=0, grpc_port=-1, placement="thread") as far:
         (tmp_path / "g.graph.toml").write_text(f"[nodes]\nfar = {{ umbridge = '{far.http_url}' }}")
         engine = dragoman.open_engine(tmp_path / "g.graph.toml")
@@ -330,7 +330,7 @@ async def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
         await engine.close()
 
 
-async def test_a_graph_built_in_python_answers_many_calls_at_a_time() -> None:
+async def test_a_graph_built_in_python_runs_calls_concurrently() -> None:
     """Each evaluation waits for another one, of another call."""
     meeting = threading.Barrier(2)
 
@@ -348,12 +348,12 @@ async def test_a_graph_built_in_python_answers_many_calls_at_a_time() -> None:
         async with asyncio.timeout(30):
             answers = await asyncio.gather(*(engine.call(Request(call, "built")) for _ in range(4)))
         assert [a.answer.outputs["y"].data.tolist() for a in answers] == [[1.0]] * 4
-        told = (await engine.call(Request(Describe(), "built"))).answer
-        assert told.details["graph"]["missing"]["gradient"] == "'meets' has no gradient"
+        description = (await engine.call(Request(Describe(), "built"))).answer
+        assert description.details["graph"]["missing"]["gradient"] == "'meets' has no gradient"
 
 
 @pytest.mark.parametrize("threads", [0, 4])
-async def test_when_the_caller_leaves_no_further_node_is_asked(threads: int) -> None:
+async def test_after_a_cancellation_no_further_node_is_called(threads: int) -> None:
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
     further: list[Any] = []
 
@@ -396,7 +396,7 @@ async def test_parameters_of_a_graph(tmp_path: Path) -> None:
             GraphModel(ModelSpec(name="g", uri=str(path), parameters=parameters))
 
 
-def test_a_node_whose_file_serves_when_it_is_imported_is_one_line(tmp_path: Path) -> None:
+def test_a_node_file_that_serves_at_import_is_a_short_error(tmp_path: Path) -> None:
     text = (FILES / "powers.py").read_text().partition("if __name__")[0]
     (tmp_path / "powers.py").write_text(text + "umbridge.serve_models([Powers()])\n")
     line = text.count("\n") + 1

@@ -10,8 +10,8 @@ from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph
 
 
-def near(got: Any, wanted: Any, tolerance: float = 1e-12) -> None:
-    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+def near(got: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_diamond() -> None:
@@ -120,7 +120,7 @@ def test_a_linear_gaussian_posterior() -> None:
     near(top, np.linalg.solve(precision, matrix.T @ data / noise + np.linalg.solve(cov, mean)))
 
 
-def test_points_together_are_the_points_alone() -> None:
+def test_rows_give_the_results_of_single_points() -> None:
     matrix = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, -1.0]])
     g = Graph()
     m, shift = g.input("m"), g.constant(value=[0.5, 0.5, -0.5])

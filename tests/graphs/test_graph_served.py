@@ -132,26 +132,28 @@ def test_the_client_drives_every_endpoint(model: Any) -> None:
         np.testing.assert_allclose(model.apply_hessian(o, 0, 0, [POINT], [1.5], vec.tolist()), curve, rtol=1e-10)
 
 
-def test_it_is_an_open_inference_model_too(servers: tuple[ServerProcess, ServerProcess]) -> None:
+def test_a_graph_over_open_inference(servers: tuple[ServerProcess, ServerProcess]) -> None:
     graph, _ = servers
-    status, told, _ = graph.request("GET", "/v2/models/posterior")
+    status, description, _ = graph.request("GET", "/v2/models/posterior")
     assert status == 200
-    assert told["platform"] == "graph"
-    assert [(t["name"], t["shape"]) for t in (*told["inputs"], *told["outputs"])] == [
+    assert description["platform"] == "graph"
+    assert [(t["name"], t["shape"]) for t in (*description["inputs"], *description["outputs"])] == [
         ("m", [3]),
         ("post", [1]),
         ("cubes", [1]),
     ]
-    assert told["details"]["derivatives"] == dict.fromkeys(["gradient", "apply_jacobian", "apply_hessian"], "graph")
-    assert told["details"]["graph"]["nodes"]["theirs"]["gradient"] == "remote"
+    assert description["details"]["derivatives"] == dict.fromkeys(
+        ["gradient", "apply_jacobian", "apply_hessian"], "graph"
+    )
+    assert description["details"]["graph"]["nodes"]["theirs"]["gradient"] == "remote"
     tensor = {"name": "m", "datatype": "FP64", "shape": [3], "data": POINT}
     status, answer, _ = graph.request("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
     assert status == 200
-    wanted = whole(torch.tensor(POINT, dtype=torch.float64))
-    np.testing.assert_allclose([t["data"] for t in answer["outputs"]], [y.numpy() for y in wanted], rtol=1e-12)
+    expected = whole(torch.tensor(POINT, dtype=torch.float64))
+    np.testing.assert_allclose([t["data"] for t in answer["outputs"]], [y.numpy() for y in expected], rtol=1e-12)
 
 
-def test_each_remote_node_is_asked_once(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
+def test_each_remote_node_is_called_once(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
     """A Hessian action evaluates a node once, though it is on the way of three sweeps."""
 
     def counts() -> dict[str, int]:
@@ -161,12 +163,12 @@ def test_each_remote_node_is_asked_once(servers: tuple[ServerProcess, ServerProc
 
     before = counts()
     model.apply_hessian(0, 0, 0, [POINT], [1.0], [1.0, 0.0, 0.0])
-    made = {key: n - before.get(key, 0) for key, n in counts().items() if n != before.get(key, 0)}
+    built = {key: n - before.get(key, 0) for key, n in counts().items() if n != before.get(key, 0)}
     # One tangent, of the output that the other server gets; both adjoints; of second order only the former's.
-    assert made == {"Infer": 1, "ApplyJacobian": 1, "Gradient": 3, "ApplyHessian": 2}
+    assert built == {"Infer": 1, "ApplyJacobian": 1, "Gradient": 3, "ApplyHessian": 2}
 
 
-def test_bad_input_is_told_and_does_no_harm(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
+def test_bad_input_is_rejected_with_a_message(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
     graph, _ = servers
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"input": [[1.0, 2.0]]}, "input 0 ('m'): expected 3 numbers, got 2"),

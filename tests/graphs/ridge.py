@@ -1,4 +1,4 @@
-"""Nodes with derivatives written by hand, which count how often they are asked, and the same functions in PyTorch."""
+"""Nodes with written derivatives, which count their calls, and the same functions in PyTorch."""
 
 import threading
 from collections import Counter
@@ -31,7 +31,7 @@ class Ridge(VectorFunction):
         scale = 1 / max(1, sum(inputs)) ** 0.5
         self.matrices = [[random.normal(size=(m, n)) * scale for n in inputs] for m in outputs]
         self.shifts = [random.normal(size=m) for m in outputs]
-        self.asked: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def input_sizes(self, config: Config) -> Sequence[int]:
@@ -65,7 +65,7 @@ class Ridge(VectorFunction):
         return self.matrices[output][input1].T @ (curvature * sens * moved)
 
     def whole(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same in PyTorch."""
+        """Return the same in PyTorch."""
         found = []
         for matrices, shift, kind in zip(self.matrices, self.shifts, self.kinds, strict=True):
             z = torch.from_numpy(shift)
@@ -80,4 +80,4 @@ class Ridge(VectorFunction):
 
     def _count(self, name: str) -> None:
         with self._lock:
-            self.asked[name] += 1
+            self.calls[name] += 1

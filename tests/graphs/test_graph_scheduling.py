@@ -1,4 +1,4 @@
-"""Which nodes a graph asks, and when: no more than are needed, independent ones at the same time."""
+"""Scheduling of graphs: only the nodes that are needed, independent ones concurrently."""
 
 import contextlib
 import threading
@@ -14,17 +14,17 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSu
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.graphs.graph import Graph
 from e2e.server_process import wait_until
-from graphs.parts import Ridge
+from graphs.ridge import Ridge
 
 
-def asked(*ridges: Ridge) -> list[dict[str, int]]:
-    found = [dict(ridge.asked) for ridge in ridges]
+def take_counts(*ridges: Ridge) -> list[dict[str, int]]:
+    found = [dict(ridge.calls) for ridge in ridges]
     for ridge in ridges:
-        ridge.asked.clear()
+        ridge.calls.clear()
     return found
 
 
-def test_nodes_off_the_way_are_not_asked() -> None:
+def test_nodes_outside_the_subgraph_are_not_called() -> None:
     first, second, other = (Ridge([2], [2], ["sin"], seed) for seed in range(3))
     g = Graph()
     x, y = g.input("x"), g.input("y", 2)
@@ -35,31 +35,31 @@ def test_nodes_off_the_way_are_not_asked() -> None:
     graph = g.build()
     at, one = [np.ones(2), np.ones(2)], np.ones(2)
     graph.evaluate(at, {})
-    assert asked(first, second, other) == [{"evaluate": 1}, {"evaluate": 1}, {}]
+    assert take_counts(first, second, other) == [{"evaluate": 1}, {"evaluate": 1}, {}]
     graph.gradient(0, 0, at, one, {})
-    assert asked(first, second, other) == [{"evaluate": 1, "gradient": 1}, {"gradient": 1}, {}]
+    assert take_counts(first, second, other) == [{"evaluate": 1, "gradient": 1}, {"gradient": 1}, {}]
     graph.apply_jacobian(0, 0, at, one, {})
-    assert asked(first, second, other) == [{"evaluate": 1, "apply_jacobian": 1}, {"apply_jacobian": 1}, {}]
+    assert take_counts(first, second, other) == [{"evaluate": 1, "apply_jacobian": 1}, {"apply_jacobian": 1}, {}]
     graph.apply_hessian(0, 0, 0, at, one, one, {})
-    wanted = {"evaluate": 1, "apply_jacobian": 1, "gradient": 1, "apply_hessian": 1}
-    assert asked(first, second, other) == [wanted, {"gradient": 1, "apply_hessian": 1}, {}]
+    expected = {"evaluate": 1, "apply_jacobian": 1, "gradient": 1, "apply_hessian": 1}
+    assert take_counts(first, second, other) == [expected, {"gradient": 1, "apply_hessian": 1}, {}]
     for o, i in ((0, 1), (1, 0)):  # no way leads from the one to the other
         assert not graph.gradient(o, i, at, one, {}).any()
         assert not graph.apply_jacobian(o, i, at, one, {}).any()
         assert not graph.apply_hessian(o, 0, i, at, one, one, {}).any()
-    assert asked(first, second, other) == [{}, {}, {}]
+    assert take_counts(first, second, other) == [{}, {}, {}]
 
 
-def test_an_affine_end_needs_no_evaluation_of_what_is_before_it() -> None:
+def test_nodes_before_an_affine_node_are_not_evaluated() -> None:
     ridge = Ridge([2], [3], ["sin"], 1)
     g = Graph()
     x = g.input("x")
     g.output(np.ones((1, 3)) @ g.add(ridge)(x) + g.gaussian_logpdf(x))
     graph = g.build()
     graph.gradient(0, 0, [np.ones(2)], np.ones(1), {})
-    assert asked(ridge) == [{"gradient": 1}]
+    assert take_counts(ridge) == [{"gradient": 1}]
     graph.apply_hessian(0, 0, 0, [np.ones(2)], np.ones(1), np.ones(2), {})
-    assert asked(ridge) == [{"apply_hessian": 1}]
+    assert take_counts(ridge) == [{"apply_hessian": 1}]
 
 
 class Doubles(VectorFunction):
@@ -108,7 +108,7 @@ def test_branches_run_at_the_same_time(threads: int) -> None:
     graph.close()
 
 
-def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
+def test_a_slow_branch_does_not_block_another() -> None:
     """The other branch goes through all its steps while the first is in the middle of its only one."""
     done = threading.Event()
 
@@ -117,7 +117,7 @@ def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
             assert done.wait(20)
             return inputs[0]
 
-    class Tells(Doubles):
+    class Signals(Doubles):
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
             done.set()
             return inputs[0]
@@ -126,14 +126,14 @@ def test_a_long_branch_does_not_hold_up_the_steps_of_another() -> None:
         done.clear()
         g = Graph(threads=2)
         x = g.input("x")
-        branches = [g.add(Waits())(x), g.add(Tells())(g.add(Doubles())(g.exp(g.add(Doubles())(x))))]
+        branches = [g.add(Waits())(x), g.add(Signals())(g.add(Doubles())(g.exp(g.add(Doubles())(x))))]
         g.output(g.sum(*(branches if turn else reversed(branches))))
         graph = g.build()
         graph.evaluate([np.ones(2)], {})
         graph.close()
 
 
-def test_a_graph_that_is_closed_meanwhile_answers_all_the_same() -> None:
+def test_a_call_finishes_if_the_graph_is_closed_during_it() -> None:
     class Closes(Doubles):
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
             graph.close()
@@ -146,7 +146,7 @@ def test_a_graph_that_is_closed_meanwhile_answers_all_the_same() -> None:
     assert graph.evaluate([np.ones(2)], {})[0].tolist() == [14, 14]
 
 
-def test_what_turns_out_to_be_quick_is_not_worth_a_thread() -> None:
+def test_steps_that_prove_quick_run_in_one_thread() -> None:
     where: set[int] = set()
 
     class Notes(Doubles):
@@ -186,7 +186,7 @@ def test_many_calls_share_the_threads() -> None:
     g.output(g.sum(*(g.add(ridge)(x) for ridge in ridges)))
     graph = g.build()
     points = [np.array([i, 1.0]) for i in range(20)]
-    wanted = [graph.evaluate([p], {})[0] for p in points]
+    expected = [graph.evaluate([p], {})[0] for p in points]
     found: dict[int, Any] = {}
 
     def send_request(i: int) -> None:
@@ -197,11 +197,11 @@ def test_many_calls_share_the_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [found[i].tolist() for i in range(20)] == [w.tolist() for w in wanted]  # to the last bit
+    assert [found[i].tolist() for i in range(20)] == [w.tolist() for w in expected]  # to the last bit
     graph.close()
 
 
-def test_what_a_graph_can_do_follows_from_its_nodes() -> None:
+def test_abilities_follow_from_the_nodes() -> None:
     g = Graph()
     x, y = g.input("x"), g.input("y", 2)
     g.output(g.gaussian_logpdf(g.add(Doubles(), "doubles")(x)), "a")
@@ -214,7 +214,7 @@ def test_what_a_graph_can_do_follows_from_its_nodes() -> None:
         graph.apply_hessian(0, 0, 0, at, np.ones(1), np.ones(2), {})
 
 
-def test_a_node_that_is_said_to_be_linear_needs_no_hessian() -> None:
+def test_a_node_declared_linear_needs_no_hessian() -> None:
     g = Graph()
     x = g.input("x")
     g.output(g.gaussian_logpdf(g.add(Doubles(), linear=True)(g.square(x))))
@@ -225,26 +225,26 @@ def test_a_node_that_is_said_to_be_linear_needs_no_hessian() -> None:
     np.testing.assert_allclose(found, [-24, -96])
 
 
-def test_a_node_may_keep_its_last_evaluations() -> None:
+def test_a_node_may_cache_evaluations() -> None:
     ridge, end = Ridge([2], [2], ["sin"], 1), Ridge([2], [1], ["exp"], 2)
     g = Graph()
     g.output(g.add(end, "end")(g.add(ridge, "kept", cache=2)(g.input("x"))))
     graph = g.build()
     points = [np.array([0.1 * i, 1.0]) for i in range(3)]
     plain = [end.evaluate(ridge.evaluate([p], {}), {})[0] for p in points]
-    asked(ridge, end)
-    for p, wanted in zip(points, plain, strict=True):
-        assert graph.evaluate([p], {})[0].tolist() == wanted.tolist()
+    take_counts(ridge, end)
+    for p, expected in zip(points, plain, strict=True):
+        assert graph.evaluate([p], {})[0].tolist() == expected.tolist()
         graph.gradient(0, 0, [p], np.ones(1), {})
-    assert asked(ridge, end) == [{"evaluate": 3, "gradient": 3}, {"evaluate": 3, "gradient": 3}]
+    assert take_counts(ridge, end) == [{"evaluate": 3, "gradient": 3}, {"evaluate": 3, "gradient": 3}]
     graph.evaluate([points[2]], {})
     graph.evaluate([points[0]], {})  # forgotten: the last two are kept
-    assert asked(ridge)[0] == {"evaluate": 1}
+    assert take_counts(ridge)[0] == {"evaluate": 1}
     graph.evaluate([points[0]], {"level": 1})  # another config is another question
-    assert asked(ridge)[0] == {"evaluate": 1}
+    assert take_counts(ridge)[0] == {"evaluate": 1}
 
 
-def test_who_asks_for_what_is_under_way_waits_for_it() -> None:
+def test_concurrent_equal_evaluations_are_computed_once() -> None:
     begun, go = threading.Event(), threading.Event()
     count = 0
 
@@ -341,7 +341,7 @@ class Answers(Doubles):
         (None, InvalidOutput, "node 'bad': output 0: expected real numbers, got NoneType of object"),
     ],
 )
-def test_a_fault_names_its_node(threads: int, answer: Any, kind: type[Exception], message: str) -> None:
+def test_errors_name_the_node(threads: int, answer: Any, kind: type[Exception], message: str) -> None:
     g = Graph(threads=threads)
     x = g.input("x")
     g.output(g.sum(g.add(Answers(answer), "bad")(x), g.add(Doubles(), "good")(x)))

@@ -56,11 +56,11 @@ async def values(engine: Engine, *x: float, config: Any = None, model: str = "po
     return [t.data.tolist() for t in found.outputs.values()]
 
 
-async def test_a_model_is_asked_where_it_is(folder: Path) -> None:
+async def test_a_sibling_model_is_called_in_its_own_placement(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
         assert {d.spec.name: d.placement for d in engine.deployments()} == {"posterior": "inline", "squares": "thread"}
-        told = await answer(engine, Describe())
-        assert told.details["graph"]["nodes"]["s"]["gradient"] == "served by 'squares'"
+        description = await answer(engine, Describe())
+        assert description.details["graph"]["nodes"]["s"]["gradient"] == "served by 'squares'"
         assert await values(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]
         assert await values(engine, 0.0, 0.0, 1.0, config={"n": 3}) == [[1.0, 1.0, np.e], [1.0]]
         found = await answer(engine, Gradient(positional=(vector(0.5, 1),), output=1, sens=vector(2)))
@@ -82,7 +82,7 @@ async def test_graphs_over_graphs_load_in_any_order_and_number(folder: Path) -> 
         assert await values(engine, 0.5, 1.0, model="g7") == [[np.exp(0.25), np.e], [2.25]]
 
 
-async def test_models_that_wait_for_each_other_are_told(folder: Path) -> None:
+async def test_models_that_wait_for_each_other_are_an_error(folder: Path) -> None:
     written(folder, "left", "edges = ['s -> e']", "s", "right")
     written(folder, "right", "edges = ['s -> e']", "s", "left")
     async with asyncio.timeout(30):
@@ -125,19 +125,19 @@ async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> No
         assert await values(engine, 2.0, 3.0, model="versions") == [[4.0, 9.0], [5.0]]
 
 
-async def test_nobody_asks_on_the_event_loop(folder: Path) -> None:
+async def test_sibling_models_are_not_called_on_the_event_loop(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
         with pytest.raises(errors.ModelFailed, match="model 'me' called another model on the event loop"):
             engine.siblings("me").describe("squares")
 
 
-async def test_a_graph_in_a_process_of_its_own_asks_nobody(folder: Path) -> None:
+async def test_a_graph_in_a_worker_process_cannot_use_sibling_models(folder: Path) -> None:
     async with dragoman.open_engine(folder / "posterior.graph.toml", placement="process") as engine:
         (deployment,) = engine.deployments()
         assert "served: 'squares' is available only in the server's process" in deployment.reason
 
 
-async def test_calls_under_way_are_finished_when_the_server_drains(tmp_path: Path) -> None:
+async def test_calls_in_flight_finish_while_the_server_drains(tmp_path: Path) -> None:
     """The graph asks its model when the server takes no more calls already."""
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "model.py").write_text(
@@ -166,7 +166,7 @@ async def test_calls_under_way_are_finished_when_the_server_drains(tmp_path: Pat
         await draining
 
 
-async def test_a_graph_that_waits_is_let_go_when_the_server_stops_at_once(tmp_path: Path) -> None:
+async def test_a_waiting_graph_does_not_delay_the_stop_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "stuck").mkdir()
     (tmp_path / "stuck" / "model.py").write_text(
         "import asyncio, dragoman\n"
