@@ -12,7 +12,7 @@ import pytest
 import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.generation.folder import explained
+from dragoman.generation.folder import explain_error
 from e2e.server_process import ServerProcess
 
 INDEX = "model.safetensors.index.json"
@@ -42,29 +42,29 @@ def _only(name: str) -> Callable[[Path], None]:
     return rename
 
 
-def _halved(folder: Path) -> None:
+def _truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _parts(folder: Path) -> None:
+def _shards(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))
 
 
-SPOILT: list[tuple[Callable[[Path], object], str]] = [
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (_without("model.safetensors"), "there are no weights in 'spoilt'; copy model.safetensors beside config.json"),
-    (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it anew"),
+    (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it as safetensors"),
     (_only("spoilt-q4.gguf"), "the weights in spoilt-q4.gguf are GGUF, .* serve the folder that it was made from"),
     (_only("model-00001-of-00002.safetensors"), f"has model-00001-of-00002.safetensors but no {INDEX}"),
-    (_parts, f"lacks model-00002-of-00002.safetensors, one of 1 missing files of {INDEX}"),
-    (_halved, r"model.safetensors in 'spoilt' is not whole: expected \d+ bytes, got \d+; copy it anew"),
+    (_shards, f"lacks model-00002-of-00002.safetensors, one of 1 missing files of {INDEX}"),
+    (_truncate, r"model.safetensors in 'spoilt' is truncated: expected \d+ bytes, got \d+; copy it again"),
     (
         _write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
-        "is a pointer of Git LFS.*`git lfs pull`",
+        "is a Git LFS pointer.*`git lfs pull`",
     ),
-    (_write("model.safetensors", "x" * 99), "model.safetensors in 'spoilt' is not whole: its header cannot be read"),
+    (_write("model.safetensors", "x" * 99), "model.safetensors in 'spoilt' is truncated: its header cannot be read"),
     (_without("tokenizer.json", "tokenizer_config.json"), "there is no tokenizer in 'spoilt'; copy tokenizer.json"),
     (_write("tokenizer.json", "{"), "tokenizer.json in 'spoilt' cannot be read"),
     (_write("config.json", '{"architectures": ["Ll'), r"config.json in 'spoilt' cannot be read \(.*line 1.*\)"),
@@ -77,8 +77,8 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILT)
-async def test_what_is_missing_is_told(
+@pytest.mark.parametrize(("spoil", "message"), BROKEN)
+async def test_missing_and_broken_files_are_reported(
     llama_folder: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     folder = tmp_path / "spoilt"
@@ -89,23 +89,23 @@ async def test_what_is_missing_is_told(
         assert deployment.state == "UNAVAILABLE"
         assert re.search(message, deployment.reason)
         assert "\n" not in deployment.reason
-        with pytest.raises(InvalidInput) as refused:
+        with pytest.raises(InvalidInput) as caught:
             await engine.call(Request(Load("t"), "spoilt"))
-        assert re.search(message, refused.value.message)
+        assert re.search(message, caught.value.message)
 
 
-def test_the_command_line_tells_it_at_once(llama_folder: Path, tmp_path: Path) -> None:
+def test_the_command_line_logs_the_error(llama_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "spoilt"
     shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     process = ServerProcess("--http-port", "0", "--grpc-port", "-1", str(folder))
     try:
-        told = "spoilt: failed to load 'spoilt', there are no weights in 'spoilt'; copy model.safetensors"
-        process.wait_for_log(told)
+        message = "spoilt: failed to load 'spoilt', there are no weights in 'spoilt'; copy model.safetensors"
+        process.wait_for_log(message)
     finally:
         process.kill()
 
 
-def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
+def test_an_adapter_alone_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     spec = dragoman.ModelSpec(name="a", runtime="llm", uri=str(tmp_path))
     from dragoman.runtimes.llm.model import LanguageModel
@@ -114,7 +114,7 @@ def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
         LanguageModel(spec).load()
 
 
-def test_code_of_a_models_own_is_not_asked_for(tmp_path: Path) -> None:
+def test_models_with_their_own_code_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
     error = ValueError("contains custom code ... pass `trust_remote_code=True`\nand more")
-    assert "needs code of its own (auto_map in config.json), and no code" in explained(error, tmp_path)
+    assert "needs code of its own (auto_map in config.json), and no code" in explain_error(error, tmp_path)

@@ -156,18 +156,18 @@ def test_results_are_kept_errors_too(llama: LanguageModel) -> None:
 
     with _compiler(llama, make, grammar_cache=2) as compiler:
         for letter in "aab":
-            compiler.compiled(Grammar("regex", letter)).result()
+            compiler.compile(Grammar("regex", letter)).result()
         assert len(made) == 2
-        compiler.compiled(Grammar("regex", "c")).result()  # in place of "a", asked for longest ago
-        compiler.compiled(Grammar("regex", "b")).result()
+        compiler.compile(Grammar("regex", "c")).result()  # evicts "a", least recently used
+        compiler.compile(Grammar("regex", "b")).result()
         assert len(made) == 3
-        compiler.compiled(Grammar("regex", "a")).result()
+        compiler.compile(Grammar("regex", "a")).result()
         assert len(made) == 4
         wrong = Grammar("regex", "(")
-        first, second = compiler.compiled(wrong), None
+        first, second = compiler.compile(wrong), None
         with pytest.raises(InvalidInput):
             first.result()
-        second = compiler.compiled(wrong)
+        second = compiler.compile(wrong)
         assert second.done()
         with pytest.raises(InvalidInput, match=r"^grammar: "):
             second.result()
@@ -185,11 +185,11 @@ def test_what_is_kept_is_bounded_in_bytes(llama: LanguageModel) -> None:
 
     with _compiler(llama, make, grammar_memory=24) as compiler:
         for letter in "abcdefghi":
-            compiler.compiled(large(letter)).result()
+            compiler.compile(large(letter)).result()
         assert len(made) == 9
-        compiler.compiled(large("i")).result()
+        compiler.compile(large("i")).result()
         assert len(made) == 9, "the last one is kept"
-        compiler.compiled(large("a")).result()
+        compiler.compile(large("a")).result()
         assert len(made) == 10, "the first one gave way"
 
 
@@ -201,50 +201,50 @@ def test_one_grammar_is_compiled_once_for_all_that_ask(llama: LanguageModel) -> 
         return text
 
     with _compiler(llama, make) as compiler:
-        first = compiler.compiled(Grammar("regex", "a"))
-        assert compiler.compiled(Grammar("regex", "a")) is first
-        others = [compiler.compiled(Grammar("regex", f"a{i}")) for i in range(31)]
+        first = compiler.compile(Grammar("regex", "a"))
+        assert compiler.compile(Grammar("regex", "a")) is first
+        others = [compiler.compile(Grammar("regex", f"a{i}")) for i in range(31)]
         with pytest.raises(Overloaded, match="32 other grammars"):
-            compiler.compiled(Grammar("regex", "b"))
+            compiler.compile(Grammar("regex", "b"))
         gate.set()
         for each in (first, *others):
             assert each.result(60)
-        assert compiler.compiled(Grammar("regex", "b")).result(60)
+        assert compiler.compile(Grammar("regex", "b")).result(60)
 
 
-def test_a_grammar_that_takes_long_holds_up_no_other(llama: LanguageModel) -> None:
+def test_a_slow_grammar_does_not_delay_others(llama: LanguageModel) -> None:
     slow = _schema({"type": "integer", "multipleOf": 99_999_989})
     with _compiler(llama, str, grammar_compile_s=300.0, grammar_memory=4096) as compiler:
-        waiting = compiler.compiled(slow)
-        assert compiler.compiled(Grammar("regex", "a")).result(60)
+        waiting = compiler.compile(slow)
+        assert compiler.compile(Grammar("regex", "a")).result(60)
         assert not waiting.done()
     with pytest.raises(Overloaded):
         waiting.result(0)
 
 
-def test_few_grammars_that_take_long_wait(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_slow_grammars_is_limited(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
 
     def slow(i: int) -> Grammar:
         return _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
 
     with _compiler(llama, str, grammar_compile_s=60.0, grammar_memory=4096) as compiler:
-        waiting = [compiler.compiled(slow(i)) for i in range(8)]
-        with pytest.raises(Overloaded, match="8 other grammars that take long wait"):
-            compiler.compiled(slow(8)).result(60)
+        waiting = [compiler.compile(slow(i)) for i in range(8)]
+        with pytest.raises(Overloaded, match="8 other slow grammars are waiting"):
+            compiler.compile(slow(8)).result(60)
         assert not any(each.done() for each in waiting)
     for each in waiting:
         with pytest.raises(Overloaded):
             each.result(0)
 
 
-def test_a_slow_grammar_gives_its_place_back(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_grammar_frees_its_place_in_the_queue(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
     with _compiler(llama, str, grammar_compile_s=0.05, grammar_memory=4096) as compiler:
         for i in range(9):  # one more than may wait at a time
             slow = _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
             with pytest.raises(InvalidInput, match=r"too complex: expected at most 0\.05 s"):
-                compiler.compiled(slow).result(60)
+                compiler.compile(slow).result(60)
 
 
 STUCK = """
@@ -252,9 +252,9 @@ import ctypes, signal, sys
 sys.path[:] = sys.argv[1:]
 from dragoman.generation import grammar_worker
 
-def checked(kind, text, *rest, found=grammar_worker.checked):
+def compile_and_check(kind, text, *rest, original=grammar_worker.compile_and_check):
     if text != "stuck":
-        return found(kind, text, *rest)
+        return original(kind, text, *rest)
     ends = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(ends))  # PR_GET_PDEATHSIG
     if not any(signal.getitimer(signal.ITIMER_REAL)) or ends.value != signal.SIGKILL:
@@ -262,13 +262,13 @@ def checked(kind, text, *rest, found=grammar_worker.checked):
     while True:
         signal.pause()
 
-grammar_worker.checked, grammar_worker._WALL, grammar_worker._WALL_S = checked, 0.0, 0.05
+grammar_worker.compile_and_check, grammar_worker._WALL, grammar_worker._WALL_S = compile_and_check, 0.0, 0.05
 grammar_worker.main()
 """
 
 
-def test_a_fork_that_takes_no_cpu_time_is_ended(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The helper goes on. It would end the fork with itself, too."""
+def test_a_fork_that_uses_no_cpu_time_is_killed(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper survives; its end would kill the fork as well."""
     monkeypatch.setattr(grammar_compiler, "_START", STUCK)
     with _grammars(llama) as made:
         before = _children()

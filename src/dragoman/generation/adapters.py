@@ -63,7 +63,7 @@ def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, de
     rows = AdapterRows()
     by_layer: dict[str, dict[str, LoraWeights]] = {}
     for name, folder in folders.items():
-        for path, part in read(name, folder).items():
+        for path, part in read_adapter(name, folder).items():
             moved = LoraWeights(part.down.to(device, dtype), part.up.to(device, dtype))
             by_layer.setdefault(path, {})[name] = moved
     layers = dict(model.named_modules())
@@ -76,14 +76,14 @@ def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, de
     return rows
 
 
-def read(name: str, folder: Path) -> dict[str, LoraWeights]:
+def read_adapter(name: str, folder: Path) -> dict[str, LoraWeights]:
     """Return the weights of an adapter by layer, from `adapter_config.json` and `adapter_model.safetensors`."""
     try:
         config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
         weights = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError) as error:
         raise ModelFailed(f"adapter '{name}' cannot be read: {error}") from error
-    _refuse(name, config)
+    _check_config(name, config)
     found = {}
     for key, down in weights.items():
         path, _, kind = key.removeprefix(_PREFIX).partition(".lora_A.")
@@ -98,7 +98,7 @@ def read(name: str, folder: Path) -> dict[str, LoraWeights]:
     return found
 
 
-def _refuse(name: str, config: Mapping[str, Any]) -> None:
+def _check_config(name: str, config: Mapping[str, Any]) -> None:
     wanted = {"use_dora": (None, False), "bias": (None, "none"), "modules_to_save": (None, []), "peft_type": ("LORA",)}
     for key, allowed in wanted.items():
         if config.get(key) not in allowed:

@@ -116,9 +116,9 @@ class AsyncEngine:
         self._updated.setdefault(call.loop, set()).add(call)
 
     def _flush(self) -> None:
-        """One notify-up of a loop for all that a step has given."""
-        mark_updated, self._updated = self._updated, {}
-        for loop, calls in mark_updated.items():
+        """Wake each event loop once for all results of a step."""
+        updated, self._updated = self._updated, {}
+        for loop, calls in updated.items():
             notify(loop, calls)
 
 
@@ -131,7 +131,7 @@ class _CallResults:
         self._service = service
         self._infos: list[PromptInfo | None] = [None] * prompts
         self._results: deque[Text] = deque()  # the engine's thread appends while the loop pops from the left
-        self._fault: DragomanError | None = None
+        self._error: DragomanError | None = None
 
     def info(self, index: int, info: PromptInfo) -> None:
         self._infos[index] = info
@@ -142,7 +142,7 @@ class _CallResults:
         self._service.mark_updated(self)
 
     def error(self, error: DragomanError) -> None:
-        self._fault = self._fault or error
+        self._error = self._error or error
         self._service.mark_updated(self)
 
     async def chunks(self, texts: int) -> AsyncGenerator[Generation, None]:
@@ -161,5 +161,5 @@ class _CallResults:
                 found = Generation(tuple(results), prompts)
                 yield found if len(results) == 1 else merge_chunks([found])
                 prompts = ()
-            if self._fault is not None:
-                raise self._fault
+            if self._error is not None:
+                raise self._error

@@ -28,12 +28,12 @@ class _Beam:
 
 
 class BeamSearch:
-    """Keeps the `num_beams` top_tokens texts at every length.
+    """Keeps the `num_beams` best sequences at every length.
 
-    Of each step's candidates, those among the first `num_beams` that end are finished, with the score
-    (sum of log-probabilities) / length ** length_penalty; the best others go on. `early_stopping` tells when to stop:
-    True, as soon as there are enough finished ones; False, when the best that runs scores no better at its length than
-    the worst finished one; "never", when it cannot at any length.
+    Candidates among the first `num_beams` that end are finished, with the score (sum of log-probabilities) /
+    length ** length_penalty; the best others continue. `early_stopping` determines the end: True: enough are finished;
+    False: the best running one scores no better at its length than the worst finished one; "never": it cannot at any
+    length.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BeamSearch:
         candidates = [(parent, beam) for parent, beam, _ in found]
         self._collect([beam for _, beam in candidates[: given.num_beams]])
         going = [(parent, beam) for parent, beam in candidates if not beam.writer.finish][: given.num_beams]
-        self.over = not going or self._settled(going[0][1].score)
+        self.over = not going or self._is_decided(going[0][1].score)
         if self.over:
             return []
         while len(going) < given.num_beams:  # copies that cannot win, if a grammar allows few
@@ -111,16 +111,16 @@ class BeamSearch:
     def _apply_rules(self, logprobs: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         rows = logprobs.cpu().numpy().copy()
         for row, beam in zip(rows, self._beams, strict=True):
-            beam.writer.chooser.rule(row)
+            beam.writer.chooser.apply_rules(row)
         return rows
 
-    def _collect(self, top_tokens: list[_Beam]) -> None:
-        """Finished ones among the top_tokens candidates compete with those finished before."""
+    def _collect(self, best: list[_Beam]) -> None:
+        """Add finished ones among the best candidates to those finished before."""
         given = self._asked.sampling
         if given.early_stopping is True and len(self._finished) >= given.num_beams:
             return
         self._finished += [
-            _Beam(beam.writer, self._by_length(beam.score, self._length)) for beam in top_tokens if beam.writer.finish
+            _Beam(beam.writer, self._by_length(beam.score, self._length)) for beam in best if beam.writer.finish
         ]
         self._finished.sort(key=lambda beam: beam.score, reverse=True)
         del self._finished[given.num_beams :]
@@ -132,7 +132,7 @@ class BeamSearch:
             divisor = math.inf
         return score / max(divisor, sys.float_info.min)
 
-    def _settled(self, best: float) -> bool:
+    def _is_decided(self, best: float) -> bool:
         """Return whether running sequences are not expected to become better than the finished ones."""
         given = self._asked.sampling
         if len(self._finished) < given.num_beams:

@@ -106,14 +106,14 @@ class KeyValueCache:
 
     def _resize(self, slots: int, length: int) -> None:
         try:  # one after the other, so that at most half of the cache exists twice
-            self.keys = self._resized(self.keys, slots, length)
-            self.values = self._resized(self.values, slots, length)
+            self.keys = self._copy_resized(self.keys, slots, length)
+            self.values = self._copy_resized(self.values, slots, length)
         except BaseException:
             self.release()  # otherwise keys and values would have different lengths
             raise
         self.slots, self.length = slots, length
 
-    def _resized(self, old: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+    def _copy_resized(self, old: torch.Tensor, slots: int, length: int) -> torch.Tensor:
         new = old.new_empty(self.shape.layers, slots, self.shape.heads, length, old.shape[-1])
         kept, common = min(slots, self.slots), min(length, self.length)
         new[:, :kept, :, :common] = old[:, :kept, :, :common]

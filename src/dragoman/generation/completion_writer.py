@@ -36,7 +36,7 @@ class StopStrings:
             end = start + (len(self.found) if self._keep else 0)
             certain, self._watched = self._watched[given:end], ""
             return certain
-        split = len(self._watched) - self._begun()
+        split = len(self._watched) - self._partial_match_length()
         certain, self._watched = self._watched[:split], self._watched[split:]
         return text if self._keep else certain
 
@@ -45,7 +45,7 @@ class StopStrings:
         held, self._watched = "" if self._keep else self._watched, ""
         return held
 
-    def _begun(self) -> int:
+    def _partial_match_length(self) -> int:
         """Return the length of the longest suffix of the text that is a prefix of a stop string."""
         longest = max((len(string) for string in self._strings), default=1) - 1
         for size in range(min(longest, len(self._watched)), 0, -1):

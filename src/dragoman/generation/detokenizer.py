@@ -64,17 +64,17 @@ class WindowDetokenizer:
         whole = self._decode(self._known + self._waiting)
         if whole.endswith(_UNKNOWN) or len(whole) <= len(self._text):
             return ""
-        return self._given(whole)
+        return self._emit(whole)
 
     def rest(self) -> str:
-        return self._given(self._decode(self._known + self._waiting)) if self._waiting else ""
+        return self._emit(self._decode(self._known + self._waiting)) if self._waiting else ""
 
     def copy(self) -> "WindowDetokenizer":
         twin = copy(self)
         twin._waiting = list(self._waiting)
         return twin
 
-    def _given(self, whole: str) -> str:
+    def _emit(self, whole: str) -> str:
         new = whole[len(self._text) :]
         self._known, self._waiting = self._waiting, []
         self._text = self._decode(self._known)

@@ -1,4 +1,4 @@
-"""What a folder must hold to be a text model, told in one line where something is missing."""
+"""Check the folder of a text model before it is loaded; explain errors in one line."""
 
 import json
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-# Weights in forms that this engine does not read, and what to do about each.
-_CONVERT = "save it anew as safetensors, by save_pretrained of transformers on a machine where you trust it"
-_OTHERS: Mapping[str, str] = {
+# Weights in unsupported formats, and what to do about each.
+_CONVERT = "save it as safetensors, by save_pretrained of transformers on a machine where you trust it"
+_OTHER_FORMATS: Mapping[str, str] = {
     "pytorch_model*.bin": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
     "consolidated*.pth": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
     "*.gguf": "GGUF, which is not read; serve the folder that it was made from",
     "tf_model*.h5": f"TensorFlow's; {_CONVERT}",
     "flax_model*.msgpack": f"Flax's; {_CONVERT}",
 }
-_POINTER = b"version https://git-lfs"
-_HEAD_BYTES = 1 << 27  # safetensors: no header is larger than 100 MB
+_GIT_LFS = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
 def check(folder: Path) -> None:
-    """Raises ModelFailed naming what is missing in a folder, or not whole, and what to do; reads no weights."""
+    """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read."""
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise ModelFailed(
             f"'{folder.name}' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and "
@@ -43,9 +43,9 @@ def check(folder: Path) -> None:
     _check_tokenizer(folder)
 
 
-def explained(error: Exception, folder: Path) -> str:
-    """Why a folder that holds what it must cannot be loaded, in one line."""
-    config = _object(folder / "config.json", "its configuration")
+def explain_error(error: Exception, folder: Path) -> str:
+    """Return one line that explains why loading a folder failed."""
+    config = _load_object(folder / "config.json", "its configuration")
     lines = str(error).strip().splitlines()
     reason = f"{lines[0] if lines else type(error).__name__}"
     quantization = config.get("quantization_config")
@@ -63,13 +63,13 @@ def explained(error: Exception, folder: Path) -> str:
     if "does not recognize this architecture" in str(error):
         return (
             f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "
-            "not know; install a newer one, or mend config.json"
+            "not know; install a newer one, or correct config.json"
         )
     return f"'{folder.name}' cannot be loaded as a text model: {reason}"
 
 
 def _check_configuration(folder: Path) -> None:
-    config = _object(folder / "config.json", "its configuration")
+    config = _load_object(folder / "config.json", "its configuration")
     if not config.get("model_type"):
         raise ModelFailed(
             f"config.json in '{folder.name}' has no 'model_type', so it is not known what the model is; take the file "
@@ -82,50 +82,50 @@ def _check_configuration(folder: Path) -> None:
 
 def _check_weights(folder: Path) -> None:
     if (folder / _WEIGHTS).is_file():
-        _check_whole(folder / _WEIGHTS)
+        _check_file(folder / _WEIGHTS)
     elif (folder / _INDEX).is_file():
-        _check_parts(folder)
+        _check_shards(folder)
     elif shards := sorted(folder.glob("model-*-of-*.safetensors")):
         raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {_INDEX}; copy that file beside the weights")
     else:
-        for pattern, told in _OTHERS.items():
+        for pattern, format_ in _OTHER_FORMATS.items():
             if found := next(iter(sorted(folder.glob(pattern))), None):
-                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {found.name} are {told}")
+                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {found.name} are {format_}")
         raise ModelFailed(f"there are no weights in '{folder.name}'; copy {_WEIGHTS} beside config.json")
 
 
-def _check_parts(folder: Path) -> None:
-    named = _object(folder / _INDEX, "its list of weights").get("weight_map")
+def _check_shards(folder: Path) -> None:
+    named = _load_object(folder / _INDEX, "its list of weights").get("weight_map")
     files = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
     missing = [name for name in files if not (folder / name).is_file()]
     if missing or not files:
-        told = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"
-        raise ModelFailed(f"'{folder.name}' {told} {_INDEX}; copy the folder anew")
+        problem = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"
+        raise ModelFailed(f"'{folder.name}' {problem} {_INDEX}; copy the folder again")
     for name in files:
-        _check_whole(folder / name)
+        _check_file(folder / name)
 
 
-def _check_whole(path: Path) -> None:
-    """The size of a safetensors file follows from its header: https://github.com/huggingface/safetensors, Format."""
+def _check_file(path: Path) -> None:
+    """Compare the size of a safetensors file with its header (https://github.com/huggingface/safetensors, Format)."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(len(_POINTER))
-        if start == _POINTER:
+        start = file.read(len(_GIT_LFS))
+        if start == _GIT_LFS:
             raise ModelFailed(
-                f"{path.name} in '{path.parent.name}' is a pointer of Git LFS, no weights; run `git lfs pull` there"
+                f"{path.name} in '{path.parent.name}' is a Git LFS pointer instead of weights; run `git lfs pull` there"
             )
         length = int.from_bytes(start[:8], "little")
         file.seek(8)
-        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _HEAD_BYTES) else b""
+        header = file.read(length) if len(start) >= 8 and 2 <= length <= min(size, _MAX_HEADER_BYTES) else b""
     try:
-        told: Mapping[str, Any] = json.loads(header)
-        ends = [each["data_offsets"][1] for name, each in told.items() if name != "__metadata__"]
+        tensors: Mapping[str, Any] = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         expected = -1
     if size != expected:
         wanted = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
-        raise ModelFailed(f"{path.name} in '{path.parent.name}' is not whole: {wanted}; copy it anew")
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {wanted}; copy it again")
 
 
 # --- tokenizer ---------------------------------------------------------------------------------------------
@@ -140,19 +140,19 @@ def _check_tokenizer(folder: Path) -> None:
         )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            _object(folder / name, "its tokenizer")
+            _load_object(folder / name, "its tokenizer")
 
 
-def _object(path: Path, what: str) -> Mapping[str, Any]:
-    """The JSON object in a file."""
+def _load_object(path: Path, what: str) -> Mapping[str, Any]:
+    """Return the JSON object in a file; `what` describes it in errors."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelFailed(f"there is no {path.name} in '{path.parent.name}', {what}; copy it from the model") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFailed(
-            f"{path.name} in '{path.parent.name}' cannot be read ({error}); copy it from the model anew"
+            f"{path.name} in '{path.parent.name}' cannot be read ({error}); copy it from the model again"
         ) from error
     if not isinstance(found, dict):
-        raise ModelFailed(f"{path.name} in '{path.parent.name}' is no JSON object; copy it from the model anew")
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is not a JSON object; copy it from the model again")
     return found

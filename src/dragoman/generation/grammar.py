@@ -23,40 +23,39 @@ Mask = npt.NDArray[np.bool_]
 
 
 class GrammarGuide(Protocol):
-    """Follows one text through its grammar.
+    """State of one completion in its grammar.
 
-    What takes time is begun with `begin` and done in another thread, so that nobody else's text waits for it. `took`
-    waits for it.
+    `begin` starts the computation of the next mask in another thread, so that other sequences do not wait for it.
     """
 
     def allowed(self) -> Mask:
-        """Which tokens may come next, one answer for each of the vocabulary."""
+        """Return the mask of tokens that may come next, [vocabulary]."""
 
     def begin(self, token: int) -> None:
-        """Begin to find what may follow the token, which will be taken next."""
+        """Start to compute the mask after a token, which must be accepted next."""
 
     def wait(self, until_s: float) -> bool:
-        """Wait for what was begun, at most until then on the monotonic clock. Gives whether it is done.
+        """Wait until a time on the monotonic clock; return whether the mask is available.
 
-        Raises InvalidInput where it takes too long.
+        Raises InvalidInput if it takes too long.
         """
 
     def accept(self, token: int) -> None:
-        """The token that came. Raises ValueError if it must not, InvalidInput if what follows takes too much to find,
-        or nothing can."""
+        """Append a token. Raises ValueError if it is not allowed, InvalidInput if the next mask takes too long or is
+        empty."""
 
     def copy(self) -> "GrammarGuide":
-        """A guide that goes its own way from here."""
+        """Return an independent copy."""
 
     @property
     def ended(self) -> bool:
-        """Whether the text is complete and nothing may follow."""
+        """Whether the text is complete and no token may follow."""
 
 
 class GrammarService:
-    """Makes guides for one vocabulary. `tokenizer` is transformers', `size` counts tokens as the logits do.
+    """Grammars of one vocabulary: a tokenizer of transformers, `size` logits and the end tokens `ends`.
 
-    `follows`: False where another engine follows the grammar, and it is only checked here.
+    follows: False if an external engine applies the grammar, so that it is only validated here.
     """
 
     def __init__(
@@ -64,23 +63,23 @@ class GrammarService:
     ) -> None:
         self._tokenizer, self._size, self._ends, self._follows = tokenizer, size, ends, follows
         self._limits = limits or GrammarLimits()
-        self._compiler: GrammarCompiler[_Start] | None = None
+        self._compiler: GrammarCompiler[CompiledGrammar] | None = None
         self._known: Any = None
         self._threads: ThreadPoolExecutor | None = None
 
-    def compiled(self, grammar: Grammar) -> "Future[_Start]":
-        """Compile the grammar in other threads; its result's `guide` gives a guide.
+    def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        """Compile a grammar in other threads: up to a second for the first one, some milliseconds for later ones.
 
-        Its errors: InvalidInput if the grammar is wrong or too large, Overloaded if too many are being compiled. Raises
-        them too, and NotSupported. The first one takes up to a second, and later ones some milliseconds.
+        The future and this function raise InvalidInput if the grammar is invalid or too large and Overloaded if too
+        many are being compiled; this function also NotSupported.
         """
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._vocabulary, self._limits, self._start)
-        return self._compiler.compiled(grammar)
+        return self._compiler.compile(grammar)
 
     def guide(self, grammar: Grammar) -> GrammarGuide:
-        """As `compiled`, and waits for it."""
-        return self.compiled(grammar).result().guide()
+        """Compile a grammar and return its guide."""
+        return self.compile(grammar).result().guide()
 
     def close(self) -> None:
         if self._compiler is not None:
@@ -101,10 +100,10 @@ class GrammarService:
         backend.no_truncation()
         return GrammarVocabulary(backend.to_str(), self._size, self._ends)
 
-    def _start(self, text: str) -> "_Start":
-        """In the compiler's threads."""
+    def _start(self, text: str) -> "CompiledGrammar":
+        """Create the initial guide of a grammar; called in the compiler's threads."""
         if not self._follows:
-            return _Start(None)
+            return CompiledGrammar(None)
         if self._known is None or self._threads is None:
             from llguidance import LLTokenizer
 
@@ -116,45 +115,45 @@ class GrammarService:
             mask = _mask(matcher, self._size, self._ends)
         except ValueError as error:
             raise InvalidInput(f"grammar: {error}") from error
-        return _Start(_Follower(matcher, mask, self._threads, self._ends, self._limits.grammar_step_s))
+        return CompiledGrammar(_Guide(matcher, mask, self._threads, self._ends, self._limits.grammar_step_s))
 
 
-class _Start:
-    """A compiled grammar, where a text begins."""
+class CompiledGrammar:
+    """A compiled grammar with the guide of an empty completion."""
 
-    def __init__(self, follower: "_Follower | None") -> None:
-        self._follower = follower
+    def __init__(self, guide: "_Guide | None") -> None:
+        self._guide = guide
 
     def guide(self) -> GrammarGuide:
-        if self._follower is None:
-            raise NotSupported("grammar: it is followed by another engine")
-        return self._follower.copy()
+        if self._guide is None:
+            raise NotSupported("grammar: applied by the external engine")
+        return self._guide.copy()
 
 
-class _Follower:
-    """A `GrammarGuide`. `mask` are the tokens that may come next, found in one of the `threads` after each token."""
+class _Guide:
+    """A `GrammarGuide` on a matcher of llguidance; masks are computed in `threads`."""
 
     def __init__(self, matcher: Any, mask: Mask, threads: ThreadPoolExecutor, ends: list[int], limit_s: float) -> None:
         self._matcher, self._mask, self._threads, self._ends, self._limit_s = matcher, mask, threads, ends, limit_s
-        self._begun: tuple[int, Future[None]] | None = None
-        self._since_s: float | None = None
+        self._pending: tuple[int, Future[None]] | None = None
+        self._started_s: float | None = None
         self.ended = bool(matcher.is_stopped())
 
     def allowed(self) -> Mask:
         return self._mask
 
     def begin(self, token: int) -> None:
-        self._since_s = None
-        self._begun = token, self._threads.submit(self._advance, token)
+        self._started_s = None
+        self._pending = token, self._threads.submit(self._advance, token)
 
     def wait(self, until_s: float) -> bool:
-        if self._begun is None:
+        if self._pending is None:
             return True
-        future = self._begun[1]
+        future = self._pending[1]
         try:
             future.exception(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
-            if self._since_s is not None and time.monotonic() - self._since_s > self._limit_s:
+            if self._started_s is not None and time.monotonic() - self._started_s > self._limit_s:
                 raise InvalidInput(
                     "grammar: too complex to follow: expected the tokens that may come next within "
                     f"{self._limit_s:g} s (grammar_step_s)"
@@ -163,39 +162,39 @@ class _Follower:
         return True
 
     def accept(self, token: int) -> None:
-        if self._begun is None or self._begun[0] != token:
+        if self._pending is None or self._pending[0] != token:
             self.begin(token)
         while not self.wait(time.monotonic() + self._limit_s):
             pass
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun[1].result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending[1].result()
 
-    def copy(self) -> "_Follower":
-        if self._begun is not None:
-            self._begun[1].exception()  # nothing else may touch the matcher meanwhile
+    def copy(self) -> "_Guide":
+        if self._pending is not None:
+            self._pending[1].exception()  # the thread uses the matcher until then
         twin = copy(self)
         twin._matcher = self._matcher.deep_copy()
         return twin
 
     def _advance(self, token: int) -> None:
-        """In one of the threads, and by nothing else meanwhile."""
-        self._since_s = time.monotonic()
+        """Consume a token and compute the next mask, in one of the threads."""
+        self._started_s = time.monotonic()
         if not self._mask[token]:
-            raise ValueError(f"token {token} is not what the grammar allows")
+            raise ValueError(f"token {token} is not allowed by the grammar")
         try:
             if not self._matcher.consume_token(token):
                 raise ValueError(grammar_worker.first_line(self._matcher.get_error()))
             mask = _mask(self._matcher, len(self._mask), self._ends)
         except ValueError as error:
             release_memory()
-            why = "" if str(error) == grammar_worker.NO_TEXT else "too complex to follow: "
+            why = "" if str(error) == grammar_worker.UNSATISFIABLE else "too complex to follow: "
             raise InvalidInput(f"grammar: {why}{error}") from error
         self._mask, self.ended = mask, bool(self._matcher.is_stopped())
 
 
 def _mask(matcher: Any, size: int, ends: list[int]) -> Mask:
-    """The tokens that may come next: those that end a text where it is complete."""
+    """Return the mask of tokens that may come next: the end tokens if the text is complete."""
     if matcher.is_stopped() and not matcher.is_error():
         found = np.zeros(size, np.bool_)
         found[ends] = True

@@ -1,4 +1,4 @@
-"""Compiles grammars away from the engine: first in a helper process with limits, then for use, and keeps them."""
+"""Compile grammars outside the engine's thread: first in a helper process with limits, then for use; cache results."""
 
 import contextlib
 import json
@@ -18,33 +18,32 @@ from typing import Any, Generic, TypeVar
 from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.text import Grammar
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
-# Grammars of at most so much CPU time do not wait for those that take more.
+# Grammars that compile within this CPU time do not wait for slower ones.
 _QUICK_S = 0.1
-# So many grammars may wait for being compiled, of those that take more than that at most so many. A grammar is known by
-# its text: any number of requests may wait for it.
-_WAITING, _WAITING_SLOW = 32, 8
-# A helper process that nobody needs for so long ends; the first one after that takes as long as the very first.
+# Maximum number of waiting grammars, and of slower ones. Any number of requests may wait for one grammar.
+_MAX_WAITING, _MAX_WAITING_SLOW = 32, 8
+# A helper process that is idle for this time ends.
 _IDLE_S = 300.0
-# To start the helper process, and to wait for it beyond the time in which the kernel ends what it does.
-_START_S, _PATIENCE_S = 60.0, 10.0
-# Threads that work on grammars have a stack many times that of the helper's forks, in which too deep ones have ended.
+# Time limits for starting the helper process, and for its response after the kernel's limits.
+_START_S, _GRACE_S = 60.0, 10.0
+# Threads that use grammars have a larger stack than the forks, which reject grammars that are nested too deeply.
 _STACK_BYTES = 64 << 20
-# The path is the server's, so that the process finds the same modules.
+# With the server's module search path.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from dragoman.generation.grammar_worker import main; main()"
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
-    """What an operator may say of grammars.
+    """Limits of grammars, set by the operator.
 
     grammar_max_chars: characters of one grammar.
     grammar_compile_s: seconds of CPU time for compiling one.
-    grammar_memory: MiB that compiling one may take, and that those kept may take together.
-    grammar_step_s: seconds for finding the tokens that may come next, once.
-    grammar_cache: grammars that are kept compiled.
+    grammar_memory: MiB for compiling one, and for the cache.
+    grammar_step_s: seconds for computing a mask.
+    grammar_cache: number of compiled grammars in the cache.
     """
 
     grammar_max_chars: int = 1 << 18
@@ -54,7 +53,7 @@ class GrammarLimits:
     grammar_cache: int = 64
 
 
-LEAST = {
+MINIMA = {
     "grammar_max_chars": 1,
     "grammar_compile_s": 0.01,
     "grammar_memory": 16,
@@ -65,7 +64,7 @@ LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class GrammarVocabulary:
-    """What llguidance needs of a vocabulary: its tokenizer as JSON, how many tokens, and those that end a text."""
+    """Vocabulary for llguidance: tokenizer as JSON, number of tokens, and end tokens."""
 
     tokenizer: str
     size: int
@@ -73,11 +72,11 @@ class GrammarVocabulary:
 
 
 class CompileTimeExceededError(Exception):
-    """The CPU time was not enough."""
+    """Compilation exceeded the CPU time."""
 
 
 class CompilerProcess:
-    """A process that compiles one grammar at a time. It is started when it is needed, and again when it has ended."""
+    """Helper process that compiles one grammar at a time. It is started on demand, also after it has ended."""
 
     def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._vocabulary = vocabulary
@@ -86,7 +85,7 @@ class CompilerProcess:
         self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
-    def checked(self, grammar: Grammar, limits: GrammarLimits, cpu_s: float) -> tuple[str, int]:
+    def compile(self, grammar: Grammar, limits: GrammarLimits, cpu_s: float) -> tuple[str, int]:
         """Return the grammar in llguidance's format and its size in bytes when compiled.
 
         Raises InvalidInput if it is malformed or exceeds a limit, CompileTimeExceededError if it takes more CPU time
@@ -99,7 +98,7 @@ class CompilerProcess:
             "memory_bytes": limits.grammar_memory << 20,
         }
         with self._lock:
-            answer = self._answer(request, 20 * cpu_s + _PATIENCE_S)
+            answer = self._answer(request, 20 * cpu_s + _GRACE_S)
         match answer:
             case {"grammar": text, "bytes": size}:
                 return text, size
@@ -116,14 +115,14 @@ class CompilerProcess:
         raise Overloaded("grammar: could not be compiled in time, the machine is too busy")
 
     def kill(self) -> None:
-        """End it for good; whoever waits for it gets Overloaded."""
+        """End it permanently; waiting callers get Overloaded."""
         self._closed = True
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process, if there is one; the next grammar starts another one. Not while one is being compiled."""
+        """End the process; the next grammar starts another one. Must not be called during compilation."""
         self._process = None
         self._end()
 
@@ -131,7 +130,7 @@ class CompilerProcess:
         try:
             try:
                 return self._exchange(request, limit_s)
-            except (BrokenPipeError, EOFError):  # it has ended, having been idle, or was killed
+            except (BrokenPipeError, EOFError):  # it ended after its idle time, or was killed
                 self.close()
                 return self._exchange(request, limit_s)
         except (OSError, EOFError, ValueError):
@@ -150,7 +149,7 @@ class CompilerProcess:
         if self._closed:
             raise OSError("the model is being unloaded")
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        environment["OPENBLAS_NUM_THREADS"] = "1"  # it forks, and must have no threads
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # a process that forks must not have threads
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
@@ -159,7 +158,7 @@ class CompilerProcess:
             env=environment,
             bufsize=0,
         )
-        self._end = weakref.finalize(self, _ended, self._process)  # also where nobody closes the model
+        self._end = weakref.finalize(self, _kill, self._process)  # also if the model is not closed
         self._send(self._process, {**asdict(self._vocabulary()), "idle_s": _IDLE_S})
         self._receive(self._process, _START_S)
         return self._process
@@ -173,7 +172,7 @@ class CompilerProcess:
 
     @staticmethod
     def _receive(process: "subprocess.Popen[bytes]", limit_s: float) -> dict[str, Any]:
-        """A line of the process. Raises TimeoutError, or EOFError if it has ended."""
+        """Return the response of the process. Raises TimeoutError, or EOFError if it has ended."""
         assert process.stdout is not None
         found, until_s = bytearray(), time.monotonic() + limit_s
         poll = select.poll()
@@ -181,28 +180,28 @@ class CompilerProcess:
         while not found.endswith(b"\n"):
             if not poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
                 raise TimeoutError
-            piece = process.stdout.read(1 << 20)
-            if not piece:
+            chunk = process.stdout.read(1 << 20)
+            if not chunk:
                 raise EOFError
-            found += piece
+            found += chunk
         answer: dict[str, Any] = json.loads(found)
         return answer
 
 
-def _ended(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     process.communicate()
 
 
-class _Lane:
-    """Grammars of at most so much CPU time, one after another, in a thread and a helper process of their own."""
+class _CompileQueue:
+    """Compiles grammars with one limit of CPU time, one after another, in its own thread and helper process."""
 
     def __init__(self, vocabulary: Callable[[], GrammarVocabulary], cpu_s: float, name: str) -> None:
         self.cpu_s, self.helper, self._name = cpu_s, CompilerProcess(vocabulary), name
         self.waiting = 0
         self._executor: ThreadPoolExecutor | None = None
 
-    def submit(self, work: Callable[["_Lane"], None]) -> None:
+    def submit(self, work: Callable[["_CompileQueue"], None]) -> None:
         if self._executor is None:
             self._executor = deep_threads(1, self._name)
         self._executor.submit(work, self)
@@ -215,37 +214,37 @@ class _Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[Made]):
-    """What a grammar has come to: what was made of it, or the error's text."""
+class _CacheEntry(Generic[Result]):
+    """Result of a grammar, or the message of its error."""
 
-    made: Made | None
+    result: Result | None
     error: str
     size: int
 
 
-class GrammarCompiler(Generic[Made]):
-    """Compiles grammars and keeps the results, errors too.
+class GrammarCompiler(Generic[Result]):
+    """Compiles grammars and caches the results, including errors.
 
-    `make` makes of a grammar in llguidance's form what is kept; it runs in a thread of the compiler. Grammars that take
-    long have a lane of their own, so that others do not wait for them.
+    make: creates the result from a grammar in llguidance's format, in a thread of the compiler. Slow grammars have
+    their own queue, so that others do not wait for them.
     """
 
     def __init__(
-        self, vocabulary: Callable[[], GrammarVocabulary], limits: GrammarLimits, make: Callable[[str], Made]
+        self, vocabulary: Callable[[], GrammarVocabulary], limits: GrammarLimits, make: Callable[[str], Result]
     ) -> None:
         self._limits, self._make = limits, make
-        self._quick = _Lane(vocabulary, min(_QUICK_S, limits.grammar_compile_s), "grammar")
-        self._slow = _Lane(vocabulary, limits.grammar_compile_s, "grammar-slow")
+        self._quick = _CompileQueue(vocabulary, min(_QUICK_S, limits.grammar_compile_s), "grammar")
+        self._slow = _CompileQueue(vocabulary, limits.grammar_compile_s, "grammar-slow")
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, _Kept[Made]] = OrderedDict()
+        self._cache: OrderedDict[Grammar, _CacheEntry[Result]] = OrderedDict()
         self._size = 0
-        self._begun: dict[Grammar, Future[Made]] = {}
+        self._futures: dict[Grammar, Future[Result]] = {}
         self._closed = False
 
-    def compiled(self, grammar: Grammar) -> "Future[Made]":
-        """What is made of the grammar; at once where it is known. Its errors: InvalidInput, Overloaded.
+    def compile(self, grammar: Grammar) -> "Future[Result]":
+        """Return the future result of a grammar, finished if it is cached; it may raise InvalidInput or Overloaded.
 
-        Raises InvalidInput if it is too long, Overloaded if too many are being compiled.
+        Raises InvalidInput if the grammar is too long, Overloaded if too many are being compiled.
         """
         if len(grammar.text) > self._limits.grammar_max_chars:
             raise InvalidInput(
@@ -253,18 +252,18 @@ class GrammarCompiler(Generic[Made]):
                 f"got {len(grammar.text)}"
             )
         with self._lock:
-            kept = self._kept.get(grammar)
-            if kept is not None:
-                self._kept.move_to_end(grammar)
-                return _known(kept)
-            if grammar in self._begun:
-                return self._begun[grammar]
-            if self._closed or len(self._begun) - self._slow.waiting >= _WAITING:
-                raise Overloaded(f"grammar: {_WAITING} other grammars wait for being compiled; try again later")
-            future: Future[Made] = Future()
-            future.set_running_or_notify_cancel()  # several may wait for it: none of them cancels it
-            self._begun[grammar] = future
-            self._quick.submit(lambda lane: self._work(lane, grammar, future))
+            entry = self._cache.get(grammar)
+            if entry is not None:
+                self._cache.move_to_end(grammar)
+                return _finished_future(entry)
+            if grammar in self._futures:
+                return self._futures[grammar]
+            if self._closed or len(self._futures) - self._slow.waiting >= _MAX_WAITING:
+                raise Overloaded(f"grammar: {_MAX_WAITING} other grammars are waiting to be compiled; try again later")
+            future: Future[Result] = Future()
+            future.set_running_or_notify_cancel()  # several callers may wait for it, so none can cancel it
+            self._futures[grammar] = future
+            self._quick.submit(lambda queue: self._work(queue, grammar, future))
         return future
 
     def close(self) -> None:
@@ -273,86 +272,86 @@ class GrammarCompiler(Generic[Made]):
         self._quick.close()
         self._slow.close()
         with self._lock:
-            begun, self._begun = self._begun, {}
-            self._kept.clear()
+            begun, self._futures = self._futures, {}
+            self._cache.clear()
         for future in begun.values():
             future.set_exception(Overloaded("grammar: the model is being unloaded"))
 
-    def _work(self, lane: _Lane, grammar: Grammar, future: "Future[Made]") -> None:
+    def _work(self, queue: _CompileQueue, grammar: Grammar, future: "Future[Result]") -> None:
         try:
-            text, size = lane.helper.checked(grammar, self._limits, lane.cpu_s)
-            kept = _Kept(self._make(text), "", size + len(grammar.text))
+            text, size = queue.helper.compile(grammar, self._limits, queue.cpu_s)
+            entry = _CacheEntry(self._make(text), "", size + len(grammar.text))
         except CompileTimeExceededError:
-            if lane is self._quick and self._slow.cpu_s > lane.cpu_s:
+            if queue is self._quick and self._slow.cpu_s > queue.cpu_s:
                 self._defer(grammar, future)
                 return
-            error = f"too complex: expected at most {lane.cpu_s:g} s of CPU time to compile it (grammar_compile_s)"
-            kept = _Kept(None, f"grammar: {error}", len(grammar.text))
+            error = f"too complex: expected at most {queue.cpu_s:g} s of CPU time to compile it (grammar_compile_s)"
+            entry = _CacheEntry(None, f"grammar: {error}", len(grammar.text))
         except InvalidInput as error:
-            kept = _Kept(None, str(error), len(grammar.text))
+            entry = _CacheEntry(None, str(error), len(grammar.text))
         except Exception as error:
             self._fail(grammar, future, error)
             return
         with self._lock:
-            if self._begun.pop(grammar, None) is None:
+            if self._futures.pop(grammar, None) is None:
                 return  # closed meanwhile
-            dropped = self._keep(grammar, kept)
-        _resolve(future, kept)
+            dropped = self._store(grammar, entry)
+        _resolve(future, entry)
         if dropped:
             release_memory()
 
-    def _defer(self, grammar: Grammar, future: "Future[Made]") -> None:
-        """Compile it among those that take long."""
+    def _defer(self, grammar: Grammar, future: "Future[Result]") -> None:
+        """Compile a grammar in the slow queue."""
 
-        def work(slow: _Lane) -> None:
+        def work(slow: _CompileQueue) -> None:
             self._work(slow, grammar, future)
             with self._lock:
                 slow.waiting -= 1
 
         with self._lock:
-            full = self._closed or self._slow.waiting >= _WAITING_SLOW
+            full = self._closed or self._slow.waiting >= _MAX_WAITING_SLOW
             if not full:
                 self._slow.waiting += 1
                 self._slow.submit(work)
         if full:
-            error = f"grammar: {_WAITING_SLOW} other grammars that take long wait for being compiled; try again later"
+            error = f"grammar: {_MAX_WAITING_SLOW} other slow grammars are waiting to be compiled; try again later"
             self._fail(grammar, future, Overloaded(error))
 
-    def _fail(self, grammar: Grammar, future: "Future[Made]", error: Exception) -> None:
-        """Nothing is known of the grammar: it may be tried again."""
+    def _fail(self, grammar: Grammar, future: "Future[Result]", error: Exception) -> None:
+        """Fail without caching: the grammar may be tried again."""
         with self._lock:
-            if self._begun.pop(grammar, None) is None:
+            if self._futures.pop(grammar, None) is None:
                 return  # closed meanwhile
         future.set_exception(error)
 
-    def _keep(self, grammar: Grammar, kept: _Kept[Made]) -> bool:
-        """Keep it in place of those that were asked for longest ago. Gives whether any was dropped."""
+    def _store(self, grammar: Grammar, entry: _CacheEntry[Result]) -> bool:
+        """Cache an entry, evicting least recently used ones; return whether a result was evicted."""
         most = self._limits.grammar_memory << 20
         dropped = False
-        self._kept[grammar] = kept
-        self._size += kept.size
-        while len(self._kept) > self._limits.grammar_cache or self._size > most:
-            _, oldest = self._kept.popitem(last=False)
+        self._cache[grammar] = entry
+        self._size += entry.size
+        while len(self._cache) > self._limits.grammar_cache or self._size > most:
+            _, oldest = self._cache.popitem(last=False)
             self._size -= oldest.size
-            dropped = dropped or oldest.made is not None
+            dropped = dropped or oldest.result is not None
         return dropped
 
 
-def _known(kept: "_Kept[Made]") -> "Future[Made]":
-    future: Future[Made] = Future()
-    _resolve(future, kept)
+def _finished_future(entry: "_CacheEntry[Result]") -> "Future[Result]":
+    future: Future[Result] = Future()
+    _resolve(future, entry)
     return future
 
 
-def _resolve(future: "Future[Made]", kept: "_Kept[Made]") -> None:
-    if kept.made is None:
-        future.set_exception(InvalidInput(kept.error))
+def _resolve(future: "Future[Result]", entry: "_CacheEntry[Result]") -> None:
+    if entry.result is None:
+        future.set_exception(InvalidInput(entry.error))
     else:
-        future.set_result(kept.made)
+        future.set_result(entry.result)
 
 
 def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads with a stack for work that recurses."""
+    """Return threads with a large stack, for recursive work."""
     executor = ThreadPoolExecutor(count, name)
     before = threading.stack_size(_STACK_BYTES)
     try:
@@ -366,7 +365,7 @@ def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system; only glibc can."""
+    """Return freed memory to the system (glibc only)."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):

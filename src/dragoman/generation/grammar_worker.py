@@ -22,31 +22,30 @@ import numpy as np
 
 from dragoman.generation.json_schema import with_bounded_space
 
-# What llguidance may use, in its own units. With its default of 1,000,000 for the lexer's fuel, nested repetitions take
-# a second and 60 MiB; 300,000 still has room for 20,000 alternatives. A state of the lexer takes 1 to 2 KB. A token is
-# taken with the interpreter's lock held, which 30,000 items bound to some 30 ms; they have room for 490 properties.
-# Limits that are not named here are llguidance's defaults.
+# Limits of llguidance. With its default lexer fuel of 1,000,000, nested repetitions take a second and 60 MiB; 300,000
+# suffices for 20,000 alternatives. A lexer state takes 1 to 2 KB. Tokens are consumed with the interpreter lock held,
+# for up to 30 ms with 30,000 items, which suffice for 490 properties.
 LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 300_000,
     "max_lexer_states": 50_000,
     "step_max_items": 30_000,
     "verbose_errors": False,
 }
-# The stack of a fork. The threads of the server that follow a grammar have more (`grammar_compiler`).
+# Stack of a fork. Threads of the server that use grammars have more (`grammar_compiler`).
 _STACK_BYTES = 4 << 20
-# Real seconds that a fork may take for each second of CPU time, and beside it: others may need the cores.
+# Wall time of a fork per second of CPU time, and in addition: other processes may use the cores.
 _WALL, _WALL_S = 10.0, 2.0
 
-# Of prctl(2): the signal that a process gets when its parent ends.
+# prctl(2): the signal sent to a process when its parent ends.
 _PR_SET_PDEATHSIG = 1
 
-# The priority of what is compiled is below that of texts that are being written.
+# Compilation has a lower priority than generation.
 _NICE = 5
 
-NO_TEXT = "no text satisfies the grammar"
+UNSATISFIABLE = "no text satisfies the grammar"
 
-# What a fork that was killed by a signal has met with.
-KILLED: Mapping[int, str] = {
+# Reason why the kernel killed a fork, by signal.
+SIGNAL_REASONS: Mapping[int, str] = {
     signal.SIGPROF: "cpu",
     signal.SIGALRM: "wall",
     signal.SIGABRT: "memory",
@@ -57,7 +56,7 @@ KILLED: Mapping[int, str] = {
 
 
 def grammar_text(kind: str, text: str) -> str:
-    """The grammar in llguidance's own form. Raises ValueError if it cannot be read."""
+    """Return a grammar in llguidance's format. Raises ValueError if it is invalid."""
     from llguidance import LLMatcher as Matcher
 
     match kind:
@@ -79,17 +78,17 @@ def grammar_text(kind: str, text: str) -> str:
 def _choice(text: str) -> str:
     options = json.loads(text)
     if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
-        raise ValueError("expected a list of texts that are not empty")
+        raise ValueError("expected a list of non-empty texts")
     return "start: " + " | ".join(map(_literal, options))
 
 
 def _literal(text: str) -> str:
-    """The text as Lark's: with JSON's escapes, and one for the control character that JSON writes as it is."""
+    """Return a Lark literal: JSON's escapes, and one for the control character that JSON does not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def matcher(tokenizer: Any, text: str) -> Any:
-    """The grammar, compiled. Raises ValueError if it is wrong or too large."""
+    """Return llguidance's matcher of a compiled grammar. Raises ValueError if it is invalid or too large."""
     from llguidance import LLMatcher, LLParserLimits
 
     found = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
@@ -99,9 +98,9 @@ def matcher(tokenizer: Any, text: str) -> Any:
 
 
 def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Which tokens may come next, one answer for each of the vocabulary.
+    """Return the mask of tokens that may come next, [size].
 
-    Raises ValueError if that takes too much, or if no text that has begun so satisfies the grammar.
+    Raises ValueError if a limit is exceeded or no continuation satisfies the grammar.
     """
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:size]
     if matcher.is_error():
@@ -112,17 +111,17 @@ def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[
 
 
 def first_line(error: str) -> str:
-    """llguidance's error, without its state and the program's own locations."""
+    """Return an error of llguidance without its internal state and source locations."""
     line = error.partition("\n")[0][:300]
     if line.startswith("NoExtension"):
-        return NO_TEXT
+        return UNSATISFIABLE
     return "too large to compile" if line.startswith("panic") else line
 
 
-def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> tuple[str, Any]:
-    """Compile the grammar and try its first step; gives it in llguidance's own form, and compiled.
+def compile_and_check(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) -> tuple[str, Any]:
+    """Compile a grammar and try its first step; return it in llguidance's format and as a matcher.
 
-    Raises ValueError if it is wrong, too large, or satisfied by no text; where JSON must come, the empty text is none.
+    Raises ValueError if it is invalid, too large or unsatisfiable (for JSON, by a non-empty text).
     """
     compiled = grammar_text(kind, text)
     made = matcher(tokenizer, compiled)
@@ -131,7 +130,7 @@ def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) ->
     if not len(tokens) and (kind.startswith("json") or not accepts_empty):
         raise ValueError(f"no {'JSON ' if kind.startswith('json') else ''}text satisfies the grammar")
     for token in {int(each) for each in tokens[:1]} | {int(each) for each in tokens[-1:]}:
-        # That the first mask was too much is not told before a token is taken.
+        # An exceeded limit of the first mask is only reported when a token is consumed.
         tried = made.deep_copy()
         if not tried.consume_token(token):
             raise ValueError(first_line(tried.get_error()))
@@ -141,37 +140,37 @@ def checked(kind: str, text: str, tokenizer: Any, size: int, ends: list[int]) ->
 def main() -> None:
     from llguidance import LLTokenizer
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends this process when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the server ends this process
     stdin = os.fdopen(os.dup(0), "rb", buffering=0)
-    given = json.loads(_line(stdin))
+    setup = json.loads(_read_line(stdin))
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    tokenizer = LLTokenizer(given["tokenizer"], n_vocab=given["size"], eos_token=given["ends"] or None)
-    _say({"ready": True})
-    while select.select([stdin], [], [], given["idle_s"])[0]:
-        line = _line(stdin)
+    tokenizer = LLTokenizer(setup["tokenizer"], n_vocab=setup["size"], eos_token=setup["ends"] or None)
+    _write_line({"ready": True})
+    while select.select([stdin], [], [], setup["idle_s"])[0]:
+        line = _read_line(stdin)
         if not line:
             return
-        _say(_forked(json.loads(line), tokenizer, given["size"], given["ends"]))
+        _write_line(_compile_in_fork(json.loads(line), tokenizer, setup["size"], setup["ends"]))
 
 
-def _line(stream: Any) -> bytes:
+def _read_line(stream: Any) -> bytes:
     found = bytearray()
     while not found.endswith(b"\n"):
-        piece = stream.read(1 << 20)
-        if not piece:
+        chunk = stream.read(1 << 20)
+        if not chunk:
             return b""
-        found += piece
+        found += chunk
     return bytes(found)
 
 
-def _say(answer: Mapping[str, Any]) -> None:
+def _write_line(answer: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
-def _forked(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
-    """What a fork finds: {"grammar", "bytes"}, {"error"}, or {"killed"} with the reason."""
+def _compile_in_fork(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
+    """Return the result of a fork: {"grammar", "bytes"}, {"error"}, or {"killed"} with the reason."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -188,31 +187,31 @@ def _forked(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
         found = stream.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        return {"killed": KILLED.get(os.WTERMSIG(status), "depth")}
+        return {"killed": SIGNAL_REASONS.get(os.WTERMSIG(status), "depth")}
     return json.loads(found) if found else {"killed": "memory"}
 
 
 def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
     before = _allocated_bytes()
     try:
-        text, made = checked(request["kind"], request["text"], tokenizer, size, ends)
+        text, made = compile_and_check(request["kind"], request["text"], tokenizer, size, ends)
     except MemoryError:
         return {"killed": "memory"}
     except ValueError as error:
         return {"error": str(error)}
-    except BaseException as error:  # of Rust: it promises no class of error
+    except BaseException as error:  # panics of Rust
         return {"error": f"cannot be compiled ({type(error).__name__})"}
     size = max(_allocated_bytes() - before, 0)
-    del made  # it was counted
+    del made  # kept alive until it was measured
     return {"grammar": text, "bytes": max(size, 4 * len(text))}
 
 
 def _limit(cpu_s: float, memory_bytes: int) -> None:
-    """Limits of this process from now on; the kernel ends it where it passes one, and when the helper has ended.
+    """Set limits of this process: the kernel kills it if it exceeds one, or when the helper has ended.
 
-    A fork that outlived the helper would hold its output open, and unloading the model would wait for that.
+    A fork that outlived the helper would keep its output open, and unloading the model would wait for it.
     """
-    with contextlib.suppress(AttributeError):  # only of Linux
+    with contextlib.suppress(AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
@@ -237,13 +236,13 @@ class _MallInfo(ctypes.Structure):
 
 
 def _allocated_bytes() -> int:
-    """What is allocated in this process; 0 where the C library does not tell."""
+    """Return the allocated bytes of this process; 0 if the C library does not provide the number."""
     try:
-        told = ctypes.CDLL(None).mallinfo2
+        mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:
         return 0
-    told.restype = _MallInfo
-    found = told()
+    mallinfo.restype = _MallInfo
+    found = mallinfo()
     return int(found.uordblks) + int(found.hblkhd)
 
 

@@ -116,7 +116,7 @@ class InputProcessor:
     async def prepare(self, call: Generate) -> None:
         """Compile the grammar of a call in another thread. Raises InvalidInput or Overloaded."""
         if call.sampling.grammar is not None:
-            await asyncio.shield(asyncio.wrap_future(self._grammars.compiled(call.sampling.grammar)))
+            await asyncio.shield(asyncio.wrap_future(self._grammars.compile(call.sampling.grammar)))
 
     def close(self) -> None:
         self._grammars.close()
@@ -184,5 +184,5 @@ class InputProcessor:
     def _guides(self, sampling: Sampling) -> Callable[[], GrammarGuide] | None:
         if sampling.grammar is None:
             return None
-        compiled = self._grammars.compiled(sampling.grammar).result()
+        compiled = self._grammars.compile(sampling.grammar).result()
         return compiled.guide if self._follows_grammars else None

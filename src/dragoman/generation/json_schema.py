@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# White space between the parts of JSON: none, a space, or a line break and what indents the next line. More would be
-# allowed by JSON, and a small model that has lost its way writes nothing else to the end.
+# White space between the parts of JSON: none, a space, or a line break with indentation. JSON allows more, which small
+# models may repeat to the end.
 _SPACE = r"(?: |\r?\n(?: {0,16}|\t{0,8}))?"
 
-# Keys of "x-guidance" that leave the text JSON whatever their value, and those whose value must have this form.
+# Keys of "x-guidance": those for which the text stays JSON with any value, and those whose value must match a pattern.
 _SWITCHES = ("whitespace_flexible", "coerce_one_of", "lenient", "json_allow_general_unicode_escapes")
 _BLANK = r"(?:\\[ntr]|[ \t\r\n])"
 _FORMS = {
@@ -18,14 +18,14 @@ _FORMS = {
     "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
     "key_separator": re.compile(r"[ \t\r\n]*:[ \t\r\n]*"),
 }
-# More rounds than this over the schema's parts are not made; what is undecided then counts as finite.
+# Maximum number of passes over the schema; undecided parts then count as finite.
 _ROUNDS = 32
 
-_Node = Mapping[str, Any]
+_Schema = Mapping[str, Any]
 
 
 def with_bounded_space(text: str) -> str:
-    """The schema with bounds on white space, unless it says itself which is allowed.
+    """Return the schema with bounds on white space, unless it specifies white space itself.
 
     Raises ValueError if it is not a JSON object, cannot be satisfied by a finite text, or allows text that is not JSON.
     """
@@ -35,7 +35,7 @@ def with_bounded_space(text: str) -> str:
             raise ValueError("expected a JSON schema as an object")
         options = _checked_options(schema.get("x-guidance", {}))
         if not has_finite_instance(schema):
-            raise ValueError('no finite JSON text satisfies the schema: its "$ref" leads back to itself without end')
+            raise ValueError('no finite JSON text satisfies the schema: its "$ref" is cyclic')
         if not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
             options = {"whitespace_pattern": _SPACE, **options}
         return json.dumps({**schema, "x-guidance": options})
@@ -57,16 +57,16 @@ def _checked_options(given: Any) -> dict[str, Any]:
     return given
 
 
-def has_finite_instance(schema: _Node) -> bool:
-    """Whether some finite JSON value satisfies the schema, as far as references that lead back to themselves decide.
+def has_finite_instance(schema: _Schema) -> bool:
+    """Return whether a finite JSON value can satisfy the schema, considering only cyclic references.
 
-    The least fixed point over all parts of the schema: a part is finite if what it requires is. Keywords that do not
-    refer to other parts count as satisfiable; whether they contradict one another is left to the grammar's compiler.
+    Least fixed point over all subschemas: one is finite if those that it requires are. Other keywords count as
+    satisfiable; the grammar compiler detects contradictions.
     """
     found = {id(schema): schema}
     order = [schema]
-    for node in order:  # grows while it is gone through
-        for part in _parts(node, schema):
+    for node in order:  # grows during iteration
+        for part in _dependencies(node, schema):
             if id(part) not in found:
                 found[id(part)] = part
                 order.append(part)
@@ -83,21 +83,21 @@ def has_finite_instance(schema: _Node) -> bool:
     return True
 
 
-def _parts(node: _Node, root: _Node) -> Iterator[_Node]:
-    """The schemas that decide whether this one is finite."""
-    target = _referred(node, root)
+def _dependencies(node: _Schema, root: _Schema) -> Iterator[_Schema]:
+    """Yield the subschemas that decide whether this one is finite."""
+    target = _resolve_reference(node, root)
     if target is not None:
         yield target
     for name in ("anyOf", "oneOf", "allOf"):
-        yield from _listed(node, name)
-    yield from _required(node)
-    yield from _items(node)
+        yield from _subschemas(node, name)
+    yield from _required_properties(node)
+    yield from _required_items(node)
 
 
-def _is_finite(node: _Node, root: _Node, finite: set[int]) -> bool:
+def _is_finite(node: _Schema, root: _Schema, finite: set[int]) -> bool:
     if "const" in node or "enum" in node:
         return True
-    target = _referred(node, root)
+    target = _resolve_reference(node, root)
     if target is not None and id(target) not in finite:
         return False
     for name in ("anyOf", "oneOf"):
@@ -106,13 +106,13 @@ def _is_finite(node: _Node, root: _Node, finite: set[int]) -> bool:
             continue
         if not any(id(each) in finite for each in options):
             return False
-    if any(id(each) not in finite for each in _listed(node, "allOf")):
+    if any(id(each) not in finite for each in _subschemas(node, "allOf")):
         return False
     kinds = node.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or not kinds:
         return True
-    needed = {"object": _required, "array": _items}
+    needed = {"object": _required_properties, "array": _required_items}
     return any(
         kind not in needed or all(id(each) in finite for each in needed[kind](node))
         for kind in kinds
@@ -120,8 +120,8 @@ def _is_finite(node: _Node, root: _Node, finite: set[int]) -> bool:
     )
 
 
-def _referred(node: _Node, root: _Node) -> _Node | None:
-    """What "$ref" refers to; None where there is none, or it is not a JSON pointer into this schema."""
+def _resolve_reference(node: _Schema, root: _Schema) -> _Schema | None:
+    """Return the target of "$ref"; None if there is none, or it is not a JSON pointer into this schema."""
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         return None
@@ -137,13 +137,13 @@ def _referred(node: _Node, root: _Node) -> _Node | None:
     return found if isinstance(found, dict) else None
 
 
-def _listed(node: _Node, name: str) -> list[_Node]:
+def _subschemas(node: _Schema, name: str) -> list[_Schema]:
     given = node.get(name)
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def _required(node: _Node) -> Iterator[_Node]:
-    """The schemas of properties that an object must have."""
+def _required_properties(node: _Schema) -> Iterator[_Schema]:
+    """Yield the schemas of required properties of an object."""
     names, known, others = node.get("required"), node.get("properties"), node.get("additionalProperties")
     known = known if isinstance(known, dict) else {}
     for name in names if isinstance(names, list) else ():
@@ -154,8 +154,8 @@ def _required(node: _Node) -> Iterator[_Node]:
             yield schema
 
 
-def _items(node: _Node) -> Iterator[_Node]:
-    """The schemas of items that an array must have."""
+def _required_items(node: _Schema) -> Iterator[_Schema]:
+    """Yield the schemas of required items of an array."""
     least, first, others = node.get("minItems"), node.get("prefixItems"), node.get("items")
     if not isinstance(least, int):
         return

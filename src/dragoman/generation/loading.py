@@ -17,7 +17,7 @@ from dragoman.generation import adapters
 from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache_manager import CacheManager
 from dragoman.generation.engine import GenerationEngine
-from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
+from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
@@ -54,20 +54,20 @@ class EngineOptions(GrammarLimits):
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
-_LEAST: Mapping[str, float] = {
+_MINIMA: Mapping[str, float] = {
     "max_batch": 1,
     "max_context": 0,
     "threads": 0,
     "prefill_chunk": 1,
     "prefix_cache": -1,
     "cache_memory": 0,
-    **LEAST_OF_GRAMMARS,
+    **GRAMMAR_MINIMA,
 }
 
 
 def parse_options(given: Mapping[str, Any]) -> EngineOptions:
-    """Checked parse_options. Raises ModelFailed naming one that is unknown, or its value wrong."""
-    return check_options(EngineOptions, given, _LEAST, _CHOICES, "a text model")
+    """Parse the parameters of a text model. Raises ModelFailed naming an unknown or invalid one."""
+    return check_options(EngineOptions, given, _MINIMA, _CHOICES, "a text model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,10 @@ def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, Inpu
         runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found)
     except NotImplementedError as error:
         raise ModelFailed(f"the text engine cannot run this architecture: {error}") from error
-    limits, budget, prefix = _room(runner, chosen)
+    limits, budget, prefix = _memory_limits(runner, chosen)
     memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
-    ends = _ends(runner, vocabulary)
+    ends = _end_tokens(runner, vocabulary)
     threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
     intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(found), chosen)
     details = {
@@ -145,7 +145,7 @@ def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, Inpu
     return GenerationEngine(runner, memory, vocabulary, limits, ends), intake, details
 
 
-def _room(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int]:
+def _memory_limits(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int]:
     """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens."""
     positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
     if chosen.max_context > positions:
@@ -170,7 +170,7 @@ def _free_bytes(device: torch.device) -> int:
     return 2**30
 
 
-def _ends(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
+def _end_tokens(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the end tokens of the generation config or the tokenizer."""
     found = getattr(runner.model.generation_config, "eos_token_id", None)
     if found is None:

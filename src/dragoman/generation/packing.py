@@ -59,14 +59,14 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def pack(module: nn.Module) -> None:
     """Replace all linear layers, including transposed ones of GPT-2, by packed ones."""
     for name, child in module.named_children():
-        made = _packed(child)
+        made = _pack_layer(child)
         if made is None:
             pack(child)
         else:
             setattr(module, name, made)
 
 
-def _packed(child: Any) -> PackedLinear | None:
+def _pack_layer(child: Any) -> PackedLinear | None:
     if type(child) is nn.Linear:
         return PackedLinear(child.weight, child.bias)
     if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):

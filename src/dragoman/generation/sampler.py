@@ -15,7 +15,7 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[Token
     logprobs = torch.log_softmax(logits, -1)
     tokens = _argmax(logits)
     errors: dict[int, Exception] = {}
-    ruled = [i for i, sampler in enumerate(samplers) if not sampler.plain]
+    ruled = [i for i, sampler in enumerate(samplers) if not sampler.is_greedy]
     for i, row in zip(ruled, logits[ruled].cpu().numpy() if ruled else (), strict=True):
         try:
             tokens[i] = samplers[i].choose(row)

@@ -112,9 +112,9 @@ class Scheduler:
 
     def _top(self) -> int:
         """Number of slots up to the highest in use."""
-        return 1 + max(self._used(), default=-1)
+        return 1 + max(self._slots_in_use(), default=-1)
 
-    def _used(self) -> list[int]:
+    def _slots_in_use(self) -> list[int]:
         return [slot for task in self.running for slot in _slots(task)]
 
     def _preempt_if_full(self) -> None:
@@ -157,7 +157,7 @@ class Scheduler:
 
     def _compact(self, *, always: bool = False) -> None:
         """Move sequences to lower free slots: attention is computed for all slots up to the highest one in use."""
-        slots = self._used()
+        slots = self._slots_in_use()
         used = len(slots)
         if not always and max(slots, default=-1) < used + max(1, used // 2):
             return

@@ -55,7 +55,7 @@ class TokenSampler:
         self._allowed = np.array(sampling.allowed_token_ids, np.int64)
         penalties = sampling.presence_penalty or sampling.frequency_penalty
         tokens = len(self._bias) or len(self._allowed)
-        self._apply_rules = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
+        self._always_has_rules = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
 
     def copy(self) -> "TokenSampler":
         """Return an independent copy with the same state of random numbers."""
@@ -66,25 +66,25 @@ class TokenSampler:
         return twin
 
     @property
-    def plain(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether the next token is the argmax."""
-        return self._random is None and not self.ruled
+        return self._random is None and not self.has_rules
 
     @property
-    def ruled(self) -> bool:
+    def has_rules(self) -> bool:
         """Whether a rule other than those of sampling may change the logits now."""
-        return self._apply_rules or len(self._text) < self.sampling.min_new_tokens
+        return self._always_has_rules or len(self._text) < self.sampling.min_new_tokens
 
     def choose(self, logits: rules.Logits) -> int:
         """Return the next token. Raises ValueError if the rules allow none."""
-        self.rule(logits)
+        self.apply_rules(logits)
         if not np.isfinite(logits.max()):
             raise ValueError("no token is left that the parameters allow")
         if self._random is None:
             return int(logits.argmax())
         return self._draw_token(logits, self._random.random())
 
-    def rule(self, logits: rules.Logits) -> None:
+    def apply_rules(self, logits: rules.Logits) -> None:
         """Apply the rules that are independent of sampling."""
         sampling = self.sampling
         if self._seen is not None:

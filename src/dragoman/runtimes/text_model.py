@@ -46,7 +46,7 @@ class TextModel(Model):
             except DragomanError:
                 raise
             except Exception as error:  # the libraries document no class of error
-                raise ModelFailed(folders.explained(error, folder)) from error
+                raise ModelFailed(folders.explain_error(error, folder)) from error
 
     def check(self, folder: Path) -> None:
         """Raise ModelFailed if a file of the folder or a package is missing."""

@@ -14,7 +14,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Worke
 from dragoman.core.text import Sampling
 from dragoman.generation import folder as folders
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
-from dragoman.generation.grammar_compiler import LEAST as LEAST_OF_GRAMMARS
+from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
@@ -57,7 +57,7 @@ _LEAST = {
     "prefill_chunk": 0,
     "prefix_cache": -1,
     "cache_memory": 0,
-    **LEAST_OF_GRAMMARS,
+    **GRAMMAR_MINIMA,
 }
 
 
