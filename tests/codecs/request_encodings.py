@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from dragoman.core.tensor import Tensor
 from dragoman.formats.message import InferenceRequest, RequestInput
-from dragoman.formats.oip_messages import ModelInferRequest, write_parameters
+from dragoman.formats.oip_messages import ModelInferRequest, parameters_to_proto
 from dragoman.formats.raw import raw_from_tensor
 from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest, Policy
@@ -29,10 +29,10 @@ def as_binary(request: InferenceRequest) -> InferenceRequest:
 
 def as_grpc(request: InferenceRequest) -> InferenceRequest:
     message = ModelInferRequest(model_name="m")
-    write_parameters(request.parameters, message.parameters)
+    parameters_to_proto(request.parameters, message.parameters)
     for one in request.inputs:
         added = message.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
-        write_parameters(one.parameters, added.parameters)
+        parameters_to_proto(one.parameters, added.parameters)
         message.raw_input_contents.append(bytes(raw_from_tensor(one.tensor)))
     read, _ = parse_infer_request(GrpcRequest(message.SerializeToString()), Policy())
     call = read.call

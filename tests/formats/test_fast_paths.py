@@ -19,14 +19,15 @@ from dragoman.core.bytes_tensor import BytesTensor, came_as_text, flatten, texts
 from dragoman.core.datatypes import BYTES, DATATYPES, FP32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.formats import body, json_data, json_numbers, raw, simd, small, umbridge
+from dragoman.formats import body, json_data, json_numbers, raw, small_messages, umbridge
 from dragoman.formats.cut import cut_arrays
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
 from dragoman.native.float_text import _loading, float_text
 
 quick = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-SIMD = simd._parser_class() is not None
+SIMD_CLASS = json_numbers._simd_parser_class
+SIMD = SIMD_CLASS() is not None
 COMPILED = _loading().result() is not None  # loaded by now, if it can be
 POLICY = Policy()
 NEVER = 1 << 60
@@ -38,11 +39,11 @@ def way(least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, com
     `most` bytes."""
     with (
         mock.patch.object(json_numbers, "float_text", float_text if compiled else lambda dtype: None),
-        mock.patch.object(small, "SMALL", most),
+        mock.patch.object(small_messages, "SMALL_BYTES", most),
         mock.patch.object(body, "LONG", least),
         mock.patch.object(json_data, "LONG", least),
         mock.patch.object(json_numbers, "_CHUNK", chunk),
-        mock.patch.object(simd, "_parser_class", simd._parser_class if with_simd else lambda: None),
+        mock.patch.object(json_numbers, "_simd_parser_class", SIMD_CLASS if with_simd else lambda: None),
     ):
         yield
 
@@ -64,11 +65,11 @@ def every_way(text: bytes, policy: Policy = POLICY) -> Any:
     """What a request is, which is the same whichever way it is read."""
 
     def read() -> dict[str, Tensor]:
-        return dict(body.read_request(text, None, policy).inputs)
+        return dict(body.parse_request(text, None, policy).inputs)
 
     with way(NEVER, with_simd=False):
         plain = told(read)
-    with way(NEVER, with_simd=False, most=small.SMALL):
+    with way(NEVER, with_simd=False, most=small_messages.SMALL_BYTES):
         assert told(read) == plain
     for chunk in (1 << 18, 8):
         with way(NEVER, with_simd=False, chunk=chunk):
@@ -258,7 +259,7 @@ def test_long_arrays_go_through_simdjson(shape: list[int]) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     text = requested("FP32", shape, json.dumps(values.tolist()))
     with mock.patch.object(json_numbers, "_decode", side_effect=AssertionError):
-        found = body.read_request(text, None, POLICY).inputs["x"].data
+        found = body.parse_request(text, None, POLICY).inputs["x"].data
     assert found.tobytes() == values.tobytes()
     assert not found.flags.writeable
 
@@ -288,16 +289,16 @@ def test_many_short_elements_are_kept_in_one_buffer() -> None:
 
 def test_without_simdjson_the_same_is_read() -> None:
     text = requested("INT64", [1000], json.dumps(list(range(1000))))
-    with mock.patch.object(simd, "_parser_class", return_value=None):
-        assert body.read_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
+    with mock.patch.object(json_numbers, "_simd_parser_class", return_value=None):
+        assert body.parse_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
 
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
 def test_a_parser_is_used_again_after_a_refusal() -> None:
     good, bad = b"[1, 2, 3]", b"[1, true, 3]"
     for _ in range(3):
-        assert simd.parse_numbers(bad, INT64) is None
-        found = simd.parse_numbers(good, INT64)
+        assert json_numbers.parse_with_simdjson(bad, INT64) is None
+        found = json_numbers.parse_with_simdjson(good, INT64)
         assert found is not None
         assert found.tolist() == [1, 2, 3]
 
@@ -327,7 +328,7 @@ def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None
         elements = [e.replace(b"\0", b"") or b"-" for e in elements]
     text = packed(elements)
     for few in (1, NEVER):
-        with mock.patch.object(raw, "_FEW", few):
+        with mock.patch.object(raw, "_MIN_PACKED", few):
             tensor = raw.tensor_from_raw("x", BYTES, [len(elements)], text, POLICY)
             assert tensor.shape == (len(elements),)
             assert bytes(raw.raw_from_tensor(tensor)) == text
@@ -344,14 +345,14 @@ def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None
 def test_lengths_that_lead_nowhere_are_refused_in_the_same_words(text: bytes, count: int) -> None:
     answers = []
     for few in (1, NEVER):
-        with mock.patch.object(raw, "_FEW", few):
+        with mock.patch.object(raw, "_MIN_PACKED", few):
             answers.append(told(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
     assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("data", ['["a", "ü"]', '[["a"], ["ü"]]', ' [ ["a"] , ["ü"] ] '])
 def test_elements_of_json_came_as_text(data: str) -> None:
-    found = body.read_request(requested("BYTES", [2, 1], data), None, POLICY).inputs["x"]
+    found = body.parse_request(requested("BYTES", [2, 1], data), None, POLICY).inputs["x"]
     assert came_as_text(found)
     assert found.data.tolist() == [[b"a"], ["ü".encode()]]
     assert not came_as_text(raw.tensor_from_raw("x", BYTES, [2, 1], packed([b"a", b"b"]), POLICY))
@@ -423,7 +424,7 @@ def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
     for data in (flat, nested) if len(shape) < 3 else (flat,):
         text = requested(kind, shape, json.dumps(data))
         with mock.patch.object(body, "tensor_from_json", side_effect=AssertionError):
-            found = body.read_request(text, None, POLICY).inputs["x"].data
+            found = body.parse_request(text, None, POLICY).inputs["x"].data
         assert found.dtype == DATATYPES[kind].dtype
         assert not found.flags.writeable
         assert found.tolist() == values.reshape(shape).tolist()
@@ -432,4 +433,4 @@ def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
 @pytest.mark.parametrize("policy", [Policy(max_elements=3), Policy(max_rank=1)])
 def test_small_tensors_keep_to_the_limits(policy: Policy) -> None:
     with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
-        body.read_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)
+        body.parse_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)

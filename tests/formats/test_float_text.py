@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import DragomanError
-from dragoman.formats import json_numbers, umbridge
-from dragoman.formats.json_numbers import format_numbers
-from dragoman.formats.json_print import json_chunks
+from dragoman.formats import json_numbers, json_text, umbridge
+from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.native import float_text
 from dragoman.native.float_text import FloatText, _loading
@@ -344,7 +343,7 @@ def test_long_arrays_are_the_same_text_with_kernels_and_without(dtype: Any, coun
     expected = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     for how in (float_text.float_text, lambda dtype: None):
         for at_once in (False, True):
-            with mock.patch.object(json_numbers, "float_text", how):
+            with mock.patch.object(json_text, "float_text", how):
                 assert b"".join(json_chunks(format_numbers(values, at_once))) == expected
 
 

@@ -11,18 +11,17 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES, FP32, INT32, UINT16
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.tensor import Tensor
-from dragoman.formats.body import read_request, read_response
+from dragoman.formats.body import parse_request, parse_response
 from dragoman.formats.json_data import json_from_tensor
 from dragoman.formats.json_document import NumberArray, parse_document, parse_json
-from dragoman.formats.json_print import json_chunks, nested_text
+from dragoman.formats.json_text import format_nested, json_chunks
 from dragoman.formats.message import InferenceResponse, RequestInput, RequestOutput, ResponseOutput
-from dragoman.formats.oip_answer import write_raw
-from dragoman.formats.oip_contents import tensor_from_contents
 from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
+from dragoman.formats.oip_tensors import serialize_raw_response, tensor_from_contents
 from dragoman.formats.policy import Policy
-from dragoman.formats.small_answer import write_answer, write_binary
+from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.formats.umbridge import parse_umbridge_request
-from dragoman.formats.umbridge_answer import read_output, written_derivative, written_evaluation
+from dragoman.formats.umbridge_response import parse_output, serialize_derivative, serialize_evaluation
 
 NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
 WORDS = Tensor(np.array([b"a", b"\xff"], object), BYTES)
@@ -180,10 +179,10 @@ def test_non_finite_outputs_as_json(size: int) -> None:
 def test_literals_in_a_long_array() -> None:
     data = ",".join(["1.5"] * 100_000 + ["NaN", "-Infinity"])
     text = f'{{"inputs":[{{"name":"x","shape":[100002],"datatype":"FP32","data":[{data}]}}]}}'.encode()
-    found = read_request(text, None, Policy(nonfinite="literal", max_json_values=1000)).inputs["x"].data
+    found = parse_request(text, None, Policy(nonfinite="literal", max_json_values=1000)).inputs["x"].data
     assert np.array_equal(found[-3:], [1.5, np.nan, -np.inf], equal_nan=True)
     with pytest.raises(InvalidInput, match=r"^input 'x': data"):
-        read_request(text, None, Policy(nonfinite="null", max_json_values=1000))
+        parse_request(text, None, Policy(nonfinite="null", max_json_values=1000))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float64, np.float16])
@@ -221,7 +220,7 @@ def test_integers_written_as_floats_in_a_dict(shape: list[int]) -> None:
 def test_raw_grpc_responses_name_their_outputs() -> None:
     outputs = {"first": Tensor.of(np.arange(3)), "second": Tensor.of(np.ones((2, 1), np.float32))}
     for _ in range(2):  # computed, and from the cache
-        written: Any = write_raw(Response(Inference(outputs), "named", "3"), "id")
+        written: Any = serialize_raw_response(Response(Inference(outputs), "named", "3"), "id")
         found = ModelInferResponse.FromString(written)
         assert (found.model_name, found.model_version, found.id) == ("named", "3", "id")
         described = [(each.name, each.datatype, list(each.shape)) for each in found.outputs]
@@ -233,13 +232,16 @@ def test_rest_responses_of_every_id() -> None:
     outputs = {"y": Tensor.of(np.ones(2, np.float32))}
     for id_ in (None, "", "a"):
         expected = {"model_name": "m"} | ({} if id_ is None else {"id": id_})
-        (text, *blobs), size = write_binary(Inference(outputs), "m", "", id_, lambda name: True) or ((b"",), 0)
+        (text, *blobs), size = serialize_binary_response(Inference(outputs), "m", "", id_, lambda name: True) or (
+            (b"",),
+            0,
+        )
         whole = b"".join((text, *blobs))
         output = {"name": "y", "datatype": "FP32", "shape": [2]}
         raw = {**output, "parameters": {"binary_data_size": 8}}
         assert orjson.loads(whole[:size]) == {**expected, "outputs": [raw]}
         assert whole[size:] == outputs["y"].data.tobytes()
-        written = write_answer(Inference(outputs), "m", "", id_)
+        written = serialize_small_response(Inference(outputs), "m", "", id_)
         assert orjson.loads(written or b"") == {**expected, "outputs": [{**output, "data": [1.0, 1.0]}]}
 
 
@@ -274,18 +276,18 @@ def test_literals_in_a_whole_message(count: int) -> None:
     for fields in ('"x"', '"\\u0078"'):
         tensor = f'{{"name":{fields},"shape":[{count}],"datatype":"FP64","data":[{data}]}}'.encode()
         literal = Policy(nonfinite="literal")
-        found = read_request(b'{"inputs":[' + tensor + b"]}", None, literal).inputs["x"]
-        answer = read_response(b'{"outputs":[' + tensor + b"]}", None, literal).outputs["x"]
+        found = parse_request(b'{"inputs":[' + tensor + b"]}", None, literal).inputs["x"]
+        answer = parse_response(b'{"outputs":[' + tensor + b"]}", None, literal).outputs["x"]
         for each in (found, answer):
             assert np.array_equal(each.data, [1.5] * (count - 2) + [np.nan, -np.inf], equal_nan=True)
         with pytest.raises(InvalidInput, match=r"NaN|number|malformed|invalid"):
-            read_request(b'{"inputs":[' + tensor + b"]}", None, Policy(nonfinite="null"))
+            parse_request(b'{"inputs":[' + tensor + b"]}", None, Policy(nonfinite="null"))
     with pytest.raises(InvalidInput, match=r"^the request is not an inference request: "):
-        read_request(b'{"inputs":[NaN', None, literal)
+        parse_request(b'{"inputs":[NaN', None, literal)
     with pytest.raises(InvalidInput, match=r"^the request is not an inference request: "):
-        read_request(b'{"id":"\\ud800","inputs":[NaN]}', None, literal)
+        parse_request(b'{"id":"\\ud800","inputs":[NaN]}', None, literal)
     with pytest.raises(InvalidInput, match=r"^the response is not an inference response: "):
-        read_response(b'{"outputs":5}', None, literal)
+        parse_response(b'{"outputs":5}', None, literal)
 
 
 @pytest.mark.parametrize("shape", [[40_000], [200, 200], [2, 20_000], [0]])
@@ -295,27 +297,27 @@ def test_parameters_of_tensors_of_any_length(shape: list[int]) -> None:
         data: Any = values.astype(str) if dtype is None else values.astype(dtype)
         tensor = {"name": "x", "shape": shape, "datatype": datatype, "parameters": {"p": 1}, "data": data.tolist()}
         for given in (tensor, tensor | {"data": data.reshape(-1).tolist()}):
-            found = read_request(orjson.dumps({"inputs": [given]}), None, Policy(max_json_values=100)).inputs["x"]
+            found = parse_request(orjson.dumps({"inputs": [given]}), None, Policy(max_json_values=100)).inputs["x"]
             assert (found.datatype.name, list(found.shape), found.parameters) == (datatype, shape, {"p": 1})
             assert found.data.tolist() == (np.char.encode(data) if dtype is None else data).tolist()
 
 
 def test_other_parameters_beside_a_binary_size() -> None:
     tensor = '{"name":"x","shape":[2],"datatype":"FP32","parameters":{"binary_data_size":8,"p":1}}'
-    found = read_request(f'{{"inputs":[{tensor}]}}'.encode(), memoryview(bytes(8)), Policy()).inputs["x"]
+    found = parse_request(f'{{"inputs":[{tensor}]}}'.encode(), memoryview(bytes(8)), Policy()).inputs["x"]
     assert (found.data.tolist(), found.parameters) == ([0.0, 0.0], {"p": 1})
 
 
 def test_several_long_inputs_are_not_counted_as_json_values() -> None:
     values = {name: list(range(place, 2000 + place)) for place, name in enumerate("abc")}
     inputs = [{"name": n, "shape": [2000], "datatype": "INT64", "data": v} for n, v in values.items()]
-    found = read_request(orjson.dumps({"inputs": inputs}), None, Policy(max_json_values=100)).inputs
+    found = parse_request(orjson.dumps({"inputs": inputs}), None, Policy(max_json_values=100)).inputs
     assert {name: tensor.data.tolist() for name, tensor in found.items()} == values
 
 
 def test_a_scalar_as_nested_text() -> None:
     for value, text in ((np.float32(1.5), b"1.5"), (np.int64(3), b"3"), (np.bool_(True), b"true")):
-        assert b"".join(json_chunks(nested_text(np.array(value)))) == text
+        assert b"".join(json_chunks(format_nested(np.array(value)))) == text
 
 
 def test_errors_of_json_documents() -> None:
@@ -358,24 +360,24 @@ def test_many_lists_in_the_config_of_umbridge() -> None:
 @pytest.mark.parametrize("size", [3, 600])
 def test_non_finite_outputs_of_umbridge(size: int) -> None:
     vector = np.arange(float(size))
-    assert orjson.loads(written_derivative(vector, Policy())) == {"output": vector.tolist()}
+    assert orjson.loads(serialize_derivative(vector, Policy())) == {"output": vector.tolist()}
     outputs = {"a": Tensor.of(vector), "b": Tensor.of(vector + 0.5)}
     both = [vector.tolist(), (vector + 0.5).tolist()]
-    assert orjson.loads(written_evaluation(outputs, Policy())) == {"output": both}
-    assert [each.tolist() for each in read_output(written_evaluation(outputs, Policy()), several=True)] == both
+    assert orjson.loads(serialize_evaluation(outputs, Policy())) == {"output": both}
+    assert [each.tolist() for each in parse_output(serialize_evaluation(outputs, Policy()), several=True)] == both
     vector[2] = np.nan
     with pytest.raises(InvalidOutput, match=r"^output: element 2 is nan, which JSON cannot carry"):
-        written_derivative(vector, Policy(nonfinite="null"))
+        serialize_derivative(vector, Policy(nonfinite="null"))
     with pytest.raises(InvalidOutput, match=r"^output 'b': element 2 is nan, which JSON cannot carry"):
-        written_evaluation({"a": Tensor.of(vector[:2]), "b": Tensor.of(vector)}, Policy(nonfinite="null"))
-    assert written_derivative(vector, Policy(nonfinite="literal")).startswith(b'{"output":[0.0,1.0,NaN')
+        serialize_evaluation({"a": Tensor.of(vector[:2]), "b": Tensor.of(vector)}, Policy(nonfinite="null"))
+    assert serialize_derivative(vector, Policy(nonfinite="literal")).startswith(b'{"output":[0.0,1.0,NaN')
     vector[1:3] = np.inf, -np.inf
-    assert written_derivative(vector, Policy(nonfinite="null")).startswith(b'{"output":[0.0,1e999,-1e999')
+    assert serialize_derivative(vector, Policy(nonfinite="null")).startswith(b'{"output":[0.0,1e999,-1e999')
     with pytest.raises(InvalidOutput, match=r"^output: element 1 is inf, which JSON cannot carry"):
-        written_derivative(vector, Policy(nonfinite="error"))
+        serialize_derivative(vector, Policy(nonfinite="error"))
     for words in ("Infinity,-Infinity,NaN", "inf,-inf,nan", "1e999,-1e999,null"):
         for several, text in ((False, f'{{"output":[1,{words}]}}'), (True, f'{{"output":[[1,{words}]]}}')):
-            (found,) = read_output(text.encode(), several=several)
+            (found,) = parse_output(text.encode(), several=several)
             assert np.array_equal(found, [1, np.inf, -np.inf, np.nan], equal_nan=True)
 
 
@@ -389,7 +391,7 @@ def test_forwarded_headers_match_a_pattern_and_are_no_credentials() -> None:
 
 def test_ids_and_outputs_of_a_short_request() -> None:
     text = b'{"id":"i","inputs":[{"name":"x","shape":[2],"datatype":"INT32","data":[3,4]}],"outputs":[{"name":"y"}]}'
-    body = read_request(text, None, Policy())
+    body = parse_request(text, None, Policy())
     assert (body.id, body.parameters, [each.name for each in body.outputs]) == ("i", {}, ["y"])
     assert body.inputs["x"].data.tolist() == [3, 4]
 
@@ -399,6 +401,6 @@ def test_integers_beside_integral_floats_are_exact(data: str) -> None:
     shape = "[2,1]" if "[[" in data else "[2]"
     for datatype in ("INT64", "UINT64"):
         text = f'{{"inputs":[{{"name":"x","shape":{shape},"datatype":"{datatype}","data":{data}}}]}}'
-        assert read_request(text.encode(), None, Policy()).inputs["x"].data.reshape(-1).tolist() == [2**53 + 1, 2]
+        assert parse_request(text.encode(), None, Policy()).inputs["x"].data.reshape(-1).tolist() == [2**53 + 1, 2]
         with pytest.raises(InvalidInput, match="input 'x'"):  # the float may stand for several integers
-            read_request(text.replace("2.0", "9007199254740994.0").encode(), None, Policy())
+            parse_request(text.replace("2.0", "9007199254740994.0").encode(), None, Policy())

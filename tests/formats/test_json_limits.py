@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from dragoman.core.datatypes import FP32, FP64, INT64, Datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import body, json_data, json_document, json_numbers, json_scan, simd
+from dragoman.formats import body, json_data, json_document, json_numbers, json_scan, json_text
 from dragoman.formats.json_document import NumberArray, parse_document, parse_json
-from dragoman.formats.json_numbers import format_numbers
-from dragoman.formats.json_print import json_chunks, nested_text
 from dragoman.formats.json_scan import BLOCK
+from dragoman.formats.json_text import format_nested, format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.system.shared_memory import LARGE, find_buffer
@@ -30,9 +29,8 @@ POLICY = Policy()
 @contextmanager
 def portions(size: int) -> Iterator[None]:
     """Every array is long, and is read in portions of so many bytes."""
-    no_short_way: dict[str, Any] = {"LONG": 2, "_plain": lambda *given: None, "_small": lambda *given: None}
     with (
-        mock.patch.multiple(body, **no_short_way),
+        mock.patch.multiple(body, LONG=2, parse_small_tensor=lambda *arguments: None),
         mock.patch.multiple(json_data, LONG=2, _VERY_LONG=2),
         mock.patch.object(json_numbers, "_CHUNK", size),
         mock.patch.object(json_scan, "BLOCK", size),
@@ -49,7 +47,7 @@ def request(data: str, shape: Any, datatype: str) -> bytes:
 def read(text: bytes, policy: Policy = POLICY) -> Any:
     """The elements and the shape of the one input, or None where it is rejected."""
     try:
-        tensor = body.read_request(text, None, policy).inputs["x"]
+        tensor = body.parse_request(text, None, policy).inputs["x"]
     except InvalidInput:
         return None
     return tensor.shape, tensor.data.tolist()
@@ -131,13 +129,13 @@ def test_a_wrong_shape_is_told_without_making_lists(row: str) -> None:
         mock.patch.object(json_numbers, "_decode", side_effect=AssertionError("elements were parsed")),
         pytest.raises(InvalidInput, match=r"input 'x': 'data' nests as \[50000, 1\], expected its shape \[9, 1\]"),
     ):
-        body.read_request(request(data, [9, 1], datatype), None, POLICY)
+        body.parse_request(request(data, [9, 1], datatype), None, POLICY)
 
 
 def test_ragged_rows_of_the_right_number_are_told() -> None:
     data = "[" + ",".join(["[1]"] * 50_000 + ["[1,2]", "[]"]) + "]"
     with pytest.raises(InvalidInput, match="input 'x': 'data' is ragged, expected rows of equal lengths"):
-        body.read_request(request(data, [50_002, 1], "FP32"), None, POLICY)
+        body.parse_request(request(data, [50_002, 1], "FP32"), None, POLICY)
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ def test_keys_that_nobody_knows_are_limited_in_inference_requests(place: str) ->
     text = "{" + (f"{other},{tensor}" if place == "before" else f"{tensor},{other}") + "}"
     assert read(text.encode()) == ((1,), [1])
     with pytest.raises(InvalidInput, match="too many values in JSON: expected at most 1000"):
-        body.read_request(text.encode(), None, Policy(max_json_values=1000))
+        body.parse_request(text.encode(), None, Policy(max_json_values=1000))
 
 
 def test_tensor_data_does_not_count_as_values() -> None:
@@ -186,7 +184,7 @@ def test_a_text_that_is_longer_than_what_may_be_parsed_is_rejected() -> None:
     text = request(json.dumps(["a" * 600_000]), [1], "BYTES")
     assert read(text) is not None
     with pytest.raises(InvalidInput, match=r"data\[0\]: expected at most 5000 bytes as JSON; send it as binary data"):
-        body.read_request(text, None, Policy(max_json_bytes=5000))
+        body.parse_request(text, None, Policy(max_json_bytes=5000))
 
 
 @pytest.mark.parametrize("depth", [64, 65])
@@ -254,24 +252,22 @@ def test_long_arrays_of_a_document_are_apart_and_not_limited() -> None:
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(["<f4", "<f8", "<i8", "|b1"]))
 def test_nested_arrays_are_printed_in_portions(shape: list[int], dtype: str) -> None:
     array = (np.arange(np.prod(shape)) / 3).reshape(shape).astype(dtype)
-    from dragoman.formats import json_print
-
     for portion in (1, 2, 5, 1 << 14):
-        with mock.patch.object(json_print, "_PORTION", portion):
-            assert orjson.loads(b"".join(json_chunks({"y": nested_text(array)})))["y"] == array.tolist()
+        with mock.patch.object(json_text, "_CHUNK_ELEMENTS", portion):
+            assert orjson.loads(b"".join(json_chunks({"y": format_nested(array)})))["y"] == array.tolist()
 
 
 def test_documents_with_long_texts_are_written_in_chunks() -> None:
     long = np.arange(600_000) / 8
     value = {
         "id": "\0 \\0",
-        "y": nested_text(long),
+        "y": format_nested(long),
         "z": [format_numbers(long), format_numbers(np.arange(40_000)), "\0"],
         "k": long,
     }
     chunks = json_chunks(value)
     assert max(map(len, chunks[:-1])) < 1 << 23, "bytes that one step copies while no other thread runs"
-    assert max(map(len, json_chunks({"y": nested_text(long)}))) < 1 << 20
+    assert max(map(len, json_chunks({"y": format_nested(long)}))) < 1 << 20
     expected = {"id": "\0 \\0", "y": long.tolist(), "z": [long.tolist(), list(range(40_000)), "\0"], "k": long.tolist()}
     assert orjson.loads(b"".join(chunks)) == expected
     assert len(json_chunks({"y": [1.5]})) == 1
@@ -335,8 +331,8 @@ def test_rows_of_unequal_depth_or_length_are_rejected(data: str, datatype: Datat
 def test_a_list_in_a_flat_array_is_rejected(datatype: Datatype) -> None:
     flat = list(range(1000))
     data = json.dumps([*flat[:-1], [flat[-1]]])
-    assert simd.parse_numbers(json.dumps(flat).encode(), datatype) is not None
-    assert simd.parse_numbers(data.encode(), datatype) is None
+    assert json_numbers.parse_with_simdjson(json.dumps(flat).encode(), datatype) is not None
+    assert json_numbers.parse_with_simdjson(data.encode(), datatype) is None
     assert read(request(data, [1000], datatype.name)) is None
 
 
@@ -364,10 +360,10 @@ def test_a_raw_bool_is_0_or_1(count: int) -> None:
     raw = bytearray(count)
     tensor = {"name": "x", "shape": [count], "datatype": "BOOL", "parameters": {"binary_data_size": count}}
     head = json.dumps({"inputs": [tensor]})
-    assert not body.read_request(head.encode(), memoryview(raw), POLICY).inputs["x"].data.any()
+    assert not body.parse_request(head.encode(), memoryview(raw), POLICY).inputs["x"].data.any()
     raw[-1] = 2
     with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
-        body.read_request(head.encode(), memoryview(raw), POLICY)
+        body.parse_request(head.encode(), memoryview(raw), POLICY)
 
 
 def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:

@@ -13,7 +13,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import FP32, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE, Tensor
-from dragoman.formats import oip_contents, oip_typed
+from dragoman.formats import oip_tensors, oip_wire
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest, ModelInferResponse, length_delimited
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc_inference as oip_inference
@@ -56,9 +56,9 @@ def test_large_contents_are_read_as_small_ones(kinds: list[str], data: st.DataOb
     body = message.SerializeToString()
     expected = read(body)
     with (
-        mock.patch.object(oip_inference, "TYPED_LARGE", 0),
-        mock.patch.object(oip_typed, "_CONTENTS_LARGE", 1),
-        mock.patch.object(oip_typed, "_PORTION", portion),
+        mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
+        mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
+        mock.patch.object(oip_wire, "_DECODED_BYTES", portion),
     ):
         found = read(body)
     if isinstance(expected, str):
@@ -72,8 +72,8 @@ def test_more_elements_than_may_be_parsed_are_rejected_first() -> None:
     message.inputs.add(name="x", datatype="BYTES", shape=[1000]).contents.bytes_contents.extend([b""] * 1000)
     body = message.SerializeToString()
     with (
-        mock.patch.object(oip_inference, "TYPED_LARGE", 0),
-        mock.patch.object(oip_inference, "parsed", side_effect=AssertionError("it was parsed")),
+        mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
+        mock.patch.object(oip_inference, "parse_message", side_effect=AssertionError("it was parsed")),
     ):
         assert "too many unpacked elements: expected at most 500" in read(body, Policy(max_bytes_elements=500))
         with pytest.raises(AssertionError, match="it was parsed"):
@@ -88,7 +88,7 @@ def test_elements_are_counted_without_an_object_for_each() -> None:
     body = message.SerializeToString()
     tracemalloc.start()
     try:
-        assert oip_typed.typed_apart(body, POLICY) == (body, {})
+        assert oip_wire.split_typed_contents(body, POLICY) == (body, {})
         taken = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -98,7 +98,7 @@ def test_elements_are_counted_without_an_object_for_each() -> None:
 @pytest.mark.parametrize("wire", [b"\x80", b"\x01\x80\x80", b"\xff" * 11 + b"\x01"])
 def test_varints_that_are_broken_are_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidInput):
-        oip_typed.Packed("int64_contents", memoryview(wire)).array()
+        oip_wire.PackedContents("int64_contents", memoryview(wire)).array()
 
 
 def test_contents_that_are_there_twice_are_merged() -> None:
@@ -110,7 +110,10 @@ def test_contents_that_are_there_twice_are_merged() -> None:
         tensor.shape[0] = 2 + len(contents) // 6
         field = b"".join((tensor.SerializeToString(), *length_delimited(5, contents)))
         body = b"".join((b"\x0a\x01m", *length_delimited(5, field)))
-        with mock.patch.object(oip_inference, "TYPED_LARGE", 0), mock.patch.object(oip_typed, "_CONTENTS_LARGE", 1):
+        with (
+            mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
+            mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
+        ):
             assert read(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
 
 
@@ -131,7 +134,10 @@ def test_many_elements_are_written_as_protobuf_writes_them(kinds: list[str], dat
     response = Response(Inference(tensors), "m", "1")
     options = oip_inference.GrpcOutputOptions("7", "m", "1", raw=False, classes={}, final=False)
     expected = oip_inference.format_infer_response(response, options)
-    with mock.patch.object(oip_contents, "_MANY", 0), mock.patch.object(oip_contents, "_PORTION", portion):
+    with (
+        mock.patch.object(oip_tensors, "_MANY_ELEMENTS", 0),
+        mock.patch.object(oip_tensors, "_ENCODED_ELEMENTS", portion),
+    ):
         assert oip_inference.format_infer_response(response, options) == expected
     assert ModelInferResponse.FromString(expected).outputs[0].HasField("contents")
 

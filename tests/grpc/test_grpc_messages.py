@@ -56,8 +56,8 @@ def test_field_numbers_and_types_are_those_of_triton_clients() -> None:
 @pytest.mark.parametrize("value", [True, False, 0, -(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1.5, "", "é"])
 def test_parameters_come_back_as_they_were(value: bool | int | float | str) -> None:
     message = m.ModelInferResponse()
-    m.write_parameters({"p": value}, message.parameters)
-    back = m.read_parameters(m.ModelInferResponse.FromString(message.SerializeToString()).parameters, "")
+    m.parameters_to_proto({"p": value}, message.parameters)
+    back = m.parameters_from_proto(m.ModelInferResponse.FromString(message.SerializeToString()).parameters, "")
     assert back == {"p": value}
     assert type(back["p"]) is type(value)
 
@@ -65,17 +65,17 @@ def test_parameters_come_back_as_they_were(value: bool | int | float | str) -> N
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, None, [1]])
 def test_a_parameter_without_a_field_is_the_models_fault(value: Any) -> None:
     with pytest.raises(InvalidOutput, match="parameter 'p'"):
-        m.write_parameters({"p": value}, m.ModelInferResponse().parameters)
+        m.parameters_to_proto({"p": value}, m.ModelInferResponse().parameters)
 
 
 def test_a_parameter_without_a_value_is_refused() -> None:
     message = m.ModelInferRequest()
     message.parameters["p"].SetInParent()
     with pytest.raises(InvalidInput, match="parameter 'p': expected a value, got none"):
-        m.read_parameters(message.parameters, "")
+        m.parameters_from_proto(message.parameters, "")
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
 def test_a_malformed_message_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"no inference\.ModelInferRequest"):
-        m.parsed(m.ModelInferRequest, body)
+        m.parse_message(m.ModelInferRequest, body)

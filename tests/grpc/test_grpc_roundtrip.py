@@ -13,7 +13,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Datatype
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
-from dragoman.formats.oip_contents import FIELDS
+from dragoman.formats.oip_tensors import FIELDS
 from dragoman.formats.raw import raw_from_tensor
 from dragoman.transports.grpc.handlers import join_chunks
 

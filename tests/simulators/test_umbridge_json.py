@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.formats import json_numbers, simd
+from dragoman.formats import json_numbers
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_answer import numbers, read_output
+from dragoman.formats.umbridge_response import numbers, parse_output
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -47,7 +47,7 @@ def test_vectors_come_as_they_were_written(vectors: Any, sens: Any, long: bool) 
 def test_a_vector_goes_out_and_comes_back(values: list[float]) -> None:
     policy = Policy(nonfinite="literal")
     text = orjson.dumps({"output": numbers(np.array(values), "y", policy)}, option=orjson.OPT_SERIALIZE_NUMPY)
-    np.testing.assert_array_equal(read_output(text, several=False)[0], np.array(values))
+    np.testing.assert_array_equal(parse_output(text, several=False)[0], np.array(values))
     np.testing.assert_array_equal(json.loads(text)["output"], values)
 
 
@@ -79,7 +79,7 @@ LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, 
 @pytest.mark.parametrize("vectors", ["[[%s]]", "[ [1, 2] ,\n[%s], [ ] ]", "[[%s], [3], [%s]]"])
 def test_very_long_bodies_are_read_in_pieces(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not simdjson:
-        monkeypatch.setattr(simd, "_parser_class", lambda: None)
+        monkeypatch.setattr(json_numbers, "_simd_parser_class", lambda: None)
     text = vectors.replace("%s", LONG)
     found = read(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
     wanted = json.loads(text)
@@ -162,7 +162,7 @@ def test_numbers_of_single_precision_keep_their_value() -> None:
     ],
 )
 def test_answers_of_other_servers_are_understood(text: bytes, several: bool, wanted: Any) -> None:
-    np.testing.assert_array_equal(read_output(text, several=several), wanted)
+    np.testing.assert_array_equal(parse_output(text, several=several), wanted)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_answers_of_other_servers_are_understood(text: bytes, several: bool, wan
 )
 def test_what_is_no_answer_is_told(text: bytes) -> None:
     with pytest.raises(InvalidOutput, match="the answer is"):
-        read_output(text, several=True)
+        parse_output(text, several=True)
 
 
 @pytest.mark.parametrize("value", [b'"1"', b"true", b"{}", b"[1]"])
@@ -180,7 +180,7 @@ def test_a_value_that_is_not_a_number_is_rejected_not_converted(value: bytes, co
     vector = b"[%s]" % b", ".join([b"1.5"] * count + [value])
     text = b'{"output": %s}' % (b"[%s]" % vector if several else vector)
     with pytest.raises(InvalidOutput, match="expected numbers in 'output', got"):
-        read_output(text, several=several)
+        parse_output(text, several=several)
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))

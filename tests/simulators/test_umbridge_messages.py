@@ -7,7 +7,7 @@ import pytest
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_answer import read_output
+from dragoman.formats.umbridge_response import parse_output
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_infinite_numbers_are_named_where_they_are_not_wanted() -> None:
 )
 def test_an_answer_that_is_none_is_shown(text: bytes, several: bool, message: str) -> None:
     with pytest.raises(InvalidOutput) as caught:
-        read_output(text, several=several)
+        parse_output(text, several=several)
     assert caught.value.message == message
 
 

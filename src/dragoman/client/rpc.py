@@ -11,7 +11,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.formats import oip_messages as m
 from dragoman.formats.message import InferenceRequest, InferenceResponse
-from dragoman.formats.oip_contents import tensor_from_contents
+from dragoman.formats.oip_tensors import tensor_from_contents
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
 
@@ -78,12 +78,12 @@ def _serialize(model: str, version: str, request: InferenceRequest) -> bytes:
         raise InvalidInput("expected the name of a model, got none")
     message = m.ModelInferRequest(model_name=model, model_version=version, id=request.id)
     try:
-        m.write_parameters(request.parameters, message.parameters)
+        m.parameters_to_proto(request.parameters, message.parameters)
         for name, tensor in request.tensors.items():
             one = message.inputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
-            m.write_parameters(tensor.parameters, one.parameters)
+            m.parameters_to_proto(tensor.parameters, one.parameters)
         for output in request.outputs:
-            m.write_parameters(output.parameters, message.outputs.add(name=output.name).parameters)
+            m.parameters_to_proto(output.parameters, message.outputs.add(name=output.name).parameters)
     except InvalidOutput as error:
         raise InvalidInput(error.message) from error
     parts: list[Buffer] = [message.SerializeToString()]
@@ -97,7 +97,7 @@ def _serialize(model: str, version: str, request: InferenceRequest) -> bytes:
 
 def _parse(kind: Any, response: bytes) -> Any:
     try:
-        return m.parsed(kind, response)
+        return m.parse_message(kind, response)
     except InvalidInput as error:
         raise _unreadable(error) from error
 
@@ -116,7 +116,7 @@ def _response(message: Any) -> InferenceResponse:
             _outputs(message),
             model_name=message.model_name,
             model_version=message.model_version,
-            parameters=m.read_parameters(message.parameters, ""),
+            parameters=m.parameters_from_proto(message.parameters, ""),
             id=message.id,
         )
     except InvalidInput as error:
@@ -130,7 +130,7 @@ def _outputs(message: Any) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for at, output in enumerate(message.outputs):
         where = f"output '{output.name}'"
-        parameters = m.read_parameters(output.parameters, f"{where}: ")
+        parameters = m.parameters_from_proto(output.parameters, f"{where}: ")
         name = where, datatype(output.datatype), output.shape
         if raw:
             tensors[output.name] = tensor_from_raw(*name, raw[at], _POLICY, parameters)

@@ -1,4 +1,4 @@
-"""The body of a request or answer of the Open Inference Protocol: JSON, perhaps with binary tensors behind it."""
+"""Body of an Open Inference request or response: JSON, optionally followed by binary tensor data."""
 
 import json
 import re
@@ -8,25 +8,35 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dragoman.core.datatypes import Datatype, datatype
+from dragoman.core.datatypes import datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
-from dragoman.core.tensor import Parameters, Scalar, Tensor
+from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.cut import CutMessage, cut_arrays
 from dragoman.formats.json_data import json_from_tensor, tensor_from_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
-from dragoman.formats.request import JsonParameters, RequestBody, Requested, told_parameters
-from dragoman.formats.small import plain_raw, small_tensor
+from dragoman.formats.small_messages import parse_small_tensor
 
-Read = TypeVar("Read")
+Body = TypeVar("Body")
 
 HEADER_LENGTH = "inference-header-content-length"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_DEPTH = 3  # how deep data lies in a message
+_DATA_DEPTH = 3  # nesting of `data` in a message
+_HEADER_VALUE = re.compile(r"\s*-?[0-9]{1,20}\s*", re.ASCII)
 
-# --- the envelope, as it stands on the wire ------------------------------------------------------------------
+# --- messages as they are on the wire ----------------------------------------------------------------------------
+
+# Clients whose types have more parameters than they send write null for the rest.
+JsonParameters = dict[str, str | bool | int | float | None]
+
+
+class RequestedOutput(msgspec.Struct):
+    """An output that a request names."""
+
+    name: str
+    parameters: JsonParameters | None = None
 
 
 class _Tensor(msgspec.Struct):
@@ -45,7 +55,7 @@ class _Request(msgspec.Struct):
     inputs: list[_RawTensor]
     id: str | None = None
     parameters: JsonParameters | None = None
-    outputs: list[Requested] | None = None
+    outputs: list[RequestedOutput] | None = None
 
 
 class _LiteralRequest(_Request):
@@ -68,8 +78,17 @@ _REQUEST = msgspec.json.Decoder(_Request)
 _RESPONSE = msgspec.json.Decoder(_Response)
 
 
+class RequestBody(msgspec.Struct, frozen=True):
+    """A parsed request."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[RequestedOutput]
+    parameters: dict[str, Scalar]
+    id: str | None
+
+
 class ResponseBody(msgspec.Struct, frozen=True):
-    """An answer as it was written."""
+    """A parsed response."""
 
     outputs: Mapping[str, Tensor]
     parameters: dict[str, Scalar]
@@ -78,224 +97,185 @@ class ResponseBody(msgspec.Struct, frozen=True):
     id: str | None
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-_LENGTH = re.compile(r"\s*-?[0-9]{1,20}\s*", re.ASCII)
+# --- parsing -----------------------------------------------------------------------------------------------------
 
 
-def divide(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]:
-    """The JSON and the binary data behind it, None where the header that tells the JSON's length is missing.
+def split_body(body: Buffer, header: str | None) -> tuple[Buffer, memoryview | None]:
+    """Return the JSON and the binary data after it, None without the header that gives the length of the JSON.
 
-    Raises InvalidInput where the header is no such length.
+    Raises InvalidInput if the header is not such a length.
     """
     if header is None:
         return body, None
-    length, view = _length(header), memoryview(body)
+    length, view = _parse_length(header), memoryview(body)
     if not 0 <= length <= len(view):
         raise InvalidInput(f"inference header size should be in range (0, {len(view)}), got: {length}")
     return view[:length], view[length:]
 
 
 @lru_cache(maxsize=512)
-def _length(header: str) -> int:
-    """What the header says."""
-    if _LENGTH.fullmatch(header) is None:
+def _parse_length(header: str) -> int:
+    if _HEADER_VALUE.fullmatch(header) is None:
         raise InvalidInput(f"Unable to parse Inference-Header-Content-Length, got: {header[:64]}")
     return int(header)
 
 
-def read_request(head: Buffer, rest: memoryview | None, policy: Policy) -> RequestBody:
-    """The request in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    text = bytes(head)
-    return _plain(text, policy, rest) or _once(text, rest, policy, _request)
+def parse_request(text: Buffer, binary: memoryview | None, policy: Policy) -> RequestBody:
+    """Parse the JSON of a request and the binary data after it. Raises InvalidInput or NotSupported."""
+    text = bytes(text)
+    return (
+        _parse_request(text, None, binary, policy) if len(text) < LONG else _parse(text, binary, policy, _parse_request)
+    )
 
 
-def read_response(head: Buffer, rest: memoryview | None, policy: Policy) -> ResponseBody:
-    """The answer in some JSON and the binary data behind it. Raises InvalidInput or NotSupported."""
-    return _once(bytes(head), rest, policy, _response)
+def parse_response(text: Buffer, binary: memoryview | None, policy: Policy) -> ResponseBody:
+    """Parse the JSON of a response and the binary data after it. Raises InvalidInput or NotSupported."""
+    return _parse(bytes(text), binary, policy, _parse_response)
 
 
-def _plain(text: bytes, policy: Policy, rest: Buffer | None) -> RequestBody | None:
-    """A short request of small tensors of numbers with nothing unusual in it, as most are; None of any other."""
-    if len(text) >= LONG or text.count(b"[") + text.count(b"{") > policy.max_json_depth:
-        return None
-    try:
-        found = _REQUEST.decode(text)
-    except PARSER_ERRORS:
-        return None
-    inputs: dict[str, Tensor] = {}
-    at = 0
-    for one in found.inputs:
-        if not one.parameters:
-            tensor = small_tensor(one.datatype, one.shape, one.data, policy)
-        elif rest is not None and one.data is msgspec.UNSET:
-            size = _sole_size(one.parameters)
-            tensor = plain_raw(one.datatype, one.shape, rest[at : at + size], policy)
-            at += size
-        else:
-            return None
-        if tensor is None or one.name in inputs:
-            return None
-        inputs[one.name] = tensor
-    if rest is not None and at != len(rest):
-        return None
-    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
+def parse_parameters(parameters: JsonParameters | None) -> dict[str, Scalar]:
+    """Return the parameters that are not null. Raises InvalidInput naming an integer of more than 64 bits."""
+    if not parameters:
+        return {}
+    for key, value in parameters.items():
+        if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidInput(f"parameter '{key}': expected an integer of 64 bits, got one of {value.bit_length()}")
+    return {k: v for k, v in parameters.items() if v is not None}
 
 
-def _sole_size(parameters: JsonParameters) -> int:
-    """The size of binary data, if a tensor has no other parameter; else 0, which none has."""
-    size = parameters.get("binary_data_size")
-    return size if type(size) is int and size > 0 and len(parameters) == 1 else 0
-
-
-def _request(message: CutMessage, rest: memoryview | None, policy: Policy) -> RequestBody:
-    found = _parsed(message.rest, _REQUEST, _LiteralRequest, "an inference request", policy)
-    inputs = _tensors(found.inputs, rest, message, "input", policy)
-    return RequestBody(inputs, found.outputs or (), told_parameters(found.parameters), found.id)
-
-
-def _response(message: CutMessage, rest: memoryview | None, policy: Policy) -> ResponseBody:
-    found = _parsed(message.rest, _RESPONSE, _LiteralResponse, "an inference response", policy)
-    outputs = _tensors(found.outputs, rest, message, "output", policy)
-    parameters = told_parameters(found.parameters)
-    return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
-
-
-def _once(
+def _parse(
     text: bytes,
-    rest: memoryview | None,
+    binary: memoryview | None,
     policy: Policy,
-    read: Callable[[CutMessage, memoryview | None, Policy], Read],
-) -> Read:
-    """What `read` makes of a message; of a long one after its arrays were cut out, if nothing is wrong with it.
+    parse: Callable[[bytes, CutMessage | None, memoryview | None, Policy], Body],
+) -> Body:
+    """Parse a message; a long one after its arrays were cut out, unless something in it is invalid.
 
-    What is wrong is told of the message as it came, if that is short enough to be parsed in one go.
+    Then it is parsed as it came, for an error that names the position, if it is short enough for that.
     """
     if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
         message = cut_arrays(text, (b'"data"',), LONG)
         if message.spans:
             try:
-                return read(message, rest, policy)
+                return parse(message.rest, message, binary, policy)
             except DragomanError:
                 if len(text) > policy.max_json_values:
                     raise
-    return read(CutMessage(text, text, {}), rest, policy)
+    return parse(text, None, binary, policy)
 
 
-def _parsed(head: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
-    check_json(head, policy)
+def _parse_request(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> RequestBody:
+    found = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
+    inputs = _parse_tensors(found.inputs, cut, binary, "input", policy)
+    return RequestBody(inputs, found.outputs or (), parse_parameters(found.parameters), found.id)
+
+
+def _parse_response(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> ResponseBody:
+    found = _decode(text, _RESPONSE, _LiteralResponse, "an inference response", policy)
+    outputs = _parse_tensors(found.outputs, cut, binary, "output", policy)
+    parameters = parse_parameters(found.parameters)
+    return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
+
+
+def _decode(text: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
+    check_json(text, policy)
     try:
-        return decoder.decode(head.removeprefix(_BYTE_ORDER_MARK))
-    except PARSER_ERRORS as fault:
-        literal = _with_literals(head, literal_type) if policy.nonfinite == "literal" else None
+        return decoder.decode(text.removeprefix(_BYTE_ORDER_MARK))
+    except PARSER_ERRORS as error:
+        literal = _decode_literals(text, literal_type) if policy.nonfinite == "literal" else None
         if literal is not None:
             return literal
-        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {describe_parser_error(fault)}") from fault
+        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {describe_parser_error(error)}") from error
 
 
-def _with_literals(head: bytes, literal_type: Any) -> Any:
-    """The message with NaN, Infinity and -Infinity written as bare words, which only Python's own parser reads."""
+def _decode_literals(text: bytes, literal_type: Any) -> Any:
+    """Decode a message with NaN, Infinity and -Infinity as bare words, which only Python's own parser accepts."""
     try:
-        found = json.loads(head)
-        if b"\\u" in head:  # that parser lets through halves of characters, which no answer could repeat
+        found = json.loads(text)
+        if b"\\u" in text:  # that parser accepts lone surrogates, which no response could repeat
             json.dumps(found, ensure_ascii=False).encode()
         return msgspec.convert(found, literal_type)
     except (ValueError, RecursionError):
         return None
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------
-
-
-def _tensors(
-    given: Sequence[_Tensor], rest: memoryview | None, message: CutMessage, noun: str, policy: Policy
+def _parse_tensors(
+    descriptions: Sequence[_Tensor], cut: CutMessage | None, binary: memoryview | None, noun: str, policy: Policy
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    at, cut, left = 0, 0, memoryview(b"") if rest is None else rest
-    for one in given:
-        if (small := _small(one, policy)) is not None and one.name not in tensors:
-            tensors[one.name] = small
-            continue
+    at, cut_count, data = 0, 0, b"" if binary is None else binary
+    for one in descriptions:
+        if not one.parameters and one.name not in tensors:
+            small = parse_small_tensor(one.datatype, one.shape, one.data, policy)
+            if small is not None:
+                tensors[one.name] = small
+                continue
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
-        parameters = told_parameters(one.parameters)
-        if "shared_memory_region" in parameters:
-            raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
-        kind = _datatype(one, where)
-        size = parameters.pop("binary_data_size", None)
-        if (array := message.array(one.data)) is not None:
-            cut += 1
-            if size is None and _DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
+        if cut is not None and (array := cut.array(one.data)) is not None:
+            cut_count += 1
+            if _DATA_DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
                 one.data = msgspec.Raw(array)
-        if size is None:
-            tensors[one.name] = _from_json(one, where, kind, parameters, policy)
-        else:
-            raw = _slice(one, where, size, left[at:])
-            at += len(raw)
-            tensors[one.name] = tensor_from_raw(where, kind, one.shape, raw, policy, parameters)
-    if at != len(left):
-        raise InvalidInput(f"unexpected additional {noun} data: {len(left) - at} bytes are left after all {noun}s")
-    if cut != len(message.spans):
-        raise InvalidInput("an array that is no tensor's data was cut out")
+        tensors[one.name], size = _parse_tensor(one, where, data[at:], policy)
+        at += size
+    if at != len(data):
+        raise InvalidInput(f"unexpected additional {noun} data: {len(data) - at} bytes are left after all {noun}s")
+    if cut is not None and cut_count != len(cut.spans):
+        raise InvalidInput("an array that is not the data of a tensor was cut out")
     return tensors
 
 
-def _small(one: _Tensor, policy: Policy) -> Tensor | None:
-    """The tensor of a description with nothing unusual in it, which most are."""
-    return None if one.parameters else small_tensor(one.datatype, one.shape, one.data, policy)
-
-
-def _from_json(one: _Tensor, where: str, kind: Datatype, parameters: Parameters, policy: Policy) -> Tensor:
-    if one.data is msgspec.UNSET:
-        raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
-    return tensor_from_json(where, kind, one.shape, one.data, policy, parameters)
-
-
-def _datatype(one: _Tensor, where: str) -> Datatype:
+def _parse_tensor(one: _Tensor, where: str, binary: Buffer, policy: Policy) -> tuple[Tensor, int]:
+    """Return the tensor and how many bytes of the binary data are its own."""
+    parameters = parse_parameters(one.parameters)
+    if "shared_memory_region" in parameters:
+        raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
     try:
-        return datatype(one.datatype)
-    except InvalidInput as fault:
-        raise InvalidInput(f"{where}: {fault.message}") from fault
-
-
-def _slice(one: _Tensor, where: str, size: object, left: memoryview) -> memoryview:
+        kind = datatype(one.datatype)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}") from error
+    size = parameters.pop("binary_data_size", None)
+    if size is None:
+        if one.data is msgspec.UNSET:
+            raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
+        return tensor_from_json(where, kind, one.shape, one.data, policy, parameters), 0
     if one.data is not msgspec.UNSET:
         raise InvalidInput(
             f"{where}: Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
         )
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise InvalidInput(f"{where}: 'binary_data_size' expects a number of bytes, got {size!r}")
-    if size > len(left):
-        raise InvalidInput(f"{where}: expecting {size - len(left)} additional bytes of binary data")
-    return left[:size]
+    if size > len(binary):
+        raise InvalidInput(f"{where}: expecting {size - len(binary)} additional bytes of binary data")
+    return tensor_from_raw(where, kind, one.shape, binary[:size], policy, parameters), size
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- serializing -------------------------------------------------------------------------------------------------
 
 
-def write_tensors(
+def serialize_tensors(
     tensors: Mapping[str, Tensor],
-    binary: Callable[[str], bool],
+    is_binary: Callable[[str], bool],
     policy: Policy,
     noun: str = "output",
     at_once: bool = False,
 ) -> tuple[list[dict[str, Any]], list[Buffer]]:
-    """Tensors as orjson prints them, and the bytes that follow the JSON of those that go in binary form.
+    """Return tensors as values for `json_chunks`, and the binary data of those that are sent so.
 
     `at_once`: see `json_from_tensor`.
     """
-    written: list[dict[str, Any]] = []
+    descriptions: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
     for name, tensor in tensors.items():
         one: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
-        raw = raw_from_tensor(tensor) if binary(name) else b""
-        if len(raw):  # an empty tensor has no binary form and goes as `"data": []`
+        raw = raw_from_tensor(tensor) if is_binary(name) else b""
+        if len(raw):  # an empty tensor has no binary form and is sent as `"data": []`
             one["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
             blobs.append(raw)
         else:
             if tensor.parameters:
                 one["parameters"] = dict(tensor.parameters)
             one["data"] = json_from_tensor(f"{noun} '{name}'", tensor, policy, at_once)
-        written.append(one)
-    return written, blobs
+        descriptions.append(one)
+    return descriptions, blobs

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping
 import msgspec
 import numpy as np
 
-from dragoman.formats.json_scan import array_end, string_end
+from dragoman.formats.json_scan import find_array_end, find_string_end
 
 _OPENING = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(?=\[)")
 _MAX_STRINGS = 1 << 14  # of a message that are compared with keys, without those in arrays
@@ -49,7 +49,7 @@ def cut_arrays(text: bytes, keys: Container[bytes], min_bytes: int) -> CutMessag
     size = done = at = strings = 0
     while (quote := text.find(b'"', at)) >= 0 and strings < _MAX_STRINGS:
         strings += 1
-        at = string_end(text, quote, _MAX_STRINGS)
+        at = find_string_end(text, quote, _MAX_STRINGS)
         if at < 0:
             break
         opening = _OPENING.match(text, at) if text[quote:at] in keys else None
@@ -79,7 +79,7 @@ def _array_end(text: bytes, start: int) -> int | None:
     end = text.rfind(b"]", start, stop if brace < 0 else brace) + 1
     if end or brace >= 0 or quote < 0:
         return end
-    return array_end(text, start)  # of strings
+    return find_array_end(text, start)  # of strings
 
 
 def _address(view: bytes | memoryview) -> int:

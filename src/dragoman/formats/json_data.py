@@ -14,8 +14,9 @@ from dragoman.core.bytes_tensor import BytesTensor, pack_texts, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
-from dragoman.formats.json_numbers import LONG, format_numbers, parse_list, parse_numbers, strip_brackets, to_array
-from dragoman.formats.json_scan import BLOCK, text_portions
+from dragoman.formats.json_numbers import LONG, parse_list, parse_numbers, strip_brackets, to_array
+from dragoman.formats.json_scan import BLOCK, split_texts
+from dragoman.formats.json_text import format_numbers
 from dragoman.formats.nesting import Nesting, mismatch
 from dragoman.formats.policy import Policy
 from dragoman.formats.raw import check_shape, shaped
@@ -105,7 +106,7 @@ def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: in
     None of them is longer than `most` bytes.
     """
     first = 0
-    for raw, codes in text_portions(data):
+    for raw, codes in split_texts(data):
         if len(raw) > most + BLOCK:
             raise InvalidInput(f"{where}: data[{first}]: expected at most {most} bytes as JSON; send it as binary data")
         if nesting is not None:

@@ -14,7 +14,7 @@ import orjson
 from dragoman.core.datatypes import BOOL, FP64, INT64, UINT64, Array, Datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.json_numbers import parse_numbers
-from dragoman.formats.json_scan import BLOCK, array_end, check_json, string_end, structure
+from dragoman.formats.json_scan import BLOCK, check_json, find_array_end, find_string_end, structure
 from dragoman.formats.nesting import Nesting, regular_shape
 from dragoman.formats.policy import Buffer, Policy
 
@@ -84,13 +84,13 @@ def parse_json(text: Buffer, policy: Policy) -> Any:
 def parse_document(text: Buffer, policy: Policy) -> Any:
     """The same, in which each long array of numbers, which no limit but its own holds for, is a NumberArray."""
     text = bytes(text)
-    rest, arrays = without_arrays(text, policy)
+    rest, arrays = cut_number_arrays(text, policy)
     check_json(rest, policy)
     value = _parsed(rest)
     return _with_arrays(value, [NumberArray(array) for array in arrays]) if arrays else value
 
 
-def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]]:
+def cut_number_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]]:
     """A JSON text with a string in place of each long array of numbers, and these arrays."""
     arrays: list[memoryview] = []
     if len(text) < _LONG or _has_mark(text):
@@ -109,7 +109,7 @@ def without_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryview]
             done = at = end
         if quote < 0:
             break
-        at = string_end(text, quote, policy.max_json_values)
+        at = find_string_end(text, quote, policy.max_json_values)
         if at < 0:
             break
     return (b"".join((*parts, text[done:])), arrays) if arrays else (text, arrays)
@@ -129,7 +129,7 @@ def _numbers_between(text: bytes, at: int, stop: int) -> tuple[int, int]:
             break
         brace = text.find(b"{", start, stop)
         limit = stop if brace < 0 else brace
-        end = array_end(memoryview(text)[:limit], start) if limit - start >= _LONG else None
+        end = find_array_end(memoryview(text)[:limit], start) if limit - start >= _LONG else None
         if end is not None and end - start >= _LONG:
             return start, end
         at = end if end is not None else limit + 1

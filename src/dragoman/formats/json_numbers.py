@@ -1,33 +1,29 @@
-"""Arrays of numbers in JSON text: which parser reads them, and which serializer writes them, is decided here.
+"""Parse arrays of numbers in JSON text, and choose the parser.
 
-Short arrays go through msgspec and orjson. Long ones are parsed in chunks: by compiled kernels (`native.float_text`) or
+Short arrays go through msgspec. Long ones are parsed in chunks: by compiled kernels (`native.float_text`) or
 by simdjson where these are installed and the text is plain, else by msgspec. All give the same values; errors come from
 msgspec alone.
 """
 
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from dragoman.core.datatypes import BYTES, Array, Datatype, round_to
 from dragoman.core.errors import InvalidInput
-from dragoman.formats import simd
-from dragoman.formats.json_print import LongText
 from dragoman.formats.nesting import Nesting
 from dragoman.formats.policy import Buffer
 from dragoman.native.float_text import float_text
 from dragoman.system.shared_memory import empty_array
 
 LONG = 2048  # performance only: bytes of JSON from which on arrays are cut out of a message and parsed in chunks
-# No other thread runs while a parser or serializer does, except in compiled kernels.
+# No other thread runs while a parser does, except in compiled kernels.
 _CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
-_CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
-_COMPILED_ELEMENTS = 512  # performance only: from which on compiled kernels are faster than orjson
 _COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time
 
 # The Python type of one element. Open Inference leaves conversions open: only those that change no value are made.
@@ -109,7 +105,7 @@ def parse_compiled(text: Buffer, numbers: Array) -> int:
 
 def _parse_chunk(where: str, datatype: Datatype, text: bytes, first: Position, literal: bool, null: bool) -> Array:
     """Parse a flat array that is a chunk of a longer one."""
-    numbers = simd.parse_numbers(text, datatype)
+    numbers = parse_with_simdjson(text, datatype)
     if numbers is not None:
         return numbers if datatype.kind != "float" else _rounded(numbers, datatype, where)
     return to_array(parse_list(where, datatype, msgspec.Raw(text), 1, first, literal, null), datatype, where)
@@ -252,24 +248,49 @@ def _shifted(message: str, first: Position) -> str:
     return "".join(f"[{i}]" for i in indices) + message[place.end() :]
 
 
-# --- serializing --------------------------------------------------------------------------------------------------
+# --- simdjson ----------------------------------------------------------------------------------------------------
+
+_SIMD_TYPES = {"float": ("d", np.float64), "int": ("i", np.int64), "uint": ("u", np.uint64)}
+_REUSED_BYTES = 1 << 19  # performance only: a parser holds several times the memory of its longest text
+
+# The parser that was used last: a new one has to get its memory from the system. One thread at a time has it.
+_SIMD_PARSERS: list[Any] = []
 
 
-def format_numbers(flat: Array, at_once: bool = False) -> Any:
-    """Return a flat array as a value for `json_chunks`: floats in the fewest digits that identify them, NaN and
-    infinities as null.
+def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
+    """Parse a flat array with simdjson, if it is installed: integers to their own dtype, floats to FP64.
 
-    A long array is serialized here, in chunks; `at_once` lets orjson do it in one go, which spares a copy.
+    simdjson makes no Python object of each number. None if it is not installed, rejects the text, or would parse it to
+    other values than the general parser.
     """
-    compiled = float_text(flat.dtype) if flat.size >= _COMPILED_ELEMENTS else None
-    if compiled is not None:
-        texts = compiled.format(flat)
-        return orjson.Fragment(b"".join(texts)) if at_once or flat.size <= _CHUNK_ELEMENTS else LongText(texts)
-    if at_once or flat.size <= _CHUNK_ELEMENTS:
-        return flat
-    chunks: list[Buffer] = [b"["]
-    for at in range(0, flat.size, _CHUNK_ELEMENTS):
-        text = orjson.dumps(flat[at : at + _CHUNK_ELEMENTS], option=orjson.OPT_SERIALIZE_NUMPY)
-        chunks += (memoryview(text)[1:-1], b",")
-    chunks[-1] = b"]"
-    return LongText(chunks)
+    make = _simd_parser_class()
+    if make is None or datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # simdjson flattens nested lists
+        return None
+    try:
+        parser = _SIMD_PARSERS.pop()
+    except IndexError:
+        parser = make()
+    code, dtype = _SIMD_TYPES[datatype.kind]
+    try:
+        numbers: Array = np.frombuffer(parser.parse(text).as_buffer(of_type=code), dtype)
+    except (ValueError, TypeError, AttributeError, RuntimeError):  # not JSON, or not an array of such numbers
+        return None
+    if len(text) <= _REUSED_BYTES and not _SIMD_PARSERS:
+        _SIMD_PARSERS.append(parser)
+    return numbers if datatype.kind == "float" else _narrowed(numbers, datatype)
+
+
+def _narrowed(wide: Array, datatype: Datatype) -> Array | None:
+    """Integers in their own dtype; None if one does not fit."""
+    narrow: Array = wide.astype(datatype.dtype, copy=False)
+    return narrow if (narrow == wide).all() else None
+
+
+@functools.cache
+def _simd_parser_class() -> Callable[[], Any] | None:
+    try:
+        from simdjson import Parser
+    except (ImportError, RuntimeError):  # not installed, or not for this machine
+        return None
+    made: Callable[[], Any] = Parser
+    return made

@@ -80,7 +80,7 @@ def values_in(text: bytes) -> int:
     return sum(int(np.count_nonzero(_VALUES[codes])) for _, codes in blocks(text))
 
 
-def array_end(text: Buffer, start: int) -> int | None:
+def find_array_end(text: Buffer, start: int) -> int | None:
     """Where the array that begins at `start` ends; None where it holds an object, does not end or nests too deep."""
     depth = 0
     for at, codes in blocks(text, start, _FIRST_BLOCK):
@@ -101,7 +101,7 @@ def array_end(text: Buffer, start: int) -> int | None:
     return None
 
 
-def string_end(text: bytes, quote: int, most: int) -> int:
+def find_string_end(text: bytes, quote: int, most: int) -> int:
     """Return the index behind the string that begins at a quote; -1 if it does not end or has `most` escaped quotes."""
     end = quote
     for _ in range(most):
@@ -132,7 +132,7 @@ def structure(array: Buffer) -> tuple[list[int], int]:
     return [int(count) for count in lists if count], commas
 
 
-def text_portions(inner: Buffer) -> Iterator[tuple[bytes, Array]]:
+def split_texts(inner: Buffer) -> Iterator[tuple[bytes, Array]]:
     """What stands between the brackets of an array, in portions that end at commas which are in no string.
 
     Each portion comes with its bytes as an array, in which those within strings are 0. There is at least one portion,

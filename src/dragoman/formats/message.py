@@ -8,10 +8,9 @@ import orjson
 
 from dragoman.core.datatypes import BYTES, Array, datatype
 from dragoman.core.tensor import NONE, Parameters, Tensor
-from dragoman.formats.body import divide, read_request, read_response, write_tensors
+from dragoman.formats.body import parse_parameters, parse_request, parse_response, serialize_tensors, split_body
 from dragoman.formats.json_data import tensor_from_json
 from dragoman.formats.policy import Buffer, Policy
-from dragoman.formats.request import told_parameters
 
 # Limits protect servers; clients and models trust what they parse here.
 _POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62, max_bytes_elements=1 << 31)
@@ -104,12 +103,12 @@ class InferenceRequest:
 
     def to_json(self) -> bytes:
         """As JSON. Raises NotSupported where it has no form for an element."""
-        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
+        written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
         return orjson.dumps(self._head(written, self.parameters), option=_NUMPY)
 
     def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
         """In the binary form: the buffers of the body, and the length of its JSON, which goes into a header."""
-        written, blobs = write_tensors(self.tensors, lambda _: True, _POLICY, "input")
+        written, blobs = serialize_tensors(self.tensors, lambda _: True, _POLICY, "input")
         parameters = {**self.parameters, **({"binary_data_output": True} if binary_output else {})}
         head = orjson.dumps(self._head(written, parameters), option=_NUMPY)
         return [head, *blobs], len(head)
@@ -122,10 +121,10 @@ class InferenceRequest:
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
         """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
-        body = read_request(*divide(text, header_length), _POLICY)
+        body = parse_request(*split_body(text, header_length), _POLICY)
         return cls(
             inputs=[RequestInput(name, tensor) for name, tensor in body.inputs.items()],
-            outputs=[RequestOutput(o.name, told_parameters(o.parameters) or NONE) for o in body.outputs],
+            outputs=[RequestOutput(o.name, parse_parameters(o.parameters) or NONE) for o in body.outputs],
             parameters=body.parameters,
             id=body.id or "",
         )
@@ -165,7 +164,7 @@ class InferenceResponse:
 
     def to_json(self) -> bytes:
         """As JSON. Raises NotSupported where it has no form for an element."""
-        written, _ = write_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
+        written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
         return orjson.dumps(self._head(written), option=_NUMPY)
 
     @classmethod
@@ -176,7 +175,7 @@ class InferenceResponse:
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
         """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
-        body = read_response(*divide(text, header_length), _POLICY)
+        body = parse_response(*split_body(text, header_length), _POLICY)
         return cls.of(
             body.outputs,
             model_name=body.model_name,

@@ -58,7 +58,7 @@ ServerReadyRequest = _CLASSES["ServerReadyRequest"]
 ServerReadyResponse = _CLASSES["ServerReadyResponse"]
 
 
-def parsed(kind: Any, body: Buffer) -> Any:
+def parse_message(kind: Any, body: Buffer) -> Any:
     """The message of class `kind` whose wire form is `body`; InvalidInput where it has another."""
     try:
         return kind.FromString(body)
@@ -66,7 +66,7 @@ def parsed(kind: Any, body: Buffer) -> Any:
         raise InvalidInput(f"the message is no {kind.DESCRIPTOR.full_name}: {fault}") from fault
 
 
-def read_parameters(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
+def parameters_from_proto(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
     """The parameters of a message; InvalidInput where one has no value. `where` begins the error, e.g. `input 'x'`."""
     found: dict[str, Scalar] = {}
     if not message:  # a look costs less than a walk
@@ -79,7 +79,7 @@ def read_parameters(message: Mapping[str, Any], where: str) -> dict[str, Scalar]
     return found
 
 
-def write_parameters(parameters: Parameters, message: Any) -> None:
+def parameters_to_proto(parameters: Parameters, message: Any) -> None:
     """Puts parameters into the map of a message, each into the field of its kind.
 
     Raises InvalidOutput where one has no field: an integer beyond 64 bits, or a value of another type.

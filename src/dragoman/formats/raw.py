@@ -1,6 +1,6 @@
-"""Tensors as bytes, as the binary tensor data of REST and the raw contents of gRPC carry them.
+"""Tensors as bytes: the binary tensor data of REST and the raw contents of gRPC.
 
-`where` names a tensor to whoever sent it: `input 'x'`.
+`where` begins error messages, for example `input 'x'`.
 """
 
 import math
@@ -16,13 +16,13 @@ from dragoman.core.tensor import NONE, Parameters, Tensor, object_array
 from dragoman.formats.policy import Buffer, Policy
 
 _LENGTH = struct.Struct("<I")
-_SMALL = 1024  # performance only: bytes up to which a copy is faster than a view
-_FEW = 16  # performance only: elements below which a plain loop is the fastest
-_PORTION = 1 << 14  # performance only: elements joined at a time, since no other thread runs while Python joins
+_SMALL_BYTES = 1024  # performance only: up to which a copy is faster than a view
+_MIN_PACKED = 16  # performance only: elements below which a plain loop is the fastest
+_CHUNK_ELEMENTS = 1 << 14  # performance only: joined at a time, since no other thread runs while Python joins
 
 
 def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Datatype) -> int:
-    """The number of elements of a tensor's shape, computed without overflow; InvalidInput where it is out of bounds."""
+    """Return the number of elements of a shape. Raises InvalidInput if an axis, the rank or the number is too large."""
     if len(shape) > policy.max_rank:
         raise InvalidInput(f"{where}: expected at most {policy.max_rank} axes, got {len(shape)}")
     if shape and not (min(shape) >= 0 and max(shape) < 1 << 63):
@@ -36,11 +36,11 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
 
 
 def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
-    """The read-only array in its shape, whose element count is known to fit."""
+    """Return the array, which has as many elements, in a shape, read-only."""
     try:
         array = array.reshape(shape)
-    except ValueError as fault:  # e.g. [0, 2^62, 4]: no elements, yet beyond what an address can count
-        raise InvalidInput(f"{where}: shape {list(shape)} is too large") from fault
+    except ValueError as error:  # for example [0, 2^62, 4]: no elements, but sizes beyond the address space
+        raise InvalidInput(f"{where}: shape {list(shape)} is too large") from error
     array.flags.writeable = False
     return array
 
@@ -48,39 +48,38 @@ def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
 def tensor_from_raw(
     where: str, datatype: Datatype, shape: Sequence[int], raw: Buffer, policy: Policy, parameters: Parameters = NONE
 ) -> Tensor:
-    """The tensor whose elements are given as bytes: little-endian, row-major, no padding; no copy is made of
-    those that lie where the processor wants them.
+    """Return the tensor with these bytes: little-endian, row-major, no padding. Large aligned arrays are views.
 
-    OIP: BYTES elements are each preceded by their length as four bytes; BOOL elements are one byte, 0 or 1.
-    Raises InvalidInput naming the tensor.
+    BYTES elements each follow their length as four bytes; BOOL elements are one byte, 0 or 1 (Open Inference, binary
+    tensor data extension). Raises InvalidInput naming the tensor.
     """
     count = check_shape(shape, where, policy, datatype)
-    if datatype is BYTES and (piece := _piece(raw, count)) is not None:
-        return BytesTensor.of_buffer(piece, shape, parameters)
     if datatype is BYTES:
-        flat = object_array(_split_bytes(raw, count, where), (count,))
-    else:
-        if len(raw) != count * datatype.size:
-            raise InvalidInput(
-                f"{where}: shape {list(shape)} of {datatype} needs {count * datatype.size} bytes, got {len(raw)}"
-            )
-        flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
-        if not flat.flags.aligned:  # native code may need it, and NumPy is faster with it
-            flat = flat.copy()
-        if datatype is BOOL:
-            if flat.size and flat.max() > 1:
-                raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
-            flat = flat.view(np.bool_)
+        if (packed := _pack(raw, count)) is not None:
+            return BytesTensor.of_buffer(packed, shape, parameters)
+        return Tensor(shaped(object_array(_split_bytes(raw, count, where), (count,)), shape, where), BYTES, parameters)
+    size = count * datatype.size
+    if len(raw) != size:
+        raise InvalidInput(f"{where}: shape {list(shape)} of {datatype} needs {size} bytes, got {len(raw)}")
+    if 0 < size <= _SMALL_BYTES and datatype is not BOOL:
+        return Tensor(np.ndarray(shape, datatype.dtype, bytes(raw)), datatype, parameters)
+    flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
+    if not flat.flags.aligned:  # native code may need it, and NumPy is faster with it
+        flat = flat.copy()
+    if datatype is BOOL:
+        if flat.size and flat.max() > 1:
+            raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
+        flat = flat.view(np.bool_)
     return Tensor(shaped(flat, shape, where), datatype, parameters)
 
 
-def _piece(raw: Buffer, count: int) -> bytes | None:
-    """Many short elements in one piece, with gaps for their lengths; None where there are not, or may not be, such.
+def _pack(raw: Buffer, count: int) -> bytes | None:
+    """Return many short elements as the buffer of a BytesTensor; None if they are few or may not be short.
 
-    Lengths below 256 are one byte and three zeros. If no element holds a zero, these are found all at once; whether
-    each length leads to the next tells that they are the ones.
+    A length below 256 is one byte and three zeros. If no element holds a zero byte, all of these are found at once,
+    and they are the lengths if each leads to the next.
     """
-    if not _FEW <= count <= len(raw) // 5:
+    if not _MIN_PACKED <= count <= len(raw) // 5:
         return None
     data = np.frombuffer(raw, np.uint8)
     zero = data == 0
@@ -116,13 +115,13 @@ def _split_bytes(raw: Buffer, count: int, where: str) -> list[bytes]:
 
 
 def raw_from_tensor(tensor: Tensor) -> Buffer:
-    """The bytes of a tensor as the binary and raw forms carry them; a view of an array that is large and contiguous."""
+    """Return the binary form of a tensor; a view if it is large and contiguous."""
     if tensor.datatype is BYTES:
         joined = bytearray()
-        for portion in iterate_chunks(tensor, _PORTION):
+        for portion in iterate_chunks(tensor, _CHUNK_ELEMENTS):
             joined += _with_lengths(portion)
         return memoryview(joined)
-    if tensor.data.nbytes <= _SMALL:
+    if tensor.data.nbytes <= _SMALL_BYTES:
         return tensor.data.tobytes()
     flat = np.ascontiguousarray(tensor.data).reshape(-1)
     return flat.view(np.uint8).data
@@ -130,7 +129,7 @@ def raw_from_tensor(tensor: Tensor) -> Buffer:
 
 def _with_lengths(tensor: Tensor) -> Buffer:
     count = math.prod(tensor.shape)
-    if count >= _FEW:
+    if count >= _MIN_PACKED:
         data = np.frombuffer(bytearray(buffer_of(tensor)), np.uint8)
         gaps = np.flatnonzero(data == 0)
         if gaps.size == 4 * count:  # no element holds a zero

@@ -12,7 +12,7 @@ from dragoman.core.sampling import format_value
 from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_document import NumberArray, parse_document
-from dragoman.formats.json_print import json_chunks, nested_text
+from dragoman.formats.json_text import format_nested, json_chunks
 from dragoman.protocols.lmi.csv import LONG, are_numbers, check_cells, csv_chunks, numbers_of_csv, parse_rows, to_cells
 from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
@@ -248,7 +248,7 @@ def _to_lists(name: str, tensor: Tensor, policy: Policy) -> Any:
     refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
     if tensor.datatype.kind == "float" and refused(array).any():
         raise NotSupported(f"output '{name}' holds NaN or infinity, not supported by JSON; send accept: tensor/npz")
-    return nested_text(array)
+    return format_nested(array)
 
 
 def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:

@@ -8,7 +8,7 @@ import msgspec
 from dragoman.core.calls import Describe, DescribeModels, Embed, Generate, Infer, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
-from dragoman.formats.json_document import without_arrays
+from dragoman.formats.json_document import cut_number_arrays
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi import control
@@ -139,7 +139,7 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     if media_type(http) in READERS or is_form(http) or b'"model' not in bytes(http.body):
         return "", True
     try:
-        text, _ = without_arrays(bytes(http.body), policy)
+        text, _ = cut_number_arrays(bytes(http.body), policy)
         check_json(text, policy)
         body = _BODY.decode(text)
     except (InvalidInput, *PARSER_ERRORS):  # reported when the body is parsed for its model

@@ -124,18 +124,18 @@ def _message_call(request: Request[A], to_message: Callable[[A], Any]) -> Engine
 
 
 def _server_live(request: GrpcRequest) -> EngineCall[bool, bytes]:
-    m.parsed(m.ServerLiveRequest, request.body)
+    m.parse_message(m.ServerLiveRequest, request.body)
     return _message_call(Request(Live(), deadline_s=request.deadline_s), lambda live: m.ServerLiveResponse(live=live))
 
 
 def _server_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
-    m.parsed(m.ServerReadyRequest, request.body)
+    m.parse_message(m.ServerReadyRequest, request.body)
     ready = Request(Ready(), deadline_s=request.deadline_s)
     return _message_call(ready, lambda ready: m.ServerReadyResponse(ready=ready))
 
 
 def _model_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
-    message = m.parsed(m.ModelReadyRequest, request.body)
+    message = m.parse_message(m.ModelReadyRequest, request.body)
     ready = Request(Ready(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
     return _message_call(ready, lambda ready: m.ModelReadyResponse(ready=ready))
 
@@ -145,7 +145,7 @@ def _server_metadata(request: GrpcRequest) -> EngineCall[ServerDescription, byte
         extensions = dict.fromkeys((*oip.EXTENSIONS, *server.extensions))
         return m.ServerMetadataResponse(name=server.name, version=server.version, extensions=extensions)
 
-    m.parsed(m.ServerMetadataRequest, request.body)
+    m.parse_message(m.ServerMetadataRequest, request.body)
     return _message_call(Request(DescribeServer(), deadline_s=request.deadline_s), to_message)
 
 
@@ -159,7 +159,7 @@ def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]
             outputs=_tensor_metadata(model.signature.outputs),
         )
 
-    message = m.parsed(m.ModelMetadataRequest, request.body)
+    message = m.parse_message(m.ModelMetadataRequest, request.body)
     describe = Request(Describe(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
     return _message_call(describe, to_message)
 
@@ -215,7 +215,7 @@ def _format_stream_error(request: GrpcRequest, error: DragomanError) -> bytes | 
     if _is_bare(request) or request.metadata.get(TRUE_STATUS, "").lower() == "true":
         return None
     try:
-        response = m.ModelInferResponse(id=m.parsed(m.ModelInferRequest, request.body).id)
+        response = m.ModelInferResponse(id=m.parse_message(m.ModelInferRequest, request.body).id)
     except InvalidInput:
         response = m.ModelInferResponse()
     # Clients take an empty error_message for a success.
@@ -236,20 +236,20 @@ def _repository_index(request: GrpcRequest) -> EngineCall[tuple[IndexEntry, ...]
         rows = [row(name=e.name, version=e.version, state=e.state, reason=e.reason) for e in entries]
         return m.RepositoryIndexResponse(models=rows)
 
-    message = m.parsed(m.RepositoryIndexRequest, request.body)
+    message = m.parse_message(m.RepositoryIndexRequest, request.body)
     _check_repository(message)
     call = Index(bearer_token(request.metadata), message.ready)
     return _message_call(Request(call, deadline_s=request.deadline_s), to_message)
 
 
 def _repository_load(request: GrpcRequest) -> EngineCall[None, bytes]:
-    message = m.parsed(m.RepositoryModelLoadRequest, request.body)
+    message = m.parse_message(m.RepositoryModelLoadRequest, request.body)
     load = _control_request(Load(bearer_token(request.metadata)), message, request)
     return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
 
 
 def _repository_unload(request: GrpcRequest) -> EngineCall[None, bytes]:
-    message = m.parsed(m.RepositoryModelUnloadRequest, request.body)
+    message = m.parse_message(m.RepositoryModelUnloadRequest, request.body)
     unload = _control_request(Unload(bearer_token(request.metadata)), message, request)
     return _message_call(unload, lambda _: m.RepositoryModelUnloadResponse())
 
@@ -257,7 +257,7 @@ def _repository_unload(request: GrpcRequest) -> EngineCall[None, bytes]:
 def _control_request(call: Call[None], message: Any, request: GrpcRequest) -> Request[None]:
     """Return the request to load or unload the model of a message, and the version if a parameter names one."""
     _check_repository(message)
-    parameters = m.read_parameters(message.parameters, "")
+    parameters = m.parameters_from_proto(message.parameters, "")
     oip.check_load_parameters(parameters)
     version = parameters.get("version", "")
     if not isinstance(version, str):

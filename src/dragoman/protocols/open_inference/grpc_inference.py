@@ -9,20 +9,29 @@ from dragoman.core.calls import Infer, Inference, Request, Response
 from dragoman.core.datatypes import Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
-from dragoman.formats.oip_answer import with_elements, write_raw
-from dragoman.formats.oip_contents import FIELDS, tensor_from_contents, tensor_from_packed, with_contents
 from dragoman.formats.oip_messages import (
     ModelInferRequest,
     ModelInferResponse,
-    parsed,
-    read_parameters,
-    write_parameters,
+    parameters_from_proto,
+    parameters_to_proto,
+    parse_message,
 )
-from dragoman.formats.oip_raw import LARGE, contents_apart
-from dragoman.formats.oip_typed import LARGE as TYPED_LARGE
-from dragoman.formats.oip_typed import Packed, typed_apart
+from dragoman.formats.oip_tensors import (
+    FIELDS,
+    append_raw_contents,
+    serialize_raw_response,
+    serialize_typed_response,
+    tensor_from_contents,
+    tensor_from_packed,
+)
+from dragoman.formats.oip_wire import (
+    LARGE_RAW_BYTES,
+    LARGE_TYPED_BYTES,
+    PackedContents,
+    split_raw_contents,
+    split_typed_contents,
+)
 from dragoman.formats.raw import tensor_from_raw
-from dragoman.formats.small import plain_raw
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
@@ -48,15 +57,15 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
     """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
-    apart = contents_apart(request.body) if len(request.body) >= LARGE else None
+    apart = split_raw_contents(request.body) if len(request.body) >= LARGE_RAW_BYTES else None
     rest = request.body if apart is None else apart[0]
-    typed = typed_apart(rest, policy) if len(rest) >= TYPED_LARGE else None
-    message = parsed(ModelInferRequest, rest if typed is None else typed[0])
+    typed = split_typed_contents(rest, policy) if len(rest) >= LARGE_TYPED_BYTES else None
+    message = parse_message(ModelInferRequest, rest if typed is None else typed[0])
     packed = {} if typed is None else typed[1]
     raw = message.raw_input_contents if apart is None else apart[1]
     model = require_model_name(message.model_name)
     if message.parameters or message.outputs:  # most requests have neither
-        parameters = read_parameters(message.parameters, "")
+        parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
         names, classes, types = _parse_outputs(message.outputs)
         call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
@@ -87,7 +96,7 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
     is_plain = options.raw and not options.final and not options.classes
-    plain = write_raw(response, options.id) if is_plain else None
+    plain = serialize_raw_response(response, options.id) if is_plain else None
     return _format_message(response, options) if plain is None else plain
 
 
@@ -96,16 +105,16 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
     outputs = inference.outputs
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
     if inference.parameters:
-        write_parameters(inference.parameters, message.parameters)
+        parameters_to_proto(inference.parameters, message.parameters)
     if options.final:
         message.parameters[FINAL].bool_param = False
     for name, tensor in outputs.items():
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         if tensor.parameters:
-            write_parameters(tensor.parameters, output.parameters)
+            parameters_to_proto(tensor.parameters, output.parameters)
     if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
-        return with_contents(message, outputs.values())
-    return with_elements([message.SerializeToString()], outputs)
+        return serialize_typed_response(message, outputs.values())
+    return append_raw_contents([message.SerializeToString()], outputs)
 
 
 def require_model_name(model: str) -> str:
@@ -133,7 +142,7 @@ def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, i
         if name in names:
             raise InvalidInput(f"output '{name}' already exists in request")
         names[name] = None
-        parameters = read_parameters(output.parameters, f"output '{name}': ")
+        parameters = parameters_from_proto(output.parameters, f"output '{name}': ")
         if parameters:
             if count := oip.parse_class_count(parameters, name):
                 classes[name] = count
@@ -143,24 +152,19 @@ def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, i
 
 
 def _parse_inputs(
-    message: Any, raw: Sequence[Buffer], packed: Mapping[int, Packed], policy: Policy
+    message: Any, raw: Sequence[Buffer], packed: Mapping[int, PackedContents], policy: Policy
 ) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one for each input, got {len(raw)}")
     found: dict[str, Tensor] = {}
     for at, tensor in enumerate(message.inputs):
         name = tensor.name
-        if raw and name not in found and not (tensor.parameters or at in packed or tensor.HasField("contents")):
-            small = plain_raw(tensor.datatype, tensor.shape, raw[at], policy)
-            if small is not None:
-                found[name] = small
-                continue
         where = f"input '{name}'"
         if name in found:
             raise InvalidInput(f"{where} already exists in request")
         if raw and (at in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
-        parameters = read_parameters(tensor.parameters, f"{where}: ")
+        parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
         kind, shape = _parse_datatype(tensor.datatype, where), list(tensor.shape)
         if at in packed:
             found[name] = tensor_from_packed(where, kind, shape, packed[at], policy, parameters)

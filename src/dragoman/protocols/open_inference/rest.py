@@ -34,9 +34,9 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.core.signature import TensorSpec
-from dragoman.formats.body import HEADER_LENGTH, write_tensors
-from dragoman.formats.json_print import json_chunks
-from dragoman.formats.small_answer import write_answer, write_binary
+from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
+from dragoman.formats.json_text import json_chunks
+from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
     ANY_RANK,
@@ -117,15 +117,17 @@ class OpenInferenceRest:
 
     def _format_infer(self, options: RestOutputOptions, id_: str | None, response: Response[Inference]) -> HttpResponse:
         if not (options.binary or options.outputs or options.classes):
-            text = write_answer(response.answer, response.model, response.version, id_)
+            text = serialize_small_response(response.answer, response.model, response.version, id_)
             if text is not None:
                 return HttpResponse(200, (text,), _JSON_HEADERS)
         elif not options.classes:
-            binary = write_binary(response.answer, response.model, response.version, id_, options.is_binary)
+            binary = serialize_binary_response(
+                response.answer, response.model, response.version, id_, options.is_binary
+            )
             if binary is not None:
                 return HttpResponse(200, binary[0], _binary_headers(binary[1]))
         inference = classify_outputs(response.answer, options.classes)
-        outputs, blobs = write_tensors(inference.outputs, options.is_binary, self._policy)
+        outputs, blobs = serialize_tensors(inference.outputs, options.is_binary, self._policy)
         chunks = json_chunks(_envelope(response, id_, outputs))
         headers = _binary_headers(sum(map(len, chunks))) if blobs else _JSON_HEADERS
         if inference.metadata:

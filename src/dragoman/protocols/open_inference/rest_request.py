@@ -6,10 +6,17 @@ import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.formats.body import HEADER_LENGTH, divide, read_request
+from dragoman.formats.body import (
+    HEADER_LENGTH,
+    JsonParameters,
+    RequestBody,
+    RequestedOutput,
+    parse_parameters,
+    parse_request,
+    split_body,
+)
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
-from dragoman.formats.request import JsonParameters, RequestBody, Requested, told_parameters
 from dragoman.protocols.open_inference.extensions import (
     check_counts,
     parse_class_count,
@@ -61,13 +68,13 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
     """
     header, head, rest = http.headers.get(HEADER_LENGTH), http.body, None
     if header is not None:
-        head, rest = divide(head, header)
+        head, rest = split_body(head, header)
         if not len(head) and rest is not None:  # OIP, binary extension: the body is the one input's bytes
             return Request(Infer({}, raw=bytes(rest)), *path_model(http)), RestOutputOptions(True), None
     elif not len(head):
         raise InvalidInput("the request body is empty; expected an inference request")
     try:
-        body = read_request(head, rest, policy)
+        body = parse_request(head, rest, policy)
     except InvalidInput as error:
         if header is None and "octet-stream" in http.headers.get("content-type", ""):
             hint = "binary tensor data needs the header Inference-Header-Content-Length"
@@ -101,7 +108,7 @@ def parse_control_request(http: HttpRequest, policy: Policy) -> ControlBody:
         raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
 
 
-def _parse_outputs(binary: object, outputs: Sequence[Requested]) -> RestOutputOptions:
+def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput]) -> RestOutputOptions:
     binary_outputs: dict[str, bool] = {}
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
@@ -112,7 +119,7 @@ def _parse_outputs(binary: object, outputs: Sequence[Requested]) -> RestOutputOp
         if len(output.parameters) == 1 and type(flag) is bool:  # as in most requests
             binary_outputs[name] = flag
             continue
-        parameters = told_parameters(output.parameters)
+        parameters = parse_parameters(output.parameters)
         if "binary_data" in parameters:
             binary_outputs[name] = _parse_flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
         if count := parse_class_count(parameters, name):

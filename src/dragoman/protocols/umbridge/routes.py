@@ -40,7 +40,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_answer import written_derivative, written_evaluation
+from dragoman.formats.umbridge_response import serialize_derivative, serialize_evaluation
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EndpointResult,
@@ -165,10 +165,10 @@ class UmBridge:
     # --- responses -----------------------------------------------------------------------------------------
 
     def _format_evaluation(self, response: Response[Inference]) -> HttpResponse:
-        return HttpResponse(200, (written_evaluation(response.answer.outputs, self.policy),), _JSON_HEADERS)
+        return HttpResponse(200, (serialize_evaluation(response.answer.outputs, self.policy),), _JSON_HEADERS)
 
     def _format_derivative(self, response: Response[Tensor]) -> HttpResponse:
-        return HttpResponse(200, (written_derivative(response.answer.data, self.policy),), _JSON_HEADERS)
+        return HttpResponse(200, (serialize_derivative(response.answer.data, self.policy),), _JSON_HEADERS)
 
 
 def positional_inputs(message: UmBridgeRequest) -> tuple[Tensor, ...]:

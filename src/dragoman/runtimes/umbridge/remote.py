@@ -28,7 +28,7 @@ from dragoman.core.errors import (
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.formats.policy import Buffer, Policy
-from dragoman.formats.umbridge_answer import numbers, read_output
+from dragoman.formats.umbridge_response import numbers, parse_output
 
 T = TypeVar("T")
 
@@ -302,7 +302,7 @@ class RemoteFunction(VectorFunction):
             "config": self._config | dict(config),
         }
         text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        return read_output(self._send(f"/{verb}", text), several=several)
+        return parse_output(self._send(f"/{verb}", text), several=several)
 
     def _read_sizes(self, verb: str, key: str, config: Config) -> list[int]:
         cache_key = (verb, config_key(config))

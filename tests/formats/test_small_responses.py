@@ -14,7 +14,7 @@ from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, FP32, UINT8
 from dragoman.core.errors import NotSupported
 from dragoman.core.tensor import Tensor
-from dragoman.formats import small_answer
+from dragoman.formats import small_messages
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import rest as oip_rest
 from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse
@@ -76,26 +76,26 @@ def test_both_ways_write_the_same(
 
     short = told()
     with (
-        mock.patch.object(oip_rest, "write_answer", return_value=None),
-        mock.patch.object(oip_rest, "write_binary", return_value=None),
+        mock.patch.object(oip_rest, "serialize_small_response", return_value=None),
+        mock.patch.object(oip_rest, "serialize_binary_response", return_value=None),
     ):
         assert told() == short
-    with mock.patch.object(small_answer, "_JOINED", 0):  # as long ones go, in parts
+    with mock.patch.object(small_messages, "_JOINED_BYTES", 0):  # as long ones go, in parts
         assert told() == short
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_json_has_no_number_for_takes_the_long_way(value: float) -> None:
     answer = Inference({"y": Tensor.of(np.array([1, value], np.float32))})
-    assert small_answer.write_answer(answer, "m", "", None) is None
+    assert small_messages.serialize_small_response(answer, "m", "", None) is None
 
 
-@pytest.mark.parametrize("count", [small_answer.SMALL, small_answer.SMALL + 1])
+@pytest.mark.parametrize("count", [small_messages.SMALL_ELEMENTS, small_messages.SMALL_ELEMENTS + 1])
 def test_few_numbers_take_the_short_way(count: int) -> None:
     answer = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
-    few = count <= small_answer.SMALL
-    assert (small_answer.write_answer(answer, "m", "", None) is not None) is few
-    assert small_answer.write_binary(answer, "m", "", None, bool) is not None
+    few = count <= small_messages.SMALL_ELEMENTS
+    assert (small_messages.serialize_small_response(answer, "m", "", None) is not None) is few
+    assert small_messages.serialize_binary_response(answer, "m", "", None, bool) is not None
 
 
 def test_numbers_of_their_own_format_take_the_long_way() -> None:
@@ -106,8 +106,10 @@ def test_numbers_of_their_own_format_take_the_long_way() -> None:
 def test_what_is_known_of_answers_has_a_bound() -> None:
     array = np.ones(1, np.float32)
     for number in range(2000):
-        small_answer.write_answer(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)
-        small_answer.write_binary(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None, bool)
-    assert len(small_answer._heads) <= 512
-    assert len(small_answer._raw_heads) <= 512
-    assert len(small_answer._starts) <= 512
+        small_messages.serialize_small_response(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)
+        small_messages.serialize_binary_response(
+            Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None, bool
+        )
+    assert len(small_messages._json_heads) <= 512
+    assert len(small_messages._binary_heads) <= 512
+    assert len(small_messages._starts) <= 512

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.oip_messages import ModelInferRequest
-from dragoman.formats.oip_raw import LARGE, contents_apart
+from dragoman.formats.oip_wire import LARGE_RAW_BYTES as LARGE
+from dragoman.formats.oip_wire import split_raw_contents
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference.grpc_inference import parse_infer_request
 from dragoman.protocols.wire import GrpcRequest
@@ -42,7 +43,7 @@ def _with(text: bytes, at: int, junk: bytes) -> bytes:
 @example(b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
 @example(b"\x3b\x3c")
 def test_cut_contents_are_those_of_the_parser(body: bytes) -> None:
-    found = contents_apart(body)
+    found = split_raw_contents(body)
     try:
         whole = ModelInferRequest.FromString(body)
     except DecodeError:
@@ -60,7 +61,7 @@ def test_cut_contents_are_those_of_the_parser(body: bytes) -> None:
 
 
 def test_well_made_messages_are_cut() -> None:
-    found = contents_apart(message(b"abc", b"", b"de"))
+    found = split_raw_contents(message(b"abc", b"", b"de"))
     assert found is not None
     assert [bytes(c) for c in found[1]] == [b"abc", b"", b"de"]
 
@@ -83,7 +84,7 @@ def test_large_messages_that_are_broken_are_refused(body: bytes) -> None:
 
 def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
     body = b"\x38\x05" * LARGE + message(b"abc")
-    assert contents_apart(body) is None
+    assert split_raw_contents(body) is None
     request, _ = parse_infer_request(GrpcRequest(body), Policy())
     call: Any = request.call
     assert bytes(call.inputs["x0"].data) == b"abc"
@@ -92,9 +93,9 @@ def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
 def test_fields_of_every_wire_type_beside_contents() -> None:
     unknown = b"\xb9\x01" + bytes(8) + b"\xbd\x01" + bytes(4) + b"\xb8\x01\xff\x7f" + b"\xba\x01\x02ab"
     body = unknown + message(b"12345678", b"90") + unknown
-    found = contents_apart(body)
+    found = split_raw_contents(body)
     assert found is not None
     assert [bytes(each) for each in found[1]] == [b"12345678", b"90"]
     assert found[0] == unknown + body[len(unknown) : -len(unknown)].partition(b"\x3a\x08")[0] + unknown
     for group in (b"\xbb\x01", b"\xbc\x01", b"\xbe\x01"):
-        assert contents_apart(body + group) is None
+        assert split_raw_contents(body + group) is None

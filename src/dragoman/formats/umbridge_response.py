@@ -13,8 +13,8 @@ from dragoman.core.datatypes import Array
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.tensor import Tensor
 from dragoman.formats.cut import cut_arrays
-from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, format_numbers
-from dragoman.formats.json_print import json_chunks
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS
+from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_vector, parse_vectors
 
@@ -43,7 +43,7 @@ _JSONS = {b"nan": b"NaN", b"inf": b"Infinity"}
 _NUMBERS = (float, int, type(None))
 
 
-def read_output(text: bytes, *, several: bool) -> list[Array]:
+def parse_output(text: bytes, *, several: bool) -> list[Array]:
     """The vectors of an answer; the only one where it is not one of several. Raises InvalidOutput.
 
     Servers in Python print NaN and infinities in Python's own words, those in C++ print null.
@@ -97,7 +97,7 @@ def _loose_output(text: bytes, several: bool) -> Any:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def written_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
+def serialize_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
     """The answer with these outputs, one after another. Raises InvalidOutput as `numbers` does."""
     size, flat = 0, []
     for name in outputs:
@@ -110,7 +110,7 @@ def written_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes:
     return _dumped([numbers(outputs[name].data, f"output '{name}'", policy) for name in outputs])
 
 
-def written_derivative(vector: Array, policy: Policy) -> bytes:
+def serialize_derivative(vector: Array, policy: Policy) -> bytes:
     """The answer with this vector alone. Raises InvalidOutput as `numbers` does."""
     text = _dumped(np.ascontiguousarray(vector, np.float64)) if vector.size <= _FEW else b"null"
     return text if b"null" not in text else _dumped(numbers(vector, "output", policy))

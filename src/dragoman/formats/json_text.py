@@ -1,0 +1,89 @@
+"""Serialize JSON with long arrays in chunks: no other thread runs while orjson serializes or copies one of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from dragoman.core.datatypes import Array
+from dragoman.formats.policy import Buffer
+from dragoman.native.float_text import float_text
+
+_CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
+_COMPILED_ELEMENTS = 512  # performance only: from which on compiled kernels are faster than orjson
+_MARK = b"\0"  # never in JSON text, in which control characters are escaped
+
+
+class LongText:
+    """Serialized JSON in several buffers, which `json_chunks` inserts into a document without copying."""
+
+    __slots__ = ("chunks",)
+
+    def __init__(self, chunks: Sequence[Buffer]) -> None:
+        self.chunks = chunks
+
+
+def json_chunks(value: Any) -> tuple[Buffer, ...]:
+    """Serialize a value that may contain LongText and NumPy arrays; return consecutive buffers."""
+    texts: list[LongText] = []
+
+    def mark(each: Any) -> orjson.Fragment:
+        if not isinstance(each, LongText):
+            raise TypeError(f"not serializable to JSON: {type(each).__name__}")
+        texts.append(each)
+        return orjson.Fragment(_MARK)
+
+    document = orjson.dumps(value, default=mark, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not texts:
+        return (document,)
+    first, *others = document.split(_MARK)
+    chunks: list[Buffer] = [first]
+    for text, following in zip(texts, others, strict=True):
+        chunks += (*text.chunks, following)
+    return tuple(chunks)
+
+
+def format_nested(array: Array) -> LongText:
+    """Serialize an array of numbers as nested lists for `json_chunks`, with NaN and infinities as null.
+
+    Floats are serialized as the equal float64, as Python does.
+    """
+    return LongText(_nested_chunks(array))
+
+
+def _nested_chunks(array: Array) -> list[Buffer]:
+    if array.size <= _CHUNK_ELEMENTS or array.ndim == 0:
+        wide = array.astype(np.float64) if array.dtype.kind == "f" else array
+        return [orjson.dumps(np.ascontiguousarray(wide) if wide.ndim else wide[()], option=orjson.OPT_SERIALIZE_NUMPY)]
+    chunks: list[Buffer] = [b"["]
+    rows = _CHUNK_ELEMENTS * len(array) // array.size
+    if rows:
+        for at in range(0, len(array), rows):
+            (text,) = _nested_chunks(array[at : at + rows])
+            chunks += (memoryview(text)[1:-1], b",")
+    else:
+        for row in array:
+            chunks += (*_nested_chunks(row), b",")
+    chunks[-1] = b"]"
+    return chunks
+
+
+def format_numbers(flat: Array, at_once: bool = False) -> Any:
+    """Return a flat array as a value for `json_chunks`: floats in the fewest digits that identify them, NaN and
+    infinities as null.
+
+    A long array is serialized here, in chunks; `at_once` lets orjson do it in one go, which spares a copy.
+    """
+    compiled = float_text(flat.dtype) if flat.size >= _COMPILED_ELEMENTS else None
+    if compiled is not None:
+        texts = compiled.format(flat)
+        return orjson.Fragment(b"".join(texts)) if at_once or flat.size <= _CHUNK_ELEMENTS else LongText(texts)
+    if at_once or flat.size <= _CHUNK_ELEMENTS:
+        return flat
+    chunks: list[Buffer] = [b"["]
+    for at in range(0, flat.size, _CHUNK_ELEMENTS):
+        text = orjson.dumps(flat[at : at + _CHUNK_ELEMENTS], option=orjson.OPT_SERIALIZE_NUMPY)
+        chunks += (memoryview(text)[1:-1], b",")
+    chunks[-1] = b"]"
+    return LongText(chunks)
