@@ -61,7 +61,7 @@ TARGETS = (
             "tests/engine",
             "tests/graphs/test_daemon_threads.py",
             "tests/workers/test_workers_frames.py",
-            "tests/workers/test_workers_rooms.py",
+            "tests/workers/test_workers_shared_buffers.py",
         ),
     ),
     Target("graphs", ("graphs/*.py",), tuple(f"tests/graphs/test_graph_{part}.py" for part in _GRAPH_TESTS)),

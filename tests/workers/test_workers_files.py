@@ -1,4 +1,4 @@
-"""Workers of a server that has many files open, as one with many clients has, and of one that may open no more."""
+"""Workers of a server with many open files, and of one that reached the limit."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from workers_harness import ask, first, processes, until
+from workers_harness import call, first_value, processes, wait_until
 
 from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.frames import FrameKind, encode
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left ov
 
 @contextmanager
 def files(limit: int, held: int) -> Iterator[Callable[[], None]]:
-    """At most so many open files in all, and so many more than before, or as many as there can be; that is seen to
-    again by calling what is given."""
+    """Set the limit of open files and open `held` files; the returned function opens missing ones again."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < limit:
         pytest.skip("so many files may not be opened here")
@@ -41,12 +40,12 @@ def files(limit: int, held: int) -> Iterator[Callable[[], None]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_a_long_frame_waits_for_room_whatever_number_its_socket_has() -> None:
+async def test_long_frames_are_sent_on_file_descriptors_above_1024() -> None:
     with files(4096, held=1100):
         ours, theirs = socket_pair()
         assert theirs.fileno() > 1024
-        pieces = encode(FrameKind.RESPONSE, 1, b"x" * (64 << 20))
-        left = sum(map(len, pieces))
+        chunks = encode(FrameKind.RESPONSE, 1, b"x" * (64 << 20))
+        left = sum(map(len, chunks))
 
         def read() -> int:
             missing = left
@@ -55,7 +54,7 @@ async def test_a_long_frame_waits_for_room_whatever_number_its_socket_has() -> N
             return missing
 
         channel = Channel(theirs, lambda _: None, lambda: None)
-        channel.send(pieces)
+        channel.send(chunks)
         reading = asyncio.create_task(asyncio.to_thread(read))
         await asyncio.sleep(0)
         channel.flush_all()
@@ -64,12 +63,12 @@ async def test_a_long_frame_waits_for_room_whatever_number_its_socket_has() -> N
         ours.close()
 
 
-async def test_a_worker_comes_back_once_files_can_be_opened_again(caplog: pytest.LogCaptureFixture) -> None:
-    async with processes("Acts") as pool:
-        old = first(await pool.call(ask(do="pid")))
+async def test_a_worker_is_restarted_once_files_can_be_opened_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with processes("Actions") as pool:
+        old = first_value(await call(pool, do="pid"))
         highest = max(int(each) for each in os.listdir("/proc/self/fd"))
         with files(highest + 1, held=highest) as take:
             os.kill(old, signal.SIGKILL)
-            await until(lambda: take() or "Too many open files" in caplog.text)
-        await until(lambda: pool.ready)
-        assert first(await pool.call(ask(do="pid"))) != old
+            await wait_until(lambda: take() or "Too many open files" in caplog.text)
+        await wait_until(lambda: pool.ready)
+        assert first_value(await call(pool, do="pid")) != old

@@ -1,11 +1,11 @@
-"""Tensors cross a process border unchanged and uncopied, and frames are put together from any pieces."""
+"""Tensors reach worker processes unchanged and uncopied; frames are parsed from chunks of any size."""
 
 import socket
 from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import PLACES, ask, first, pool_of, processes, until
+from workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
@@ -15,7 +15,7 @@ from dragoman.system.coroutines import complete
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
 
-everywhere = pytest.mark.parametrize("place", PLACES)
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
 
 def every_tensor() -> dict[str, Tensor]:
@@ -33,34 +33,34 @@ def every_tensor() -> dict[str, Tensor]:
     return tensors
 
 
-@everywhere
+@every_placement
 @pytest.mark.parametrize("model", ["Echo", "AsyncEcho"])
-async def test_what_goes_in_comes_out(place: str, model: str) -> None:
+async def test_tensors_of_every_datatype_are_unchanged(placement: str, model: str) -> None:
     sent = every_tensor()
-    async with pool_of(place, model) as pool:
-        answer = await complete(pool.call(Request(Infer(sent))))
-    assert list(answer.outputs) == list(sent)
+    async with pool_of(placement, model) as pool:
+        response = await complete(pool.call(Request(Infer(sent))))
+    assert list(response.outputs) == list(sent)
     for name, tensor in sent.items():
-        got = answer.outputs[name]
+        got = response.outputs[name]
         assert got.datatype is tensor.datatype, name
         assert got.data.dtype == tensor.data.dtype, name
         assert got.data.shape == tensor.data.shape, name
         assert (got.data == tensor.data).all(), name
         assert dict(got.parameters) == dict(tensor.parameters), name
-    assert answer.outputs["BF16(2, 3)"].datatype is BF16
-    assert datatype_of(answer.outputs["UINT16(2, 3)"].data.dtype) is not BF16
+    assert response.outputs["BF16(2, 3)"].datatype is BF16
+    assert datatype_of(response.outputs["UINT16(2, 3)"].data.dtype) is not BF16
 
 
 async def test_arrays_share_the_received_buffer() -> None:
     async with processes("Echo") as pool:
-        answer = await pool.call(Request(Infer({"a": Tensor.of(np.zeros(9)), "b": Tensor.of(np.zeros(90_000))})))
-    for tensor in answer.outputs.values():
+        response = await pool.call(Request(Infer({"a": Tensor.of(np.zeros(9)), "b": Tensor.of(np.zeros(90_000))})))
+    for tensor in response.outputs.values():
         assert not tensor.data.flags.writeable
         assert not tensor.data.flags.owndata
         assert tensor.data.ctypes.data % 16 == 0
 
 
-SAID: dict[str, Any] = {
+OPTIONAL_FIELDS: dict[str, Any] = {
     "outputs": ("y",),
     "parameters": {"p": 1},
     "config": {"k": [1]},
@@ -68,47 +68,49 @@ SAID: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", SAID)
-def test_all_that_a_call_says_arrives(field: str) -> None:
-    text = b"".join(encode(FrameKind.CALL, 1, (Infer({"x": Tensor.of(np.zeros(2))}, **{field: SAID[field]}), "m")))
+@pytest.mark.parametrize("field", OPTIONAL_FIELDS)
+def test_optional_fields_of_a_call_arrive(field: str) -> None:
+    text = b"".join(
+        encode(FrameKind.CALL, 1, (Infer({"x": Tensor.of(np.zeros(2))}, **{field: OPTIONAL_FIELDS[field]}), "m"))
+    )
     parser = FrameParser()
     parser.buffer()[: len(text)] = text
     (frame,) = parser.feed(len(text))
     call, model = frame.value()
     assert model == "m"
-    assert getattr(call, field) == SAID[field]
+    assert getattr(call, field) == OPTIONAL_FIELDS[field]
 
 
-def test_no_field_of_a_call_is_forgotten() -> None:
+def test_every_field_of_a_call_is_covered() -> None:
     bound_before = {"inputs", "raw", "positional"}
-    assert set(Infer.__struct_fields__) == bound_before | set(SAID)
+    assert set(Infer.__struct_fields__) == bound_before | set(OPTIONAL_FIELDS)
 
 
-async def test_words_that_are_not_quite_plain_arrive_as_they_are() -> None:
+async def test_subclasses_of_plain_types_are_pickled() -> None:
     odd: Any = {np.str_("a"): Tensor(np.arange(3), datatype_of(np.dtype(int)), {"p": np.float64(0.5)})}
     async with processes("Echo") as pool:
-        answer = await pool.call(Request(Infer(odd, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
-    assert answer.outputs["a"].parameters == {"p": 0.5}
-    assert (answer.outputs["a"].data == np.arange(3)).all()
+        response = await pool.call(Request(Infer(odd, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
+    assert response.outputs["a"].parameters == {"p": 0.5}
+    assert (response.outputs["a"].data == np.arange(3)).all()
 
 
-async def test_an_answer_that_cannot_be_pickled_costs_that_call_alone() -> None:
-    async with processes("Acts") as pool:
+async def test_unpicklable_response_fails_only_its_call() -> None:
+    async with processes("Actions") as pool:
         with pytest.raises(ModelFailed, match="its response cannot be sent from the worker process"):
-            await pool.call(ask(do="lambda"))
-        assert first(await pool.call(ask(do="readonly"))) == 0
+            await call(pool, do="lambda")
+        assert first_value(await call(pool, do="readonly")) == 0
 
 
-async def test_an_input_that_cannot_be_pickled_costs_that_call_alone() -> None:
+async def test_unpicklable_input_fails_only_its_call() -> None:
     async with processes("Echo") as pool:
         odd: Any = {"x": Tensor(object_array([lambda: 0], (1,)), BYTES)}
         with pytest.raises(ModelFailed, match="its input cannot be sent"):
             await pool.call(Request(Infer(odd)))
-        assert first(await pool.call(ask(3))) == 3
+        assert first_value(await call(pool, 3)) == 3
 
 
 @pytest.mark.parametrize("step", [1, 7, 24, 1000, 1_000_000])
-def test_frames_come_in_any_pieces(step: int) -> None:
+def test_frames_are_parsed_from_chunks_of_any_size(step: int) -> None:
     values: list[Any] = [b"a", None, b"b" * 30_000, np.arange(20_000.0), {"k": 1}, b"c" * 65_000, b""]
     sent = memoryview(b"".join(b"".join(encode(FrameKind.CHUNK, n, value)) for n, value in enumerate(values)))
     parser, got = FrameParser(), []
@@ -123,14 +125,14 @@ def test_frames_come_in_any_pieces(step: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-async def test_half_a_frame_is_an_end(size: int) -> None:
+async def test_a_truncated_frame_is_end_of_file(size: int) -> None:
     whole = b"".join(encode(FrameKind.CHUNK, 1, bytes(size)))
     ours, theirs = socket.socketpair()
     theirs.sendall(whole[: len(whole) // 2])
     theirs.close()
     got: list[Frame | str] = []
     channel = Channel(ours, got.append, lambda: got.append("lost"))
-    await until(lambda: got)
+    await wait_until(lambda: got)
     assert got == ["lost"]
     assert channel.closed
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Workers that hang are found out, and workers that compute are not taken for them."""
+"""Heartbeats: workers that hang are detected, workers that compute do not count as hung."""
 
 import asyncio
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workers_harness import ask, children, first, forget_children, processes, until  # noqa: F401 - a fixture
+from workers_harness import call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
 
 from dragoman.workers.supervisor import MAX_MISSED, Heartbeat, is_stopped
 
 
 class Process:
-    """A worker process as its heartbeat sees it."""
+    """A fake worker process with its heartbeat."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -30,41 +30,41 @@ class Process:
         return self.heartbeat.is_hung
 
 
-def test_a_busy_process_never_hangs_and_is_not_pinged() -> None:
+def test_a_busy_process_is_not_pinged_and_not_hung() -> None:
     process = Process()
     assert not process.beat(1000, busy=True)
     assert not process.pings
 
 
-def test_a_stopped_process_hangs_though_it_is_busy_and_no_longer_once_it_goes_on() -> None:
+def test_a_stopped_process_is_hung_until_it_continues() -> None:
     process = Process()
     process.stopped = True
     assert not process.beat(MAX_MISSED - 1, busy=True)
     assert process.beat(busy=True)
     assert process.heartbeat.reason == "it is stopped"
     process.stopped = False
-    assert not process.beat(busy=True)  # it may compute for minutes before it answers
+    assert not process.beat(busy=True)  # it may compute for minutes before it responds
 
 
-def test_an_idle_process_hangs_while_it_answers_no_ping() -> None:
+def test_an_idle_process_is_hung_while_it_does_not_respond() -> None:
     process = Process()
     assert not process.beat(MAX_MISSED)
     assert process.beat()
     assert process.pings == 1
-    assert process.beat(3, busy=True)  # to be given a call is no sign of life
+    assert process.beat(3, busy=True)  # sending a call does not count as a response
     process.heartbeat.record_response()
     assert not process.beat(MAX_MISSED - 1)
 
 
-def test_a_call_that_comes_after_a_ping_is_time_to_compute() -> None:
+def test_a_process_that_computes_after_a_ping_is_not_hung() -> None:
     process = Process()
     process.beat(MAX_MISSED - 1)
     assert not process.beat(1000, busy=True)
-    assert not process.beat(MAX_MISSED - 1)  # its answer to the ping may still be on its way
+    assert not process.beat(MAX_MISSED - 1)  # its response to the ping may not have arrived yet
 
 
 @given(st.lists(st.booleans()))
-def test_a_process_that_answers_never_hangs(busy: list[bool]) -> None:
+def test_a_process_that_responds_is_never_hung(busy: list[bool]) -> None:
     process = Process()
     for each in busy:
         pings = process.pings
@@ -73,39 +73,39 @@ def test_a_process_that_answers_never_hangs(busy: list[bool]) -> None:
             process.heartbeat.record_response()
 
 
-def test_a_process_that_runs_or_is_gone_is_not_stopped() -> None:
+def test_running_and_unknown_processes_are_not_stopped() -> None:
     assert not is_stopped(os.getpid())
-    assert not is_stopped(2**22 + 1)  # beyond the largest number that a process may have
+    assert not is_stopped(2**22 + 1)  # larger than any process id
 
 
-async def test_a_stopped_worker_is_not_ready_until_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_readiness_is_false_while_a_worker_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
     changes: list[bool] = []
-    async with processes("Acts", lambda: changes.append(bool(changes) and pool.ready), heartbeat_s=0.2) as pool:
+    async with processes("Actions", lambda: changes.append(bool(changes) and pool.ready), heartbeat_s=0.2) as pool:
         worker = children().pop()
         os.kill(worker, signal.SIGSTOP)
         try:
-            await until(lambda: not pool.ready)
-            waiting = asyncio.create_task(pool.call(ask(do="pid")))
+            await wait_until(lambda: not pool.ready)
+            waiting = asyncio.create_task(call(pool, do="pid"))
             await asyncio.sleep(0.4)
             assert not waiting.done()
             assert not pool.ready
         finally:
             os.kill(worker, signal.SIGCONT)
-        assert first(await waiting) == worker
-        await until(lambda: pool.ready)
+        assert first_value(await waiting) == worker
+        await wait_until(lambda: pool.ready)
         assert changes[1:] == [False, True]
-    told = [r.getMessage() for r in caplog.records if "hangs" in r.message]
-    assert told == [f"model 'm': worker process {worker} hangs: it is stopped; calls go to the other workers"]
+    messages = [r.getMessage() for r in caplog.records if "hangs" in r.message]
+    assert messages == [f"model 'm': worker process {worker} hangs: it is stopped; calls go to the other workers"]
 
 
-async def test_calls_pass_by_a_stopped_worker(tmp_path: Path) -> None:
+async def test_queued_calls_move_from_a_stopped_worker_to_others(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with processes("Acts", replicas=2, heartbeat_s=0.2) as pool:
+    async with processes("Actions", replicas=2, heartbeat_s=0.2) as pool:
         for _ in range(10):  # so short that a second call may be sent to a process that has one
-            await pool.call(ask(do="pid"))
-        held = [asyncio.create_task(pool.call(ask(do="hold", begun=tmp_path / f"b{n}", go=go))) for n in range(2)]
-        await until(lambda: len(list(tmp_path.glob("b*"))) == 2)
-        behind = [asyncio.create_task(pool.call(ask(do="pid"))) for _ in range(4)]
+            await call(pool, do="pid")
+        held = [asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=go)) for n in range(2)]
+        await wait_until(lambda: len(list(tmp_path.glob("b*"))) == 2)
+        behind = [asyncio.create_task(call(pool, do="pid")) for _ in range(4)]
         await asyncio.sleep(0)
         stopped, other = children()
         os.kill(stopped, signal.SIGSTOP)
@@ -114,55 +114,55 @@ async def test_calls_pass_by_a_stopped_worker(tmp_path: Path) -> None:
             assert pool.ready
             go.touch()
             async with asyncio.timeout(20):
-                assert {first(answer) for answer in await asyncio.gather(*behind)} == {other}
-            assert [first(await pool.call(ask(do="pid"))) for _ in range(5)] == [other] * 5
+                assert {first_value(response) for response in await asyncio.gather(*behind)} == {other}
+            assert [first_value(await call(pool, do="pid")) for _ in range(5)] == [other] * 5
         finally:
             os.kill(stopped, signal.SIGCONT)
-        assert {first(answer) for answer in await asyncio.gather(*held)} == {stopped, other}
+        assert {first_value(response) for response in await asyncio.gather(*held)} == {stopped, other}
 
 
-async def test_an_idle_worker_that_is_stopped_is_given_no_call() -> None:
-    async with processes("Acts", replicas=2, heartbeat_s=0.2) as pool:
+async def test_a_stopped_idle_worker_gets_no_calls() -> None:
+    async with processes("Actions", replicas=2, heartbeat_s=0.2) as pool:
         stopped, other = children()
         os.kill(stopped, signal.SIGSTOP)
         try:
             await asyncio.sleep(0.6)
             async with asyncio.timeout(20):
-                answers = await asyncio.gather(*(pool.call(ask(do="pid")) for _ in range(6)))
-            assert {first(answer) for answer in answers} == {other}
+                responses = await asyncio.gather(*(call(pool, do="pid") for _ in range(6)))
+            assert {first_value(response) for response in responses} == {other}
         finally:
             os.kill(stopped, signal.SIGCONT)
 
 
-async def test_a_deadline_answers_whoever_waits_for_a_stopped_worker_and_restarts_it() -> None:
-    async with processes("Acts", heartbeat_s=0.2, cancel_grace_s=0.1) as pool:
+async def test_a_timeout_restarts_a_stopped_worker() -> None:
+    async with processes("Actions", heartbeat_s=0.2, cancel_grace_s=0.1) as pool:
         worker = children().pop()
         os.kill(worker, signal.SIGSTOP)
-        await until(lambda: not pool.ready)
+        await wait_until(lambda: not pool.ready)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await pool.call(ask(do="pid"))
+                await call(pool, do="pid")
         async with asyncio.timeout(20):
-            assert first(await pool.call(ask(do="pid"))) != worker
+            assert first_value(await call(pool, do="pid")) != worker
 
 
-async def test_a_model_that_holds_the_lock_does_not_hang() -> None:
+async def test_a_model_that_holds_the_interpreter_lock_is_not_hung() -> None:
     changes: list[int] = []
-    async with processes("Acts", lambda: changes.append(1), heartbeat_s=1.0) as pool:
-        assert first(await pool.call(ask(do="hold the lock", for_s=2.5))) > 0
+    async with processes("Actions", lambda: changes.append(1), heartbeat_s=1.0) as pool:
+        assert first_value(await call(pool, do="hold the lock", for_s=2.5)) > 0
         assert len(changes) == 1
 
 
-async def test_an_idle_worker_that_does_not_answer_is_not_ready_until_it_does() -> None:
-    async with processes("Acts", heartbeat_s=0.2) as pool:
-        worker = first(await pool.call(ask(do="hold the lock afterwards", for_s=2.0)))
-        await until(lambda: not pool.ready)
-        await until(lambda: pool.ready)
+async def test_readiness_is_false_while_an_idle_worker_does_not_respond() -> None:
+    async with processes("Actions", heartbeat_s=0.2) as pool:
+        worker = first_value(await call(pool, do="hold the lock afterwards", for_s=2.0))
+        await wait_until(lambda: not pool.ready)
+        await wait_until(lambda: pool.ready)
         assert children() == {worker}
 
 
-async def test_without_a_heartbeat_nothing_hangs() -> None:
-    async with processes("Acts", heartbeat_s=0.0) as pool:
+async def test_without_heartbeats_a_stopped_worker_stays_ready() -> None:
+    async with processes("Actions", heartbeat_s=0.0) as pool:
         worker = children().pop()
         os.kill(worker, signal.SIGSTOP)
         await asyncio.sleep(0.3)

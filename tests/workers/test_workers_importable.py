@@ -2,7 +2,7 @@
 
 import pytest
 from worker_models import Echo
-from workers_harness import MODELS, ask, first
+from workers_harness import MODELS, call, first_value
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
@@ -27,6 +27,6 @@ async def test_a_live_class_runs_in_a_worker_process() -> None:
     pool = ProcessPool(ModelSpec(name="m", target=Echo), lambda: None)
     try:
         await pool.start()
-        assert first(await pool.call(ask(5))) == 5
+        assert first_value(await call(pool, 5)) == 5
     finally:
         await pool.close()

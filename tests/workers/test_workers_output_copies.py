@@ -1,34 +1,33 @@
-"""What a model writes later changes no answer that it has given."""
+"""Output arrays that a model reuses do not change earlier responses."""
 
 import asyncio
 
 import numpy as np
 import pytest
-from workers_harness import PLACES, ask, first, pool_of
+from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.tensor import Tensor
-from dragoman.system.coroutines import complete
 from dragoman.workers.results import copy_outputs
 
-HOWS = ("array", "view", "tensor", "inference", "bytes")
+OUTPUT_KINDS = ("array", "view", "tensor", "inference", "bytes")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("model", ["Reuses", "AsyncReuses"])
-@pytest.mark.parametrize("how", HOWS)
-async def test_answers_of_a_model_that_uses_its_array_again(place: str, model: str, how: str) -> None:
-    async with pool_of(place, model, parameters={"how": how}) as pool:
-        answers = await asyncio.gather(*(complete(pool.call(ask(n))) for n in range(100)))
-        assert [first(answer) for answer in answers] == list(range(100))
+@pytest.mark.parametrize("how", OUTPUT_KINDS)
+async def test_responses_of_a_model_that_reuses_its_array(placement: str, model: str, how: str) -> None:
+    async with pool_of(placement, model, parameters={"how": how}) as pool:
+        responses = await asyncio.gather(*(call(pool, n) for n in range(100)))
+        assert [first_value(response) for response in responses] == list(range(100))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("how", HOWS)
-async def test_pieces_of_a_model_that_uses_its_array_again(place: str, how: str) -> None:
-    async with pool_of(place, "ReusesInPieces", parameters={"how": how}) as pool:
-        pieces = [piece async for piece in pool.stream(ask(40))]
-        assert [first(piece) for piece in pieces] == list(range(40))
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("how", OUTPUT_KINDS)
+async def test_chunks_of_a_model_that_reuses_its_array(placement: str, how: str) -> None:
+    async with pool_of(placement, "ReusesInChunks", parameters={"how": how}) as pool:
+        chunks = [chunk async for chunk in pool.stream(make_request(40))]
+        assert [first_value(chunk) for chunk in chunks] == list(range(40))
 
 
 def call_with(array: np.ndarray) -> Infer:
@@ -39,24 +38,24 @@ NOTHING = call_with(np.zeros(1))
 
 
 def test_large_arrays_in_immutable_memory_are_not_copied() -> None:
-    answer = Inference({"y": Tensor.of(np.frombuffer(bytes(1 << 16))[1:])})
-    assert copy_outputs(answer, NOTHING) is answer
+    response = Inference({"y": Tensor.of(np.frombuffer(bytes(1 << 16))[1:])})
+    assert copy_outputs(response, NOTHING) is response
 
 
 def test_inputs_are_not_copied() -> None:
     array = np.arange(6000.0)
-    answer = Inference({"x": Tensor.of(array), "part": Tensor.of(array[2:])})
-    assert copy_outputs(answer, call_with(array)) is answer
+    response = Inference({"x": Tensor.of(array), "part": Tensor.of(array[2:])})
+    assert copy_outputs(response, call_with(array)) is response
     call = call_with(np.arange(6.0))
-    answer = Inference({"x": call.inputs["x"]})
-    assert copy_outputs(answer, call) is answer
+    response = Inference({"x": call.inputs["x"]})
+    assert copy_outputs(response, call) is response
 
 
 @pytest.mark.parametrize(
     "array", [np.arange(6.0), np.arange(9000.0), np.arange(12.0)[::2], np.frombuffer(bytearray(16))]
 )
-def test_arrays_that_somebody_holds_are_copied(array: np.ndarray) -> None:
-    answer = copy_outputs(Inference({"y": Tensor.of(array[1:])}), NOTHING)
-    assert not np.shares_memory(answer.outputs["y"].data, array)
+def test_arrays_that_the_model_may_hold_are_copied(array: np.ndarray) -> None:
+    response = copy_outputs(Inference({"y": Tensor.of(array[1:])}), NOTHING)
+    assert not np.shares_memory(response.outputs["y"].data, array)
     held = Tensor.of(array)
     assert not np.shares_memory(copy_outputs(Inference({"y": held}), NOTHING).outputs["y"].data, array)

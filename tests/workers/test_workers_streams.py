@@ -1,90 +1,85 @@
-"""Streams are the same in every pool, and a reader holds a model up for a while at most."""
+"""Streams, the same in every worker pool; a slow reader blocks a model for a limited time."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
-from workers_harness import PLACES, ask, first, pool_of, until
+from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
 
 from dragoman.core.errors import DeadlineExceeded, NotSupported
-from dragoman.system.coroutines import complete
 
-everywhere = pytest.mark.parametrize("place", PLACES)
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
 
-@everywhere
+@every_placement
 @pytest.mark.parametrize("model", ["Count", "AsyncCount"])
-async def test_streams(place: str, model: str) -> None:
-    async with pool_of(place, model) as pool:
-        assert [first(piece) async for piece in pool.stream(ask(100))] == list(range(100))
-        assert [piece async for piece in pool.stream(ask(0))] == []
-        assert first(await complete(pool.call(ask(1)))) == 0
+async def test_streams(placement: str, model: str) -> None:
+    async with pool_of(placement, model) as pool:
+        assert [first_value(chunk) async for chunk in pool.stream(make_request(100))] == list(range(100))
+        assert [chunk async for chunk in pool.stream(make_request(0))] == []
+        assert first_value(await call(pool, 1)) == 0
         with pytest.raises(NotSupported, match="no response"):
-            await complete(pool.call(ask(0)))
+            await call(pool, 0)
         with pytest.raises(NotSupported, match="several responses"):
-            await complete(pool.call(ask(2)))
+            await call(pool, 2)
 
 
-@everywhere
+@every_placement
 @pytest.mark.parametrize("model", ["Echo", "AsyncEcho"])
-async def test_a_plain_answer_is_a_stream_of_one(place: str, model: str) -> None:
-    async with pool_of(place, model) as pool:
-        assert [first(piece) async for piece in pool.stream(ask(7))] == [7]
+async def test_a_plain_response_is_a_stream_of_one_chunk(placement: str, model: str) -> None:
+    async with pool_of(placement, model) as pool:
+        assert [first_value(chunk) async for chunk in pool.stream(make_request(7))] == [7]
 
 
-@everywhere
+@every_placement
 @pytest.mark.parametrize("model", ["Count", "AsyncCount"])
-async def test_a_stream_that_nobody_reads_stops_and_is_closed(place: str, model: str, tmp_path: Path) -> None:
+async def test_a_stream_without_reader_pauses_and_is_closed(placement: str, model: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with pool_of(place, model) as pool:
-        pieces = pool.stream(ask(100_000, trace=trace))
-        assert first(await anext(pieces)) == 0
-        assert first(await anext(pieces)) == 1
-        await asyncio.sleep(0.1)  # time in which a model without a bound would get far
+    async with pool_of(placement, model) as pool:
+        chunks = pool.stream(make_request(100_000, trace=trace))
+        assert first_value(await anext(chunks)) == 0
+        assert first_value(await anext(chunks)) == 1
+        await asyncio.sleep(0.1)  # an unbounded model would yield far more chunks
         assert 2 <= trace.stat().st_size <= 18
-        await pieces.aclose()
-        await until((tmp_path / "trace.closed").exists)
-        assert [first(piece) async for piece in pool.stream(ask(3))] == [0, 1, 2]
+        await chunks.aclose()
+        await wait_until((tmp_path / "trace.closed").exists)
+        assert [first_value(chunk) async for chunk in pool.stream(make_request(3))] == [0, 1, 2]
 
 
-@everywhere
-async def test_a_reader_who_is_too_slow_does_not_keep_the_model_from_others(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@every_placement
+async def test_a_slow_reader_does_not_block_other_calls(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.2)
-    async with pool_of(place, "Count") as pool:
-        pieces = pool.stream(ask(1000))
-        assert first(await anext(pieces)) == 0
-        assert first(await asyncio.wait_for(complete(pool.call(ask(1))), 10)) == 0
-        if place == "inline":  # where the model only goes on when it is asked to, and keeps nobody waiting
-            assert [first(piece) async for piece in pieces] == list(range(1, 1000))
+    async with pool_of(placement, "Count") as pool:
+        chunks = pool.stream(make_request(1000))
+        assert first_value(await anext(chunks)) == 0
+        assert first_value(await asyncio.wait_for(call(pool, 1), 10)) == 0
+        if placement == "inline":  # the model runs only when the reader continues, and blocks no other call
+            assert [first_value(chunk) async for chunk in chunks] == list(range(1, 1000))
         else:
             with pytest.raises(DeadlineExceeded, match=r"reader of this stream is too slow: it read nothing for 0.2 s"):
-                async for _ in pieces:
+                async for _ in chunks:
                     pass
-        await pieces.aclose()
-        assert [first(piece) async for piece in pool.stream(ask(40))] == list(range(40))
+        await chunks.aclose()
+        assert [first_value(chunk) async for chunk in pool.stream(make_request(40))] == list(range(40))
 
 
-@pytest.mark.parametrize("place", ["thread", "process"])
-async def test_a_reader_who_goes_on_is_not_cut_off(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_a_reader_that_continues_is_not_cut_off(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.4)
-    async with pool_of(place, "Count") as pool:
+    async with pool_of(placement, "Count") as pool:
         taken = []
-        async for piece in pool.stream(ask(60)):
-            taken.append(first(piece))
+        async for chunk in pool.stream(make_request(60)):
+            taken.append(first_value(chunk))
             await asyncio.sleep(0.1 if len(taken) < 10 else 0)
         assert taken == list(range(60))
 
 
-@pytest.mark.parametrize("place", ["thread", "process"])
-async def test_a_reader_may_take_its_time_where_the_model_does_not_wait(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_a_reader_may_pause_if_the_model_is_not_blocked(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.05)
-    async with pool_of(place, "Count") as pool:
+    async with pool_of(placement, "Count") as pool:
         for count in (10, 16):
-            pieces = pool.stream(ask(count))
-            assert [first(await anext(pieces)) for _ in range(2)] == [0, 1]
+            chunks = pool.stream(make_request(count))
+            assert [first_value(await anext(chunks)) for _ in range(2)] == [0, 1]
             await asyncio.sleep(0.2)
-            assert [first(piece) async for piece in pieces] == list(range(2, count))
+            assert [first_value(chunk) async for chunk in chunks] == list(range(2, count))

@@ -1,4 +1,4 @@
-"""Models that behave well, badly and fatally, for the tests of the pools; worker processes load them from this file."""
+"""Models for the tests of worker pools, which worker processes load from this file."""
 
 import asyncio
 import ctypes
@@ -27,12 +27,12 @@ def number(call: Infer) -> int:
     return int(call.inputs["n"].data.flat[0])
 
 
-def told(call: Infer, key: str) -> Path:
+def path_parameter(call: Infer, key: str) -> Path:
     return Path(str(call.parameters[key]))
 
 
 def wait_for(path: Path) -> None:
-    """Hold until a test makes the file."""
+    """Block until the test creates the file."""
     while not path.exists():
         time.sleep(0.002)
 
@@ -49,13 +49,13 @@ class AsyncEcho(Model):
 
 
 def _trace(path: str) -> None:
-    """One byte more: whoever reads meanwhile finds a number of them, never half of one."""
+    """Append one byte, so that the size of the file is the number of chunks."""
     with Path(path).open("ab", buffering=0) as file:
         file.write(b".")
 
 
 class Count(Model):
-    """As many pieces as the input says; `trace` names a file that has a byte for each."""
+    """Yields as many chunks as the input says; the file `trace` gets a byte for each."""
 
     def infer(self, call: Infer) -> Iterator[Any]:
         trace = call.parameters.get("trace")
@@ -93,7 +93,7 @@ def act(what: str, call: Infer) -> Any:
         case "input":
             raise InvalidInput("input 'x' is bad")
         case "own":
-            raise OwnFault("mine")
+            raise OwnError("mine")
         case "cancelled":
             raise asyncio.CancelledError
         case "none":
@@ -120,8 +120,8 @@ def fatal(what: str, call: Infer) -> Any:
         case "segfault":
             ctypes.string_at(0)
         case "hold":
-            told(call, "begun").touch()
-            wait_for(told(call, "go"))
+            path_parameter(call, "begun").touch()
+            wait_for(path_parameter(call, "go"))
             return act(str(call.parameters.get("then", "pid")), call)
         case "hold the lock":
             _hold_the_lock(call)
@@ -136,50 +136,50 @@ def fatal(what: str, call: Infer) -> Any:
 
 
 def _hold_the_lock(call: Infer) -> None:
-    """Compute in C without letting any other thread of the interpreter run."""
+    """Hold the interpreter lock while computing in C."""
     ctypes.PyDLL(None).usleep(int(1e6 * float(call.parameters["for_s"])))
 
 
-class OwnFault(InvalidInput):
-    """An error whose class only the model's own module knows."""
+class OwnError(InvalidInput):
+    """An error class that only the model's module defines."""
 
 
-class Acts(Model):
-    """Does what the parameter `do` says."""
+class Actions(Model):
+    """Performs the action in the parameter `do`."""
 
     def infer(self, call: Infer) -> Any:
         return act(str(call.parameters["do"]), call)
 
 
-class AsyncActs(Model):
+class AsyncActions(Model):
     async def infer(self, call: Infer) -> Any:
         what = str(call.parameters["do"])
         if what != "hold":
             return act(what, call)
-        told(call, "begun").touch()
+        path_parameter(call, "begun").touch()
         try:
-            while not told(call, "go").exists():
+            while not path_parameter(call, "go").exists():
                 await asyncio.sleep(0.002)
         except asyncio.CancelledError:
-            told(call, "cancelled").touch()
+            path_parameter(call, "cancelled").touch()
             raise
         return act(str(call.parameters.get("then", "pid")), call)
 
 
-class Writes(Model):
-    """Writes a file by a relative path, as simulators read it, and reads it when three replicas have written it."""
+class WritesFile(Model):
+    """WritesFile a file by a relative path, and reads it when three replicas have written it."""
 
     def infer(self, call: Infer) -> Any:
         Path("input.txt").write_text(str(number(call)))
-        folder = told(call, "folder")
+        folder = path_parameter(call, "folder")
         (folder / f"written{number(call)}").touch()
         while len(list(folder.glob("written*"))) < 3:
             time.sleep(0.002)
         return {"read": np.array([int(Path("input.txt").read_text())])}
 
 
-class Strict(Acts):
-    """Tells its output, so that wrong ones are found."""
+class Strict(Actions):
+    """Declares its output, so that it is checked."""
 
     outputs = (TensorSpec("y", FP32, (-1,)),)
 
@@ -189,8 +189,8 @@ class Unloadable(Model):
         raise RuntimeError("no weights here")
 
 
-class TellsTooMuch(Echo):
-    """Its metadata hold what cannot leave a process."""
+class UnpicklableDetails(Echo):
+    """Its metadata cannot be pickled."""
 
     def details(self) -> Any:
         return {"lock": threading.Lock()}
@@ -221,23 +221,23 @@ class HangsInLoad(Model):
             time.sleep(1)
 
 
-class LoadsOnce(Acts):
-    """The second load fails, unless the file `mended` exists."""
+class LoadsOnce(Actions):
+    """The second load fails, unless the file `repaired` exists."""
 
     def load(self) -> None:
-        first, mended = (Path(self.spec.parameters[k]) for k in ("loaded", "mended"))
-        if first.exists() and not mended.exists():
+        first, repaired = (Path(self.spec.parameters[k]) for k in ("loaded", "repaired"))
+        if first.exists() and not repaired.exists():
             raise RuntimeError("the weights are gone")
         first.touch()
 
 
-class TellsClose(Echo):
+class RecordsClose(Echo):
     def close(self) -> None:
         Path(self.spec.parameters["closed"]).touch()
 
 
 class Reuses(Model):
-    """Answers with the same array each time; `how` says how it is handed over."""
+    """Returns the same array each time, in the form that the parameter `how` names."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -260,7 +260,7 @@ class Reuses(Model):
         return self.write(number(call))
 
 
-class ReusesInPieces(Reuses):
+class ReusesInChunks(Reuses):
     def infer(self, call: Infer) -> Iterator[Any]:
         for n in range(number(call)):
             yield self.write(n)
@@ -272,7 +272,7 @@ class AsyncReuses(Reuses):
 
 
 class Threads(Model):
-    """Tells how many threads its linear algebra takes, at most."""
+    """Returns the maximum number of threads of its linear algebra libraries."""
 
     def infer(self, call: Infer) -> Any:
         from threadpoolctl import threadpool_info
@@ -280,8 +280,8 @@ class Threads(Model):
         return {"n": np.array([max([library["num_threads"] for library in threadpool_info()], default=1)])}
 
 
-class ClosesLate(LoadsOnce):
-    """Begins to load, and loads when it is let; tells when it is closed."""
+class LoadsSlowly(LoadsOnce):
+    """Creates the file `begun`, loads when the file `go` exists, and creates the file `closed` when it is closed."""
 
     def load(self) -> None:
         super().load()
@@ -292,7 +292,7 @@ class ClosesLate(LoadsOnce):
         Path(self.spec.parameters["closed"]).touch()
 
 
-class AsyncClosesLate(ClosesLate):
+class AsyncLoadsSlowly(LoadsSlowly):
     async def close(self) -> None:  # type: ignore[override]
         await asyncio.sleep(0)
         super().close()

@@ -1,4 +1,4 @@
-"""What the tests of the pools share: pools by name, calls in one line, and waiting without guessing how long."""
+"""Helpers for tests of worker pools: pools, requests, conditions, child processes."""
 
 import asyncio
 import os
@@ -15,11 +15,12 @@ from dragoman import plugins
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.system.coroutines import complete
 from dragoman.workers.pool import Pool
 from dragoman.workers.process import ProcessPool
 
 MODELS = Path(__file__).with_name("worker_models.py")
-PLACES = ("inline", "thread", "process")
+PLACEMENTS = ("inline", "thread", "process")
 
 
 def spec_of(model: str, **options: Any) -> ModelSpec:
@@ -27,8 +28,8 @@ def spec_of(model: str, **options: Any) -> ModelSpec:
 
 
 @asynccontextmanager
-async def pool_of(place: str, model: str, **options: Any) -> AsyncIterator[Pool]:
-    pool: Pool = plugins.find("pools", place)(spec_of(model, **options), lambda: None)
+async def pool_of(placement: str, model: str, **options: Any) -> AsyncIterator[Pool]:
+    pool: Pool = plugins.find("pools", placement)(spec_of(model, **options), lambda: None)
     try:
         await pool.start()
         yield pool
@@ -48,17 +49,22 @@ async def processes(
         await pool.close()
 
 
-def ask(n: int = 0, deadline_s: float | None = None, **parameters: Any) -> Request[Inference]:
-    told = {k: str(v) for k, v in parameters.items()}
-    return Request(Infer({"n": Tensor.of(np.array([n]))}, (), told), "m", "", "id-1", deadline_s)
+def make_request(n: int = 0, deadline_s: float | None = None, **parameters: Any) -> Request[Inference]:
+    values = {k: str(v) for k, v in parameters.items()}
+    return Request(Infer({"n": Tensor.of(np.array([n]))}, (), values), "m", "", "id-1", deadline_s)
 
 
-def first(answer: Inference) -> int:
-    return int(next(iter(answer.outputs.values())).data.flat[0])
+async def call(pool: Pool, n: int = 0, deadline_s: float | None = None, **parameters: Any) -> Inference:
+    """Return the response of a pool to `make_request` with these arguments."""
+    return await complete(pool.call(make_request(n, deadline_s, **parameters)))
 
 
-async def until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
-    """Wait until something holds; fail where it takes too long."""
+def first_value(response: Inference) -> int:
+    return int(next(iter(response.outputs.values())).data.flat[0])
+
+
+async def wait_until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
+    """Wait until a condition is true; fail if it takes too long."""
     end_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end_s, "waited too long"
@@ -84,7 +90,7 @@ def forget_children() -> None:
 def _all_children() -> set[int]:
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread that has ended meanwhile
+        with suppress(OSError):  # a thread that has exited meanwhile
             found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
 
@@ -94,7 +100,7 @@ def _is_worker(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"dragoman.workers.process_group" in command or not command  # empty for one that has ended or not begun yet
+    return b"dragoman.workers.process_group" in command or not command  # empty for a process that exits or starts
 
 
 def descriptors() -> set[str]:

@@ -1,4 +1,4 @@
-"""A model that finds no memory when it is loaded is told apart from one that is broken."""
+"""Lack of memory while a model is loaded is distinguished from other errors."""
 
 import errno
 import os
@@ -27,11 +27,11 @@ def torch_tensor() -> None:
 
 
 def behind_another() -> None:
-    """As what wraps every fault of a library does."""
+    """Raise an error whose cause is lack of memory."""
     try:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    except RuntimeError as fault:
-        raise dragoman.errors.ModelFailed("the folder cannot be loaded") from fault
+    except RuntimeError as error:
+        raise dragoman.errors.ModelFailed("the folder cannot be loaded") from error
 
 
 def no_process() -> None:
@@ -46,10 +46,10 @@ def no_key() -> None:
     raise KeyError("memory")
 
 
-async def loaded(fault: Callable[[], None]) -> None:
+async def load_model(error: Callable[[], None]) -> None:
     class Loads(dragoman.Model):
         def load(self) -> None:
-            fault()
+            error()
 
         def infer(self, call: Infer) -> Any:
             return {}
@@ -57,27 +57,27 @@ async def loaded(fault: Callable[[], None]) -> None:
     await ThreadPool(ModelSpec(name="m", runtime="python", target=Loads), lambda: None).start()
 
 
-@pytest.mark.parametrize("fault", [numpy_array, torch_tensor, behind_another, no_process])
-async def test_want_of_memory_is_told_as_such(fault: Callable[[], None]) -> None:
+@pytest.mark.parametrize("error", [numpy_array, torch_tensor, behind_another, no_process])
+async def test_lack_of_memory_raises_out_of_memory(error: Callable[[], None]) -> None:
     with pytest.raises(OutOfMemory, match=r"^failed to load 'm', "):
-        await loaded(fault)
+        await load_model(error)
 
 
-@pytest.mark.parametrize("fault", [no_file, no_key])
-async def test_other_faults_are_not(fault: Callable[[], None]) -> None:
+@pytest.mark.parametrize("error", [no_file, no_key])
+async def test_other_errors_raise_model_failed(error: Callable[[], None]) -> None:
     with pytest.raises(ModelFailed, match=r"^failed to load 'm', ") as caught:
-        await loaded(fault)
+        await load_model(error)
     assert type(caught.value) is ModelFailed
 
 
-async def test_it_crosses_from_a_process() -> None:
+async def test_out_of_memory_is_reported_from_a_worker_process() -> None:
     with pytest.raises(OutOfMemory, match="failed to load 'm', MemoryError"):
         async with pool_of("process", "NeedsMemory"):
             pass
     assert not children()
 
 
-async def test_a_process_that_the_kernel_kills_lacked_memory() -> None:
+async def test_a_process_killed_while_loading_counts_as_out_of_memory() -> None:
     with pytest.raises(OutOfMemory, match=r"died \(signal SIGKILL\) while it loaded, probably out of memory"):
         async with processes("KilledInLoad"):
             pass

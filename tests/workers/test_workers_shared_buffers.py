@@ -1,4 +1,4 @@
-"""Memory that processes let each other into: large tensors are not copied on their way, and nothing is left of it."""
+"""Shared buffers: large tensors are not copied between processes, and their memory is freed."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_harness import descriptors, first, processes, until
+from workers_harness import descriptors, first_value, processes, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
@@ -16,7 +16,7 @@ from dragoman.workers import shared_blocks
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
 
 
-def test_a_room_is_entered_by_its_place_and_gone_with_its_last_array() -> None:
+def test_a_shared_buffer_is_opened_by_path_and_freed_with_its_last_array() -> None:
     before = descriptors()
     made = SharedBuffer.create(1000)
     array = np.frombuffer(made, np.uint8)
@@ -38,7 +38,7 @@ def test_a_room_is_entered_by_its_place_and_gone_with_its_last_array() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1001, LARGE - 1, LARGE, LARGE + 5])
-def test_space_ends_where_a_processor_wants_a_number(size: int) -> None:
+def test_allocated_memory_ends_aligned(size: int) -> None:
     memory = allocate(size)
     assert len(memory) == size
     assert not memory.readonly
@@ -46,7 +46,7 @@ def test_space_ends_where_a_processor_wants_a_number(size: int) -> None:
     assert (find_buffer(memory) is not None) == (size + 64 > LARGE)
 
 
-def test_a_piece_knows_where_in_its_room_it_lies() -> None:
+def test_find_buffer_returns_buffer_and_offset() -> None:
     memory = allocate(LARGE)
     whole = find_buffer(memory)
     found = find_buffer(np.frombuffer(memory, np.float32)[5:].data)
@@ -57,7 +57,7 @@ def test_a_piece_knows_where_in_its_room_it_lies() -> None:
     assert find_buffer(memoryview(b"abc")) is None
 
 
-def test_space_is_there_where_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocate_works_without_memory_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise OSError("too many open files")
 
@@ -69,44 +69,44 @@ def lent(pool: Any) -> int:
     return int(pool._supervisor.running[0]._channel.arena.shared_buffers)
 
 
-async def test_a_tensor_in_a_room_comes_back_in_the_same_room() -> None:
+async def test_a_tensor_in_a_shared_buffer_returns_in_the_same_buffer() -> None:
     async with processes("Echo", heartbeat_s=0) as pool:
         memory = allocate(LARGE)
         array = np.frombuffer(memory, np.uint8)
         array[:] = 3
-        answer = await pool.call(Request(Infer({"n": Tensor.of(array)})))
-        data = answer.outputs["n"].data
+        response = await pool.call(Request(Infer({"n": Tensor.of(array)})))
+        data = response.outputs["n"].data
         found, given = find_buffer(data.data), find_buffer(memory)
         assert found is not None
         assert given is not None
         assert found[0].path == given[0].path
         assert (data == 3).all()
-        del answer, data, found
-        await until(lambda: not lent(pool))  # with no further message
+        del response, data, found
+        await wait_until(lambda: not lent(pool))  # without another message
 
 
-async def test_a_tensor_that_no_arena_has_room_for_gets_one() -> None:
+async def test_a_tensor_larger_than_the_arena_gets_a_shared_buffer() -> None:
     async with processes("Echo") as pool:
-        answer = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared_blocks.ARENA_SIZE // 8 + 1, 7))})))
-        assert first(answer) == 7
-        assert (answer.outputs["n"].data == 7).all()
-        assert find_buffer(answer.outputs["n"].data.data) is not None
+        response = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared_blocks.ARENA_SIZE // 8 + 1, 7))})))
+        assert first_value(response) == 7
+        assert (response.outputs["n"].data == 7).all()
+        assert find_buffer(response.outputs["n"].data.data) is not None
 
 
-async def test_where_rooms_cannot_be_had_all_goes_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tensors_are_sent_without_shared_buffers_if_none_can_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
     async with processes("Echo") as pool:
 
         def refuse(*_: Any) -> SharedBuffer:
             raise OSError("too many open files")
 
         monkeypatch.setattr(SharedBuffer, "create", refuse)
-        answer = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared_blocks.ARENA_SIZE // 8 + 1, 7))})))
-        assert first(answer) == 7
+        response = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared_blocks.ARENA_SIZE // 8 + 1, 7))})))
+        assert first_value(response) == 7
 
 
-async def test_a_room_that_is_gone_is_the_calls_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_freed_shared_buffer_fails_only_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     async with processes("Echo") as pool:
         monkeypatch.setattr(SharedBuffer, "open", lambda *_: (_ for _ in ()).throw(OSError("gone")))
         with pytest.raises(Exception, match="cannot be decoded"):
             await pool.call(Request(Infer({"n": Tensor.of(np.full(LARGE // 8, 7.0))})))
-        assert first(await pool.call(Request(Infer({"n": Tensor.of(np.full(9, 5))})))) == 5
+        assert first_value(await pool.call(Request(Infer({"n": Tensor.of(np.full(9, 5))})))) == 5

@@ -1,4 +1,4 @@
-"""Large arrays lie in shared memory as long as anybody refers to them, and no longer."""
+"""Arenas: blocks of shared memory are in use exactly as long as they are referenced."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workers_harness import ask, first, processes
+from workers_harness import call, first_value, processes
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.tensor import Tensor
@@ -33,7 +33,7 @@ def ends() -> Iterator[tuple[BlockWriter, BlockReader, list[int]]]:
 Ends = tuple[BlockWriter, BlockReader, list[int]]
 
 
-def test_a_block_is_read_where_it_was_written(ends: Ends) -> None:
+def test_blocks_are_read_in_place_and_reported_unused(ends: Ends) -> None:
     arena, view, unused = ends
     start = arena.put(b"abc")
     assert start == 0
@@ -47,7 +47,7 @@ def test_a_block_is_read_where_it_was_written(ends: Ends) -> None:
 @pytest.mark.parametrize(
     "keep", [lambda b: b[5:], lambda b: np.frombuffer(b, np.uint8)[2:][::2], lambda b: b.cast("I")]
 )
-def test_whatever_is_made_of_a_block_keeps_it(ends: Ends, keep: Any) -> None:
+def test_views_of_a_block_keep_it_in_use(ends: Ends, keep: Any) -> None:
     arena, view, unused = ends
     start = arena.put(bytes(100))
     assert start is not None
@@ -63,7 +63,7 @@ def test_whatever_is_made_of_a_block_keeps_it(ends: Ends, keep: Any) -> None:
     assert unused == [start]
 
 
-def test_a_full_arena_takes_nothing_until_something_is_freed(ends: Ends) -> None:
+def test_a_full_arena_accepts_data_after_a_block_is_freed(ends: Ends) -> None:
     arena, _, _ = ends
     half = bytes(shared_blocks.ARENA_SIZE // 2)
     assert arena.put(half) == 0
@@ -97,7 +97,7 @@ def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
     assert bool(arena.used) == bool(taken)
 
 
-def test_a_frame_holds_its_blocks_whether_it_is_unpacked_or_not(ends: Ends) -> None:
+def test_frames_and_their_values_keep_blocks_in_use(ends: Ends) -> None:
     arena, view, unused = ends
     large, small = np.arange(MIN_SIZE, dtype=np.uint8), np.arange(9)
     text = b"".join(encode(FrameKind.CHUNK, 1, [large, small], arena))
@@ -122,38 +122,38 @@ def taken(pool: Any) -> int:
     return int(pool._supervisor.running[0]._channel.arena.used)
 
 
-async def test_calls_go_through_shared_memory_and_leave_it() -> None:
+async def test_calls_use_shared_memory_and_free_it() -> None:
     async with processes("Echo") as pool:
-        for n in range(200):  # far more than there is room for
-            answer = await pool.call(big(n))
-            assert first(answer) == n
-            assert not answer.outputs["n"].data.flags.writeable
+        for n in range(200):  # far more than the arena can hold at once
+            response = await pool.call(big(n))
+            assert first_value(response) == n
+            assert not response.outputs["n"].data.flags.writeable
         assert 0 < taken(pool) <= 2 * 800_064
 
 
-async def test_answers_that_are_kept_stay_as_they_are() -> None:
+async def test_responses_that_are_kept_do_not_change() -> None:
     async with processes("Echo") as pool:
-        kept = [await pool.call(big(n)) for n in range(120)]  # some had no room left and came by themselves
-        assert [first(answer) for answer in kept] == list(range(120))
-        assert all((answer.outputs["n"].data == n).all() for n, answer in enumerate(kept))
-    assert all((answer.outputs["n"].data == n).all() for n, answer in enumerate(kept))
+        kept = [await pool.call(big(n)) for n in range(120)]  # more than fit into the arena
+        assert [first_value(response) for response in kept] == list(range(120))
+        assert all((response.outputs["n"].data == n).all() for n, response in enumerate(kept))
+    assert all((response.outputs["n"].data == n).all() for n, response in enumerate(kept))
 
 
-async def test_many_calls_at_a_time() -> None:
+async def test_concurrent_calls_through_shared_memory() -> None:
     async with processes("AsyncEcho", replicas=2) as pool:
-        answers = await asyncio.gather(*(pool.call(big(n, 10_000 + n)) for n in range(300)))
-        assert [first(answer) for answer in answers] == list(range(300))
+        responses = await asyncio.gather(*(pool.call(big(n, 10_000 + n)) for n in range(300)))
+        assert [first_value(response) for response in responses] == list(range(300))
 
 
-async def test_what_is_too_large_for_an_arena_takes_none_of_it() -> None:
+async def test_arrays_larger_than_the_arena_do_not_use_it() -> None:
     async with processes("Echo") as pool:
-        answer = await pool.call(big(7, shared_blocks.ARENA_SIZE // 8 + 1))
-        assert first(answer) == 7
+        response = await pool.call(big(7, shared_blocks.ARENA_SIZE // 8 + 1))
+        assert first_value(response) == 7
         assert taken(pool) == 0
 
 
-async def test_without_shared_memory_all_goes_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_shared_memory_arrays_are_sent_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "create_arena_files", lambda: None)
     async with processes("Echo") as pool:
-        assert first(await pool.call(big(3))) == 3
-        assert first(await pool.call(ask(4))) == 4
+        assert first_value(await pool.call(big(3))) == 3
+        assert first_value(await call(pool, 4)) == 4

@@ -1,0 +1,209 @@
+"""Calls, errors and cancellation, the same in every worker pool."""
+
+import asyncio
+import gc
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+from workers_harness import PLACEMENTS, call, first_value, make_request, pool_of, wait_until
+
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    NotReady,
+)
+from dragoman.system.coroutines import complete
+
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+
+
+@every_placement
+@pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
+@pytest.mark.parametrize(
+    ("do", "kind", "message"),
+    [
+        ("value", ModelFailed, "model 'm' failed: ValueError: seven is not allowed"),
+        ("input", InvalidInput, "input 'x' is bad"),
+        ("own", InvalidInput, "mine"),
+        ("exit", ModelFailed, "model 'm' failed: SystemExit: 3"),
+        ("none", InvalidOutput, "model 'm' failed: expected outputs, got None"),
+    ],
+)
+async def test_errors_reach_the_caller(
+    placement: str, model: str, do: str, kind: type[DragomanError], message: str
+) -> None:
+    async with pool_of(placement, model) as pool:
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                await call(pool, do=do)
+            assert caught.value.message == message
+            with pytest.raises(kind):
+                await anext(pool.stream(make_request(do=do)))
+        assert first_value(await call(pool, do="pid")) > 0
+
+
+@every_placement
+@pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
+async def test_cancelled_error_raised_by_the_model_is_a_model_error(placement: str, model: str) -> None:
+    async with pool_of(placement, model) as pool:
+        with pytest.raises(ModelFailed, match="CancelledError"):
+            await call(pool, do="cancelled")
+        assert first_value(await call(pool, do="pid")) > 0
+
+
+@every_placement
+async def test_outputs_are_checked(placement: str) -> None:
+    async with pool_of(placement, "Strict") as pool:
+        with pytest.raises(InvalidOutput, match="model 'm' failed: output 'y' is missing"):
+            await call(pool, do="pid")
+
+
+@every_placement
+@pytest.mark.parametrize("model", ["Echo", "AsyncEcho", "Count", "AsyncCount"])
+async def test_calls_after_their_deadline_do_not_run(placement: str, model: str) -> None:
+    async with pool_of(placement, model) as pool:
+        late = make_request(1, deadline_s=time.monotonic() - 1)
+        with pytest.raises(DeadlineExceeded, match="Request timeout expired"):
+            await complete(pool.call(late))
+        with pytest.raises(DeadlineExceeded):
+            await anext(pool.stream(late))
+        assert first_value(await call(pool, 1, deadline_s=time.monotonic() + 60)) >= 0
+
+
+@every_placement
+async def test_concurrent_calls_get_their_own_responses(placement: str) -> None:
+    for model in ("Echo", "AsyncEcho"):
+        async with pool_of(placement, model) as pool:
+            responses = await asyncio.gather(*(call(pool, n) for n in range(300)))
+            assert [first_value(a) for a in responses] == list(range(300))
+
+
+@every_placement
+async def test_error_of_a_model_that_cannot_be_loaded(placement: str) -> None:
+    with pytest.raises(ModelFailed, match="failed to load 'm', RuntimeError: no weights here"):
+        async with pool_of(placement, "Unloadable"):
+            pass
+
+
+@every_placement
+async def test_a_closed_pool_is_not_ready_and_rejects_calls(placement: str, tmp_path: Path) -> None:
+    async with pool_of(placement, "RecordsClose", parameters={"closed": str(tmp_path / "closed")}) as pool:
+        ready = pool.ready
+        assert ready
+        assert pool.capacity == 1
+        await pool.close()
+        ready = pool.ready
+        assert not ready
+        assert (tmp_path / "closed").exists()
+        with pytest.raises(NotReady, match="unloading"):
+            await call(pool)
+        with pytest.raises(NotReady, match="unloading"):
+            await anext(pool.stream(make_request()))
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_cancelled_calls_release_their_tensors_while_the_worker_is_busy(placement: str, tmp_path: Path) -> None:
+    async with pool_of(placement, "Actions") as pool:
+        running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
+        await wait_until((tmp_path / "begun").exists)
+        held = []
+        waiting = []
+        for n in range(3):
+            request: Any = make_request(n, do="pid")
+            held.append(weakref.ref(request.call.inputs["n"].data))
+            waiting.append(asyncio.create_task(complete(pool.call(request))))
+        del request
+        await asyncio.sleep(0.05)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        waiting.clear()
+        del task
+        gc.collect()
+        assert [ref() for ref in held] == [None] * 3
+        (tmp_path / "go").touch()
+        assert first_value(await running) > 0
+
+
+async def test_an_idle_thread_releases_tensors() -> None:
+    async with pool_of("thread", "Actions") as pool:
+        request: Any = make_request(do="pid")
+        held = weakref.ref(request.call.inputs["n"].data)
+        response = await complete(pool.call(request))
+        given = weakref.ref(response.outputs["pid"].data)
+        del request, response
+        gc.collect()
+        await wait_until(lambda: held() is None and given() is None, 2)
+
+
+@every_placement
+async def test_capacity_of_an_async_model(placement: str) -> None:
+    async with pool_of(placement, "AsyncEcho", replicas=2) as pool:
+        assert pool.capacity == 128
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+async def test_line_breaks_in_request_ids_are_escaped_in_the_log(
+    placement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pool_of(placement, "Actions") as pool:
+        with pytest.raises(ModelFailed):
+            await complete(pool.call(structs.replace(make_request(do="value"), id="a\nERROR forged")))
+    assert r"failed on request 'a\nERROR forged'" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("placement", "model"), [("thread", "Actions"), ("process", "Actions"), *((p, "AsyncActions") for p in PLACEMENTS)]
+)
+async def test_running_and_queued_calls_fail_on_close(placement: str, model: str, tmp_path: Path) -> None:
+    request = make_request(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
+    async with pool_of(placement, model) as pool:
+        calls = [asyncio.create_task(complete(pool.call(request))) for _ in range(4)]
+        await wait_until((tmp_path / "begun").exists)
+        began_s = time.monotonic()
+        closing = asyncio.create_task(pool.close())
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(r) for r in results] == [NotReady] * 4
+        (tmp_path / "go").touch()
+        await closing
+        assert time.monotonic() - began_s < 3
+    gc.collect()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_a_running_async_call_is_cancelled(placement: str, tmp_path: Path) -> None:
+    request = make_request(do="hold", begun=tmp_path / "begun", go=tmp_path / "go", cancelled=tmp_path / "cancelled")
+    async with pool_of(placement, "AsyncActions") as pool:
+        task = asyncio.create_task(complete(pool.call(request)))
+        await wait_until((tmp_path / "begun").exists)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        await wait_until((tmp_path / "cancelled").exists)
+        assert first_value(await call(pool, do="pid")) > 0
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_cancelled_queued_calls_do_not_run(placement: str, tmp_path: Path) -> None:
+    async with pool_of(placement, "Actions") as pool:
+        running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
+        await wait_until((tmp_path / "begun").exists)
+        # The first of them already lies in the worker's socket.
+        waiting = [
+            asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")) for n in range(3)
+        ]
+        last = asyncio.create_task(call(pool, do="pid"))
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        (tmp_path / "go").touch()
+        assert first_value(await running) == first_value(await last)
+        assert not list(tmp_path.glob("b[0-9]"))
