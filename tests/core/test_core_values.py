@@ -372,7 +372,7 @@ def test_arrays_without_a_datatype_are_named() -> None:
     with pytest.raises(InvalidInput) as caught:
         datatype("FP31")
     assert caught.value.message == (
-        "datatype 'FP31' is not known; expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
+        "unknown datatype 'FP31': expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
         "FP16, BF16, FP32, FP64, BYTES"
     )
 

@@ -53,7 +53,7 @@ X = "input 'x'"
         ),
         (
             {"shape": [1], "data": [1], "datatype": "FP31"},
-            f"{X}: datatype 'FP31' is not known; expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, "
+            f"{X}: unknown datatype 'FP31': expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, "
             "INT32, INT64, FP16, BF16, FP32, FP64, BYTES",
         ),
         ({"shape": [1]}, f"{X}: expected 'data', or 'binary_data_size' in 'parameters'"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman import Generate, errors
-from dragoman.core.text import Bare, Generation, Grammar, PromptInfo, Text, Token, merge_chunks
+from dragoman.core.text import Generation, Grammar, PromptInfo, RawPrompt, Text, Token, merge_chunks
 from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import format_logprob, format_prompt_logprobs
 from dragoman.protocols.text_common.tool_stream import parser_for
@@ -370,7 +370,7 @@ async def test_whether_the_tokenizer_adds_special_tokens(house: House) -> None:
 
     for more, bare in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
         found = await prompts("/v1/completions", prompt=["a", "b"], **more)
-        assert [isinstance(prompt, Bare) for prompt in found] == [bare, bare]
+        assert [isinstance(prompt, RawPrompt) for prompt in found] == [bare, bare]
         (found,) = await prompts("/v1/chat/completions", messages=HELLO, **more)
         assert found.special_tokens is more.get("add_special_tokens", False)
     assert await prompts("/v1/completions", prompt=[1, 2], add_special_tokens=False) == ((1, 2),)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.text import Bare
+from dragoman.core.text import RawPrompt
 
 from .text_house import House, Speaker, events, speaking
 
@@ -150,7 +150,7 @@ async def test_inputs_may_be_taken_as_they_are(house: House) -> None:
         for given, bare in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
             answer = await house.post(path, {"inputs": "a", **given})
             assert (answer.status, "x-ignored-parameters" in answer.headers) == (200, False)
-            assert isinstance(house.model().calls[-1].prompts[0], Bare) == bare
+            assert isinstance(house.model().calls[-1].prompts[0], RawPrompt) == bare
 
 
 async def test_tokens_as_vllms_clients_ask_for_them(house: House) -> None:

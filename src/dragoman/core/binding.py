@@ -1,4 +1,4 @@
-"""Binds a call to a signature, as Python binds arguments: here alone names, datatypes and shapes are checked."""
+"""Bind a call to a signature, like Python binds arguments: the only place that checks names, datatypes and shapes."""
 
 import math
 
@@ -39,11 +39,11 @@ def bind(call: Infer, signature: Signature, model: str) -> Infer:
         _check_rows(call)
     if call.outputs and call.outputs != signature.output_names:
         _check_outputs(call, signature, model)
-    return _in_order(call, signature) if len(inputs) > 1 else call
+    return _sort_inputs(call, signature) if len(inputs) > 1 else call
 
 
 def check_tensor(tensor: Tensor, spec: TensorSpec, what: str) -> None:
-    """InvalidInput unless the tensor has the datatype and shape of its spec; `what` is "input" or "output"."""
+    """Raise InvalidInput unless a tensor has the datatype and shape of its spec; `what` is "input" or "output"."""
     if spec.datatype is not None and tensor.datatype is not spec.datatype and tensor.datatype not in spec.accepts:
         raise InvalidInput(f"{what} '{spec.name}': expected datatype {spec.datatype}, got {tensor.datatype}")
     # An attribute is faster than the property; a BytesTensor has no array yet.
@@ -62,16 +62,16 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
     missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
         required = tuple(s for s in signature.inputs if not s.optional)
-        expected, came = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
+        expected, got = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
         if len(required) < len(signature.inputs):  # with optional inputs, numbers say little
-            expected, came = f"at least {_quote_names(required)}", ", ".join(map(repr, call.inputs)) or "none"
+            expected, got = f"at least {_quote_names(required)}", ", ".join(map(repr, call.inputs)) or "none"
         raise InvalidInput(
-            f"expected {expected} but got {came} for model '{model}'; missing {_quote_names(tuple(missing))}"
+            f"expected {expected} but got {got} for model '{model}'; missing {_quote_names(tuple(missing))}"
         )
 
 
 def _is_column(tensor: Tensor, spec: TensorSpec) -> bool:
-    """True for an input [N, 1] with a content type if the model takes [N]: for content types both mean the same."""
+    """Return whether an input is [N, 1] with a content type and the model takes [N]: codecs treat both alike."""
     return (
         "content_type" in tensor.parameters
         and spec.shape is not None
@@ -91,18 +91,18 @@ def _check_rows(call: Infer) -> None:
 
 
 def _check_outputs(call: Infer, signature: Signature, model: str) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for name in call.outputs:
-        if name in seen:
+        if name in names:
             raise InvalidInput(f"output '{name}' already exists in request")
-        seen.add(name)
+        names.add(name)
         if not signature.open_outputs and signature.output(name) is None:
             raise InvalidInput(
                 f"unexpected inference output '{name}' for model '{model}'; expected " + _quote_names(signature.outputs)
             )
 
 
-def _in_order(call: Infer, signature: Signature) -> Infer:
+def _sort_inputs(call: Infer, signature: Signature) -> Infer:
     order = [s.name for s in signature.inputs if s.name in call.inputs]
     order += [name for name in call.inputs if signature.input(name) is None]
     if order == list(call.inputs):
@@ -115,7 +115,7 @@ def _quote_names(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]:
-    """The one input in its bare bytes. OIP, binary extension: one input, at most one free axis besides the batch."""
+    """Return the single input of a raw request. OIP, binary extension: at most one free axis besides the batch."""
     if len(signature.inputs) != 1 or signature.open_inputs:
         raise InvalidInput(
             f"a raw binary request needs a model of one input; model '{model}' has {_quote_names(signature.inputs)}"
@@ -127,18 +127,18 @@ def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]
         array = object_array([raw], (1,) * len(spec.shape))
         array.flags.writeable = False
     else:
-        array = _shaped_by_size(raw, spec, spec.datatype, spec.shape)
+        array = _shape_raw(raw, spec, spec.datatype, spec.shape)
     return {spec.name: Tensor(array, spec.datatype)}
 
 
-def _shaped_by_size(raw: bytes, spec: TensorSpec, datatype: Datatype, shape: Shape) -> Array:
+def _shape_raw(raw: bytes, spec: TensorSpec, datatype: Datatype, shape: Shape) -> Array:
     if shape.count(-1) > 1:  # the first free axis is the batch, of one row
         shape = (1, *shape[1:]) if shape[0] == -1 else shape
     if shape.count(-1) > 1:
         raise InvalidInput(f"input '{spec.name}': a raw binary request allows one free axis, got {list(shape)}")
-    known = math.prod(n for n in shape if n != -1) * datatype.size
-    fits = len(raw) % known == 0 if -1 in shape and known else len(raw) == known
-    if not fits:
+    size = math.prod(n for n in shape if n != -1) * datatype.size
+    is_filled = len(raw) % size == 0 if -1 in shape and size else len(raw) == size
+    if not is_filled:
         raise InvalidInput(f"input '{spec.name}': {len(raw)} bytes do not fill shape {list(shape)} of {datatype}")
     flat = np.frombuffer(raw, np.uint8 if datatype is BOOL else datatype.dtype)
     if datatype is BOOL:

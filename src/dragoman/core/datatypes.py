@@ -62,15 +62,15 @@ _BY_DTYPE: Mapping[np.dtype[Any], Datatype] = {d.dtype: d for d in DATATYPES.val
 
 
 def datatype(name: str) -> Datatype:
-    """The datatype called `name`, exactly (the protocol is case-sensitive); InvalidInput where there is none."""
+    """Return the datatype of a name, which is case-sensitive. Raises InvalidInput."""
     found = DATATYPES.get(name)
     if found is None:
-        raise InvalidInput(f"datatype '{name}' is not known; expected one of {', '.join(DATATYPES)}")
+        raise InvalidInput(f"unknown datatype '{name}': expected one of {', '.join(DATATYPES)}")
     return found
 
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype:
-    """The datatype that holds arrays of `dtype`; InvalidInput where none does.
+    """Return the datatype of arrays of `dtype`. Raises InvalidInput if there is none.
 
     Byte order does not matter here (`Tensor.of` converts); strings and objects are BYTES.
     """

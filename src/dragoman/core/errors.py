@@ -4,7 +4,7 @@
     ├── CallerError           the client
     │   ├── InvalidInput          the request does not match the model
     │   │   ├── TooLong               prompt and completion exceed the context length
-    │   │   ├── Unaddressed           no model name, and no default model
+    │   │   ├── ModelNameMissing      no model name, and no default model
     │   │   └── AlreadyLoaded         a model with this name exists
     │   ├── ModelNotFound         unknown model or version
     │   │   └── PathNotFound      no model has a handler for this path
@@ -53,7 +53,7 @@ class TooLong(InvalidInput):
     """The prompt, or prompt and requested completion, exceed the context length."""
 
 
-class Unaddressed(InvalidInput):
+class ModelNameMissing(InvalidInput):
     """The call names no model, and there is no default model and not exactly one that can answer it."""
 
 

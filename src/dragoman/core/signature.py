@@ -33,10 +33,10 @@ class TensorSpec:
 
     def fits(self, shape: Shape) -> bool:
         """Return True if an array may have this shape."""
-        wanted = self.shape
-        if wanted is None or shape == wanted:
+        expected = self.shape
+        if expected is None or shape == expected:
             return True
-        if len(shape) != len(wanted):
+        if len(shape) != len(expected):
             return False
         for axis, n in self.fixed:  # noqa: SIM110 - a generator takes twice the time
             if shape[axis] != n:

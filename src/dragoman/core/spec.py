@@ -23,7 +23,7 @@ class ModelSpec(ModelOptions):
     runtime: the plug-in that loads it (`sklearn`, `onnx`, `python`, ...).
     uri: its file or folder, or `module:attribute` / `file.py:attribute` for Python.
     url: the path it was registered from at run time; "" for models of the repository.
-    target: a live Python object instead of a uri; it stays in this process.
+    target: a live Python object instead of a uri; worker processes import it by name.
     siblings: access to the other models, for a model in the server's process; set by the server.
     platform, inputs, outputs: override what the model declares.
     parameters: further settings for the runtime.

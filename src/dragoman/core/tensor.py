@@ -16,8 +16,8 @@ Scalar = str | bool | int | float
 Parameters = Mapping[str, Scalar]
 
 
-class _None(dict[str, Scalar]):
-    """Empty parameters that cannot be changed: one object, used as a default."""
+class _EmptyParameters(dict[str, Scalar]):
+    """Empty, immutable parameters: one object, used as a default."""
 
     __slots__ = ()
 
@@ -25,13 +25,13 @@ class _None(dict[str, Scalar]):
         return 0
 
     def __setitem__(self, key: str, value: Scalar) -> NoReturn:
-        raise TypeError("parameters are not changed; make new ones")
+        raise TypeError("parameters are immutable")
 
     def __reduce__(self) -> str:
         return "NONE"
 
 
-NONE: Parameters = _None()
+NONE: Parameters = _EmptyParameters()
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
@@ -58,17 +58,18 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         array = np.asarray(value)
         if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)  # NumPy's own strings drop NUL characters at their end
-        found = datatype_of(array.dtype)
-        if found is BYTES and datatype not in (None, BYTES):
+        source = datatype_of(array.dtype)
+        if source is BYTES and datatype not in (None, BYTES):
             array = _as_numbers(array, datatype)
-            found = datatype_of(array.dtype)
-        elif found is BYTES:
+            source = datatype_of(array.dtype)
+        elif source is BYTES:
             array = _as_bytes(array)
-        if datatype is not None and found is not datatype:
-            array, found = _convert(array, found, datatype), datatype
-        if array.dtype != found.dtype:
-            array = array.astype(found.dtype)
-        return cls(array, found, parameters)
+        result = source if datatype is None else datatype
+        if source is not result:
+            array = _convert(array, source, result)
+        if array.dtype != result.dtype:
+            array = array.astype(result.dtype)
+        return cls(array, result, parameters)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +109,7 @@ def numpy_numbers(tensor: Tensor) -> Array:
 
 
 def object_array(elements: Iterable[Any], shape: tuple[int, ...]) -> Array:
-    """An object array of the given shape; NumPy's own constructor would look into the elements."""
+    """Return an object array of this shape; `np.array` would convert nested elements."""
     return np.fromiter(elements, object).reshape(shape)
 
 
@@ -126,46 +127,46 @@ def _element_as_bytes(element: Any) -> bytes:
             return element.encode()
         case bytearray() | memoryview():
             return bytes(element)
-    raise InvalidInput(f"a BYTES tensor holds bytes or text, got {type(element).__name__}")
+    raise InvalidInput(f"a BYTES tensor has elements of bytes or text, got {type(element).__name__}")
 
 
-def _as_numbers(array: Array, wanted: Datatype) -> Array:
-    """Python's own objects as numbers: what is no number is among them, or one that no datatype of NumPy holds."""
-    numbers = [_element_as_number(element, wanted) for element in array.flat]
-    dtype = np.dtype(np.float64) if wanted.kind == "float" else wanted.dtype
+def _as_numbers(array: Array, target: Datatype) -> Array:
+    """Convert an array of Python objects to numbers. Raises InvalidInput for anything else."""
+    numbers = [_element_as_number(element, target) for element in array.flat]
+    dtype = np.dtype(np.float64) if target.kind == "float" else target.dtype
     return np.array(numbers, dtype).reshape(array.shape)
 
 
-def _element_as_number(element: Any, wanted: Datatype) -> Any:
+def _element_as_number(element: Any, target: Datatype) -> Any:
     if isinstance(element, str | bytes):
-        raise InvalidInput(f"BYTES does not convert to {wanted}")
+        raise InvalidInput(f"BYTES does not convert to {target}")
     boolean = isinstance(element, bool | np.bool_)
-    if boolean is not (wanted.kind == "bool") or not isinstance(element, int | float | np.number | np.bool_):
-        raise InvalidInput(f"expected {wanted}, got {type(element).__name__}")
+    if boolean is not (target.kind == "bool") or not isinstance(element, int | float | np.number | np.bool_):
+        raise InvalidInput(f"expected {target}, got {type(element).__name__}")
     if boolean:
         return element
     try:
-        if wanted.kind == "float":
+        if target.kind == "float":
             return float(element)
-        limits = np.iinfo(wanted.dtype)
+        limits = np.iinfo(target.dtype)
         if int(element) == element and limits.min <= element <= limits.max:
             return int(element)
     except (OverflowError, ValueError):  # too large, infinite or NaN
         pass
     bits = element.bit_length() if isinstance(element, int) else 0
     value = f"an integer of {bits} bits" if bits > _LONG_BITS else str(element)
-    raise InvalidInput(f"{value} does not fit into {wanted}")
+    raise InvalidInput(f"{value} does not fit into {target}")
 
 
-def _convert(array: Array, found: Datatype, wanted: Datatype) -> Array:
-    if BYTES in (found, wanted) or "bool" in (found.kind, wanted.kind):
-        raise InvalidInput(f"{found} does not convert to {wanted}")
-    if wanted.kind == "float":
-        return round_to(array, wanted)
+def _convert(array: Array, source: Datatype, target: Datatype) -> Array:
+    if BYTES in (source, target) or "bool" in (source.kind, target.kind):
+        raise InvalidInput(f"{source} does not convert to {target}")
+    if target.kind == "float":
+        return round_to(array, target)
     with np.errstate(over="ignore", invalid="ignore"):
-        result = array.astype(wanted.dtype)
-        # Between signed and unsigned the bits come back as they were, so the sign is looked at, too.
+        result = array.astype(target.dtype)
+        # Between signed and unsigned types the bits are equal, so the sign is compared too.
         changed = (result.astype(array.dtype) != array) | ((result < 0) != (array < 0))
     if changed.any():
-        raise InvalidInput(f"{array[changed].flat[0]} does not fit into {wanted}")
+        raise InvalidInput(f"{array[changed].flat[0]} does not fit into {target}")
     return result

@@ -26,13 +26,13 @@ class Chat:
     template: str = ""
 
 
-class Bare(str):
+class RawPrompt(str):
     """Text that is tokenized without special tokens around it."""
 
     __slots__ = ()
 
 
-# Text (a `Bare` one as it is), token ids, or a conversation.
+# Text, token ids, or a conversation.
 Prompt = str | tuple[int, ...] | Chat
 
 

@@ -119,11 +119,11 @@ def confirm_directional(values: Values, x: Vector, value: Vector, vec: Vector, d
     steepest = float(np.max(np.abs(derivative), initial=0.0))
     if steepest * step > line.magnitude > 0:  # the function varies on a smaller length than the components' magnitudes
         step = max(line.magnitude / steepest, _MIN_MOVE * step)
-    rounding = _confirm(line, _Claim(step * vec, step * derivative, step * np.abs(derivative), step))
+    rounding = _confirm(line, _Comparison(step * vec, step * derivative, step * np.abs(derivative), step))
     raised = max_step(raised_scales(x), vec)
     if raised >= _RAISED_FACTOR * step and (np.abs(step * derivative) < rounding).any():
-        claim = _Claim(raised * vec, raised * derivative, raised * np.abs(derivative), raised, raised=True)
-        _confirm(line, claim)
+        comparison = _Comparison(raised * vec, raised * derivative, raised * np.abs(derivative), raised, raised=True)
+        _confirm(line, comparison)
 
 
 def confirm_gradient(values: Values, x: Vector, value: Vector, sens: Vector, gradient: Vector) -> None:
@@ -166,7 +166,7 @@ def _confirm_group(line: _LineFunction, gradient: Vector, moves: Vector, group: 
 def _confirm_components(line: _LineFunction, gradient: Vector, direction: Vector, raised: bool = False) -> float:
     """Compare along a direction and, if that fails, along each component; return the rounding error."""
     terms, moved = np.abs(gradient * direction), np.flatnonzero(direction)
-    joint = _Claim(direction, np.atleast_1d(gradient @ direction), np.atleast_1d(terms.sum()), 1.0, "", raised)
+    joint = _Comparison(direction, np.atleast_1d(gradient @ direction), np.atleast_1d(terms.sum()), 1.0, "", raised)
     try:
         return float(_confirm(line, joint)[0])
     except NotConfirmedError:
@@ -177,14 +177,14 @@ def _confirm_components(line: _LineFunction, gradient: Vector, direction: Vector
         component = np.where(np.arange(len(direction)) == j, direction, 0.0)
         derivative = np.atleast_1d(gradient[j] * direction[j])
         name = f"element {j} of the gradient"
-        claim = _Claim(component, derivative, np.abs(derivative), direction[j], name, raised)
-        rounding = max(rounding, float(_confirm(line, claim)[0]))
+        comparison = _Comparison(component, derivative, np.abs(derivative), direction[j], name, raised)
+        rounding = max(rounding, float(_confirm(line, comparison)[0]))
     return rounding
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """A derivative along a direction that is to be confirmed.
+class _Comparison:
+    """A derivative along a direction, to be compared with central differences.
 
     Parameters
     ----------
@@ -211,62 +211,63 @@ class _Claim:
         return self.name or (f"element {index} of the derivative" if len(self.derivative) > 1 else "the derivative")
 
 
-def _confirm(line: _LineFunction, claim: _Claim) -> Vector:
+def _confirm(line: _LineFunction, comparison: _Comparison) -> Vector:
     """Compare at the first step and, if that fails, at all steps; return the rounding errors of the first."""
-    first = line.central_difference(claim.direction, _FIRST_STEP)
-    scale = np.maximum(claim.terms, np.abs(first.slope))
-    close = np.abs(claim.derivative - first.slope) <= _TOLERANCE * scale + first.rounding
+    first = line.central_difference(comparison.direction, _FIRST_STEP)
+    scale = np.maximum(comparison.terms, np.abs(first.slope))
+    close = np.abs(comparison.derivative - first.slope) <= _TOLERANCE * scale + first.rounding
     smooth = first.curvature <= _KINK_CURVATURE * scale + first.rounding
     if not close.all():
-        _compare_all_steps(line, claim, ~close)
+        _compare_all_steps(line, comparison, ~close)
     if not (smooth | ~close).all():
-        _check_kink(line, claim, first, close & ~smooth)
+        _check_kink(line, comparison, first, close & ~smooth)
     return first.rounding
 
 
-def _compare_all_steps(line: _LineFunction, claim: _Claim, selected: Mask) -> None:
+def _compare_all_steps(line: _LineFunction, comparison: _Comparison, selected: Mask) -> None:
     """Raise NotConfirmedError unless differences over many steps settle on the claimed derivative.
 
     The scale of a zero is a guess. If differences do not settle there, the derivative is accepted, unless the function
     is constant or not continuous.
     """
-    guessed, steps = claim.has_guessed_scale(line.x), claim.steps(line.x)
-    differences = [line.central_difference(claim.direction, step) for step in steps]
+    guessed, steps = comparison.has_guessed_scale(line.x), comparison.steps(line.x)
+    differences = [line.central_difference(comparison.direction, step) for step in steps]
     slopes, estimate, error, settled = _settle(differences, selected)
-    if np.isnan(slopes).all() and not claim.raised:
+    if np.isnan(slopes).all() and not comparison.raised:
         raise NotConfirmedError(
             "the function has no finite value on both sides of this point, so no difference can be taken"
         )
     # Changes of the function count too: its value may be 0, as at the minimum of a sum of squares.
     changes = np.array([2 * step * np.abs(each.slope[selected]) for step, each in zip(steps, differences, strict=True)])
     value_scale = np.maximum(line.magnitude, np.max(np.nan_to_num(changes), axis=0))
-    claimed = claim.derivative[selected]
+    claimed = comparison.derivative[selected]
     size = np.maximum(np.abs(claimed), np.abs(estimate))
     # Near an optimum the slope is small beside the curvature.
     curvatures = np.array([each.curvature[selected] for each in differences[:2]])
-    scale = np.maximum(np.maximum(size, claim.terms[selected]), np.max(np.nan_to_num(curvatures), axis=0))
-    agrees = np.abs(claimed - estimate) <= (_SETTLED if claim.raised else _TOLERANCE) * scale + 4 * error
+    scale = np.maximum(np.maximum(size, comparison.terms[selected]), np.max(np.nan_to_num(curvatures), axis=0))
+    agrees = np.abs(claimed - estimate) <= (_SETTLED if comparison.raised else _TOLERANCE) * scale + 4 * error
     flat = (size <= 4 * error) & (error <= 10 * _FLAT * value_scale)
     decided = (error <= _DECISIVE * scale) | flat
     wrong = ~(decided & agrees)
     if guessed:
         wrong &= decided & settled
-        if not claim.raised:
+        if not comparison.raised:
             continuous = 2 * steps[-1] * np.abs(slopes[-1]) <= _FLAT * value_scale
             constant = (slopes == 0).all(axis=0) & (np.abs(claimed) > _TOLERANCE * line.magnitude)
             wrong |= constant | ~continuous
     if not wrong.any():
         return
     k = int(np.argmax(wrong))
-    name = claim.element_name(int(np.flatnonzero(selected)[k]))
+    name = comparison.element_name(int(np.flatnonzero(selected)[k]))
     if not decided[k]:
         raise NotConfirmedError(
             f"differences with steps from {steps[0]:.0e} to {steps[-1]:.0e} of the inputs' magnitude do not settle "
             f"on a number for {name}: the function is noisy, or has a kink or a jump at this point"
         )
+    unit = comparison.unit
     raise NotConfirmedError(
-        f"{name} is {claimed[k] / claim.unit:.9g} where central differences give {estimate[k] / claim.unit:.9g}, "
-        f"with an error of about {abs(error[k] / claim.unit):.1g}"
+        f"{name} is {claimed[k] / unit:.9g} where central differences give {estimate[k] / unit:.9g}, "
+        f"with an error of about {abs(error[k] / unit):.1g}"
     )
 
 
@@ -296,21 +297,21 @@ def _finest_run(settled: Mask) -> Mask:
     return result
 
 
-def _check_kink(line: _LineFunction, claim: _Claim, first: _CentralDifference, selected: Mask) -> None:
+def _check_kink(line: _LineFunction, comparison: _Comparison, first: _CentralDifference, selected: Mask) -> None:
     """Raise NotConfirmedError if the slopes of both sides differ by as much at all smaller steps as at the first."""
-    larger = line.central_difference(claim.direction, 100 * _FIRST_STEP)
+    larger = line.central_difference(comparison.direction, 100 * _FIRST_STEP)
     kink, measurements = selected & (larger.curvature < 3 * first.curvature), 0 * first.curvature
-    for step in (each for each in claim.steps(line.x) if each < _FIRST_STEP):
+    for step in (each for each in comparison.steps(line.x) if each < _FIRST_STEP):
         if not kink.any():
             return
-        smaller = line.central_difference(claim.direction, step)
+        smaller = line.central_difference(comparison.direction, step)
         same = (smaller.curvature > 0.3 * first.curvature) & (smaller.curvature < 3 * first.curvature)
         measured = smaller.rounding <= 0.1 * first.curvature
         kink &= same | ~measured
         measurements += measured
     kink &= measurements >= 3
     if kink.any():
-        name = claim.element_name(int(np.argmax(kink)))
+        name = comparison.element_name(int(np.argmax(kink)))
         raise NotConfirmedError(f"the function has a kink at or next to this point, which shows in {name}")
 
 

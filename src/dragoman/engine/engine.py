@@ -34,7 +34,7 @@ from dragoman.core.calls import (
     States,
     Unload,
 )
-from dragoman.core.errors import Forbidden, NotReady, Unaddressed, Unauthorized
+from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
 from dragoman.core.metrics import Family
 from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.spec import check_name
@@ -220,7 +220,7 @@ class Engine:
             raise NotReady("no model that can answer is loaded yet")
         if len(names) != 1:
             there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
-            raise Unaddressed(f"the request names no model; expected {there}")
+            raise ModelNameMissing(f"the request names no model; expected {there}")
         return names[0]
 
     async def _server_response(self, request: Request[Any]) -> Response[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dragoman.core.errors import InvalidInput, TooLong
-from dragoman.core.text import Bare, Chat, Prompt, TokenSpan
+from dragoman.core.text import Chat, Prompt, RawPrompt, TokenSpan
 from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 # Longer texts are tokenized by the method that releases the interpreter lock but returns no offsets.
@@ -191,7 +191,7 @@ class Vocabulary:
 
 def _adds_special_tokens(prompt: str | Chat) -> bool:
     """Whether the tokenizer adds its special tokens to a prompt."""
-    return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, Bare)
+    return prompt.special_tokens if isinstance(prompt, Chat) else not isinstance(prompt, RawPrompt)
 
 
 def _is_byte_level(fast: Any) -> bool:

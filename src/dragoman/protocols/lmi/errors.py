@@ -9,6 +9,7 @@ from dragoman.core.errors import (
     DragomanError,
     Forbidden,
     InvalidInput,
+    ModelNameMissing,
     ModelNotFound,
     NotReady,
     NotSupported,
@@ -16,7 +17,6 @@ from dragoman.core.errors import (
     Overloaded,
     PathNotFound,
     ServerError,
-    Unaddressed,
     Unauthorized,
 )
 from dragoman.protocols.lmi.formats import Formatter, dynamic_error_body, to_json
@@ -33,7 +33,7 @@ CODES: Mapping[str, int] = {
 }
 # Errors in the format of DJL Serving: a status, or the name of a configurable one, and the type.
 _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
-    (Unaddressed, "bad_request", "BadRequestException"),
+    (ModelNameMissing, "bad_request", "BadRequestException"),
     (AlreadyLoaded, 409, "ConflictStatusException"),  # SageMaker's multi-model endpoints rely on these two
     (OutOfMemory, 507, "WlmOutOfMemoryException"),
     (NotSupported, "bad_request", "BadRequestException"),

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, flag, format_value, integer
-from dragoman.core.text import Bare, Generation, Prompt, PromptInfo, Text, Token
+from dragoman.core.text import Generation, Prompt, PromptInfo, RawPrompt, Text, Token
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
@@ -122,7 +122,7 @@ def _completion(
     fields, options = found.fields, found.options
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):
-        prompts = tuple(Bare(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
+        prompts = tuple(RawPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
     if options.get("suffix"):
         raise InvalidInput("`suffix` is not supported; expected none")
     resolve_options(fields, options)

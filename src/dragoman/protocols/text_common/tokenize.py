@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core.calls import Describe, ModelDescription, Request, Response, Tokenize
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
-from dragoman.core.text import Bare, Chat, Tokenized
+from dragoman.core.text import Chat, RawPrompt, Tokenized
 from dragoman.protocols.text_common.chat import CONVERSATION, get_flag, parse_conversation
 from dragoman.protocols.text_common.openai_format import FormatError, resolve_model
 from dragoman.protocols.text_common.parameters import (
@@ -66,7 +66,7 @@ def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
         raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
-    return prompt if get_flag(body, "add_special_tokens", otherwise=True) else Bare(prompt)
+    return prompt if get_flag(body, "add_special_tokens", otherwise=True) else RawPrompt(prompt)
 
 
 def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
-from dragoman.core.text import Bare, Chat, Sampling
+from dragoman.core.text import Chat, RawPrompt, Sampling
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import get_flag, parse_conversation
 from dragoman.protocols.text_common.grammar import GRAMMAR
@@ -167,7 +167,7 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     if len(found) > MOST_INPUTS:
         raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(found)}")
     bare = not get_flag(body, "add_special_tokens", otherwise=True)
-    return tuple(map(Bare, found) if bare else found), isinstance(value, list)
+    return tuple(map(RawPrompt, found) if bare else found), isinstance(value, list)
 
 
 def _check_together(found: ParsedParameters, *, stream: bool, listed: bool) -> None:

@@ -24,11 +24,11 @@ from dragoman.core.errors import (
     InvalidInput,
     InvalidOutput,
     ModelFailed,
+    ModelNameMissing,
     ModelNotFound,
     NotReady,
     NotSupported,
     Overloaded,
-    Unaddressed,
     Unauthorized,
     WorkerLost,
 )
@@ -71,7 +71,7 @@ from dragoman.protocols.wire import (
 )
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
-    (Unaddressed, 400, "validation"),
+    (ModelNameMissing, 400, "validation"),
     (InvalidInput, 422, "validation"),
     (NotSupported, 422, "validation"),
     (ModelNotFound, 404, "not_found"),
@@ -287,6 +287,6 @@ def _error_event(error: DragomanError) -> bytes:
 
 def _error_in_stream(error: DragomanError) -> HttpResponse:
     """Format an invalid streaming request as TGI does: as an event of a stream with status 200."""
-    if isinstance(error, Unaddressed) or _row(error)[1] not in _IN_STREAM:
+    if isinstance(error, ModelNameMissing) or _row(error)[1] not in _IN_STREAM:
         return write_error(error)
     return HttpResponse(200, (_error_event(error),), EVENT_STREAM)
