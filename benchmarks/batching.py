@@ -1,6 +1,6 @@
 """What merging of calls gives, and what it costs: a model of 1 ms a batch and 0.02 ms a row, on a device of its own.
 
-Closed loop: some clients who each ask again once they are answered. Open loop: very many who ask when they like.
+Closed loop: some clients that send their next request after each response. Open loop: very many who ask when they like.
 
 usage: python -m benchmarks.batching [--quick]
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load, machine, workloads
-from benchmarks.ask import Asked, ask
+from benchmarks.checked_request import CheckedRequest, check_request
 from benchmarks.identity import Cores
 from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, pin, started
 
@@ -34,7 +34,7 @@ WAYS = {
 class Server:
     way: str
     process: Process
-    asked: Asked
+    checked: CheckedRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         servers = [_server(way, more, running, cores, Path(folder)) for way, more in WAYS.items() if given.only in way]
         rows = list(_rows(servers, seconds, rounds, clients, rates, cores, Path(folder)))
-    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    results = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "batching.json").write_text(json.dumps(told, indent=2))
+    (RESULTS / "batching.json").write_text(json.dumps(results, indent=2))
     print(machine.described() + "\n\n" + table(rows))
 
 
@@ -60,7 +60,7 @@ def _server(way: str, more: Sequence[str], running: contextlib.ExitStack, cores:
     process = running.enter_context(started(command, folder / f"{way.replace(' ', '-')}.log", cores.server))
     process.until(lambda: http_ready(port))
     workload = workloads.small_json("batched", "Batched")
-    return Server(way, process, ask(workload, port, echo=False))
+    return Server(way, process, check_request(workload, port, echo=False))
 
 
 def _rows(
@@ -81,9 +81,9 @@ def _rows(
                     continue  # it would only fall behind
                 before_s = server.process.cpu_s()
                 if kind == "closed":
-                    found = load.own(load.Load(server.asked, amount, seconds, cores.load, folder))
+                    found = load.own(load.Load(server.checked, amount, seconds, cores.load, folder))
                 else:
-                    found = _open(server.asked, amount, seconds, cores, folder)
+                    found = _open(server.checked, amount, seconds, cores, folder)
                 cpu_us = (server.process.cpu_s() - before_s) / max(1, found.answers) * 1e6
                 yield {"kind": kind, "amount": amount, "round": turn, "way": server.way, "cpu_us": cpu_us} | {
                     "rate": found.rate,
@@ -93,12 +93,12 @@ def _rows(
                 }
 
 
-def _open(asked: Asked, rate: int, seconds: float, cores: Cores, folder: Path) -> load.Measured:
-    workload = asked.workload
+def _open(checked: CheckedRequest, rate: int, seconds: float, cores: Cores, folder: Path) -> load.Measured:
+    workload = checked.workload
     (folder / "question").write_bytes(workload.body)
-    (folder / "answer").write_bytes(asked.body)
-    told = {"path": workload.path, "headers": dict(workload.headers), "port": asked.port}
-    (folder / "question.json").write_text(json.dumps(told | {"rate": rate, "seconds": seconds}))
+    (folder / "answer").write_bytes(checked.body)
+    results = {"path": workload.path, "headers": dict(workload.headers), "port": checked.port}
+    (folder / "question.json").write_text(json.dumps(results | {"rate": rate, "seconds": seconds}))
     command = [sys.executable, "-m", "benchmarks.open_loop", str(folder)]
     run = subprocess.run(
         command, cwd=ROOT, preexec_fn=pin(cores.load), capture_output=True, text=True, timeout=seconds + 60

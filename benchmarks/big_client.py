@@ -55,12 +55,12 @@ def rest(port: int, model: str, size: int) -> None:
     """Binary tensor data there and back."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    told = (
+    request_headers = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(head) + size}\r\n"
         f"inference-header-content-length: {len(head)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
-        connection.sendall(told.encode() + head)
+        connection.sendall(request_headers.encode() + head)
         for piece in pieces(size):
             connection.sendall(piece)
         _read_rest(connection, size)

@@ -72,35 +72,35 @@ class Asker(Answers):
             self.over.set_result(None)
 
 
-async def over_http(asked: Mapping[str, Any], body: bytes, tally: Tally) -> None:
-    asking = question(asked, body)
+async def over_http(plan: Mapping[str, Any], body: bytes, tally: Tally) -> None:
+    asking = question(plan, body)
     loop = asyncio.get_running_loop()
     connections = [
-        await loop.create_connection(lambda: Asker(asking, tally), "127.0.0.1", asked["port"])
-        for _ in range(asked["connections"])
+        await loop.create_connection(lambda: Asker(asking, tally), "127.0.0.1", plan["port"])
+        for _ in range(plan["connections"])
     ]
     await asyncio.gather(*(asker.over for _, asker in connections))
 
 
-async def over_grpc(asked: Mapping[str, Any], body: bytes, tally: Tally) -> None:
+async def over_grpc(plan: Mapping[str, Any], body: bytes, tally: Tally) -> None:
     async def ask() -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{asked['port']}", options=_OPTIONS) as channel:
-            call = channel.unary_unary(asked["path"])
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{plan['port']}", options=_OPTIONS) as channel:
+            call = channel.unary_unary(plan["path"])
             again = True
             while again:
                 began_s = time.perf_counter()
                 again = tally.note(await call(body), began_s)
 
-    await asyncio.gather(*(ask() for _ in range(asked["connections"])))
+    await asyncio.gather(*(ask() for _ in range(plan["connections"])))
 
 
 async def run(folder: Path) -> dict[str, float]:
-    asked = json.loads((folder / "question.json").read_text())
+    plan = json.loads((folder / "question.json").read_text())
     began_s = time.perf_counter()
-    tally = Tally((folder / "answer").read_bytes(), began_s + asked["seconds"])
-    wire = {"http": over_http, "grpc": over_grpc}[asked["wire"]]
-    async with asyncio.timeout(asked["seconds"] + _PATIENCE_S):
-        await wire(asked, (folder / "question").read_bytes(), tally)
+    tally = Tally((folder / "answer").read_bytes(), began_s + plan["seconds"])
+    wire = {"http": over_http, "grpc": over_grpc}[plan["wire"]]
+    async with asyncio.timeout(plan["seconds"] + _PATIENCE_S):
+        await wire(plan, (folder / "question").read_bytes(), tally)
     cuts = statistics.quantiles(tally.took_s or [0.0], n=100) if len(tally.took_s) > 1 else tally.took_s * 99
     return {
         "answers": len(tally.took_s),

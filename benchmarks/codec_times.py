@@ -1,8 +1,8 @@
-"""One side of the codec benchmark, in a process of its own and in the environment of the package that it measures.
+"""One side of the codec benchmark, a process in the environment of the package that it measures.
 
-Asked with a line of JSON, it answers with one: `{"what": ..., "times": n}`, and n times in ms for each way, each on a
-request that nothing of is kept. `values` is a digest of what came back, to compare with that of the other side. It
-imports nothing of the other benchmarks, since it runs where these are not installed.
+It reads lines of JSON, `{"what": ..., "times": n}`, and writes one line for each: n durations in ms for each way, each
+of a new request. `values` is a digest of the decoded values, to compare both sides. It imports no other benchmark,
+because these are not installed in its environment.
 
 usage: python codec_times.py dragoman|mlserver
 """
@@ -113,9 +113,9 @@ def main() -> None:
     ways = {"dragoman": dragoman, "mlserver": mlserver}[sys.argv[1]]
     values = cases()
     for line in sys.stdin:
-        asked = json.loads(line)
-        what = asked["what"]
-        answer = {"ways": measured(values[what], ways(what), asked["times"]), "wanted": digest(values[what])}
+        command = json.loads(line)
+        what = command["what"]
+        answer = {"ways": measured(values[what], ways(what), command["times"]), "wanted": digest(values[what])}
         print(json.dumps(answer), flush=True)
 
 

@@ -30,22 +30,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (found := peer.mlserver_python(install=given.install_peer)) is not None:
         interpreters["mlserver"] = found
     rows = list(measured(interpreters, rounds, times))
-    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    results = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "codecs.json").write_text(json.dumps(told, indent=2))
+    (RESULTS / "codecs.json").write_text(json.dumps(results, indent=2))
     print(machine.described() + "\n\n" + table(rows))
     if "mlserver" not in interpreters:
         print("\nmlserver is not installed, so ours alone; --install-peer installs it into an environment of its own")
 
 
 def measured(interpreters: dict[str, Path], rounds: int, times: int) -> Iterator[dict[str, Any]]:
-    """A row for each round, side and way. The sides take turns, and only one of them runs at a time."""
+    """Yield a row for each round, side and way. The sides take turns."""
     with contextlib.ExitStack() as running:
-        sides = {name: running.enter_context(asked(name, path)) for name, path in interpreters.items()}
+        sides = {name: running.enter_context(measuring_process(name, path)) for name, path in interpreters.items()}
         for what in WHATS:
             for turn in range(rounds):
-                for side, ask in sides.items():
-                    answer = ask(what, times)
+                for side, measure in sides.items():
+                    answer = measure(what, times)
                     for way, found in answer["ways"].items():
                         assert found["values"] == answer["wanted"], f"{side}: {what} came back changed as {way}"
                         yield (
@@ -56,25 +56,25 @@ def measured(interpreters: dict[str, Path], rounds: int, times: int) -> Iterator
 
 
 @contextlib.contextmanager
-def asked(side: str, interpreter: Path) -> Iterator[Any]:
-    """A process that measures one side whenever it is asked."""
+def measuring_process(side: str, interpreter: Path) -> Iterator[Any]:
+    """Run a process that measures one side; yield the function that does it."""
     # Without -P its folder would come first, where files are called as modules of Python are.
     command = [str(interpreter), "-P", "-W", "ignore", str(_TIMES), side]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        asks, answers = child.stdin, child.stdout
+        requests, responses = child.stdin, child.stdout
 
-        def ask(what: str, times: int) -> Any:
-            asks.write(json.dumps({"what": what, "times": times}) + "\n")
-            asks.flush()
-            line = answers.readline()
+        def measure(what: str, times: int) -> Any:
+            requests.write(json.dumps({"what": what, "times": times}) + "\n")
+            requests.flush()
+            line = responses.readline()
             if not line:
                 raise RuntimeError(f"the process of {side} ended; what it said stands above")
             return json.loads(line)
 
-        yield ask
-        asks.close()
+        yield measure
+        requests.close()
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

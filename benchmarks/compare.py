@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import load, umbridge, workloads
-from benchmarks.ask import ask
+from benchmarks.checked_request import check_request
 from benchmarks.identity import Cores
 from benchmarks.processes import ROOT, Process, dragoman, family, free_port, http_ready, started
 from benchmarks.workloads import Workload
@@ -85,7 +85,11 @@ def _row(
     run = load.choose(workload.wire, "auto")
     intervals = [
         load.Load(
-            ask(workload, ports[workload.wire], echo=False), options.connections, options.seconds, cores.load, folder
+            check_request(workload, ports[workload.wire], echo=False),
+            options.connections,
+            options.seconds,
+            cores.load,
+            folder,
         )
         for _, ports in servers
     ]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.ask import ask
+from benchmarks.checked_request import check_request
 from benchmarks.load import Load, compiled
 from benchmarks.processes import _TICKS, RESULTS, ROOT, Process, _stat, dragoman, free_port, http_ready, started
 from benchmarks.workloads import Workload, identity
@@ -77,9 +77,9 @@ def _row(
     folder: Path,
 ) -> Row:
     process, port = served
-    asked = ask(workload, port, echo=False)
+    checked = check_request(workload, port, echo=False)
     before = _cpu_s(process)
-    measured = compiled(Load(asked, connections, seconds, None, folder))
+    measured = compiled(Load(checked, connections, seconds, None, folder))
     engine_s, others_s = (after - then for after, then in zip(_cpu_s(process), before, strict=True))
     each = 1e6 / max(1, measured.answers)
     return Row(
@@ -103,11 +103,18 @@ def table(rows: Sequence[Row], many: int) -> str:
         for count in (1, many):
             group = [r for r in rows if (r.workload, r.front_ends) == (name, count)]
             one = {r.round: r.rate for r in rows if (r.workload, r.front_ends) == (name, 1)}
-            told = [
+            medians = [
                 statistics.median(getattr(r, k) for r in group) for k in ("rate", "p50_ms", "engine_us", "others_us")
             ]
             times = statistics.median(r.rate / one[r.round] for r in group)
-            cells = [name, str(count), f"{told[0]:,.0f}", f"{told[1]:.2f}", f"{told[2]:.0f}", f"{told[3]:.0f}"]
+            cells = [
+                name,
+                str(count),
+                f"{medians[0]:,.0f}",
+                f"{medians[1]:.2f}",
+                f"{medians[2]:.0f}",
+                f"{medians[3]:.0f}",
+            ]
             lines.append(f"| {' | '.join([*cells, f'{times:.2f}'])} |")
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
-"""Texts written at the same time, by our engine and by others: tokens a second, first token, gaps, CPU time, memory.
+"""Concurrent text generation with our engine and others: tokens per second, first token, CPU time, memory.
 
 usage: python -m benchmarks.generation [--only 100M-bfloat16] [--peers vllm,openvino-genai] [--clients 1,8] [--quick]
-       python -m benchmarks.generation --page    (writes what was found into docs/text-engine.md)
+       python -m benchmarks.generation --page    (writes the results into docs/text-engine.md)
 """
 
 import argparse
@@ -31,16 +31,16 @@ TRANSFORMERS = ("continuous batching", "static batch", "generate")
 CASES = ("100M-float32", "100M-bfloat16", "tiny-float32", "tiny-bfloat16")
 PAGE = ROOT / "docs" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
-_TOLD = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
+_COLUMNS = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
 Ask = Callable[[int, int, int], dict[str, float]]
 _TRAIN = ROOT / "examples" / "text" / "train_models.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: so many new tokens for each client, in at most so many rounds of the numbers of clients.
+    """New tokens per client, the maximum number of rounds, and the numbers of clients.
 
-    After `seconds` of them no further round of a case and number begins, though there is always one.
+    After `seconds` no further round of a case and number of clients begins; there is always one.
     """
 
     new: int
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan, busy = _plan(given), machine.busy_cores()
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for case in plan.cases for row in measured(Path(folder), case, plan)]
-    told = {
+    results = {
         "machine": machine.machine(),
         "versions": machine.versions() | {name: version(name) for name in plan.peers if name in ENGINES},
         "new": plan.new,
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "rows": rows,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "generation.json").write_text(json.dumps(told, indent=2))
+    (RESULTS / "generation.json").write_text(json.dumps(results, indent=2))
     print(machine.described() + "\n\n" + table(rows))
 
 
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(given: argparse.Namespace) -> Plan:
-    """What was asked for. Peers that are not installed are left out, and a line says so."""
+    """Return the plan of the arguments. Peers that are not installed are left out, with a message."""
     known = (*TRANSFORMERS, *ENGINES)
     peers = _chosen("--peers", given.peers, known) if given.peers is not None else known
     for name in [name for name in peers if name in ENGINES and name not in installed_engines()]:
@@ -137,29 +137,29 @@ def made(folder: Path, name: str) -> Path:
 
 
 def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
-    """A row for each side, number of clients and round. One side runs at a time, and they take turns.
+    """Yield a row for each engine, number of clients and round. Engines take turns.
 
-    A peer that does not start, or fails, is left out from there on, and a line says so.
+    A peer that does not start, or fails, is left out from then on, with a message.
     """
     model, dtype = case.split("-")
     with contextlib.ExitStack() as running:
         sides: dict[str, Ask] = {}
         for name in (OURS, *plan.peers):
             with _left_out(case, name, sides):
-                sides[name] = running.enter_context(asked(name, made(folder, model), dtype))
+                sides[name] = running.enter_context(running_engine(name, made(folder, model), dtype))
         for clients in plan.clients:
-            # Many clients of `generate`, one after another, would only take longer.
-            asking = [name for name in sides if name != "generate" or clients == plan.clients[0]]
-            for name in asking:
+            # `generate` serves clients one after another, so more of them only take longer.
+            active = [name for name in sides if name != "generate" or clients == plan.clients[0]]
+            for name in active:
                 with _left_out(case, name, sides):
-                    sides[name](clients, min(plan.new, 4), 100 * clients + 99)  # what is done once is done here
+                    sides[name](clients, min(plan.new, 4), 100 * clients + 99)  # warm-up
             began_s = time.monotonic()
             for turn in range(plan.rounds):
                 if turn and time.monotonic() - began_s > plan.seconds:
                     break
-                for side in [name for name in asking if name in sides]:
+                for side in [name for name in active if name in sides]:
                     with _left_out(case, side, sides):
-                        # No prompt comes twice, as some keep beginnings.
+                        # Prompts differ in each round, because engines cache prefixes.
                         found = sides[side](clients, plan.new, 100 * clients + turn)
                         yield {"model": model, "dtype": dtype, "side": side, "clients": clients, "round": turn, **found}
 
@@ -176,18 +176,18 @@ def _left_out(case: str, name: str, sides: dict[str, Ask]) -> Iterator[None]:
 
 
 def _command(side: str, folder: Path, dtype: str) -> list[str]:
-    """Of a side's process: an engine's runs in the environment that has it."""
+    """Return the command of an engine; a peer runs in its own environment."""
     if side in ENGINES:
         return [str(python(home_of(side))), "-m", ENGINES[side].side, str(folder), dtype]
     return [sys.executable, "-m", "benchmarks.generation_side", side, str(folder), dtype]
 
 
 @contextlib.contextmanager
-def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
-    """A process that is this side, and runs while it is asked. RuntimeError where it does not start, or ends."""
+def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
+    """Run an engine in a process that is stopped between measurements. Raises RuntimeError if it exits."""
     log = (RESULTS / "logs").resolve()
     log.mkdir(parents=True, exist_ok=True)
-    # Spinning threads would make whoever spins longest slow on a busy machine; all sides have the same.
+    # On a busy machine spinning threads slow down the engine that spins longest; all engines have the same limit.
     environment = {"GOMP_SPINCOUNT": "8000", **os.environ, "HF_HUB_OFFLINE": "1"}
     with (log / "generation.log").open("ab") as said:
         child = subprocess.Popen(
@@ -207,11 +207,11 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
         def ask(clients: int, new: int, seed: int) -> dict[str, float]:
             _signal(child, signal.SIGCONT)
             try:
-                return told(clients, new, seed)
+                return measure(clients, new, seed)
             finally:
                 _signal(child, signal.SIGSTOP)
 
-        def told(clients: int, new: int, seed: int) -> dict[str, float]:
+        def measure(clients: int, new: int, seed: int) -> dict[str, float]:
             try:
                 print(json.dumps({"clients": clients, "new": new, "seed": seed}), file=target, flush=True)
             except BrokenPipeError:
@@ -229,7 +229,7 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
             yield ask
         finally:
             _signal(child, signal.SIGCONT)
-            # It ends by itself when nothing more is asked, and so gives shared memory back; else all of its session.
+            # It exits when its input ends, which frees shared memory; otherwise its session is killed.
             with contextlib.suppress(BrokenPipeError):
                 target.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -240,13 +240,13 @@ def asked(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
 
 
 def _signal(child: subprocess.Popen[str], what: signal.Signals) -> None:
-    """To all of a side. Who is not asked is stopped: idle threads of some take time from the others."""
+    """Send a signal to all processes of an engine. Idle engines are stopped, because their threads use CPU time."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, what)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Medians of the rounds, and how many times the tokens of each other side ours are, by time and by CPU time."""
+    """Return medians of the rounds, and the ratio of our tokens to those of each engine, by time and by CPU time."""
     lines = [
         "| model | clients | engine | tokens/s | tokens/CPU s | first token ms | ms between tokens | peak MiB "
         "| dragoman / engine (by CPU) |",
@@ -254,9 +254,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     keys = dict.fromkeys((row["model"], row["dtype"], row["clients"]) for row in rows)
     for model, dtype, clients in keys:
-        asked = (model, dtype, clients)
-        sides = dict.fromkeys(row["side"] for row in rows if (row["model"], row["dtype"], row["clients"]) == asked)
-        found = {side: [_median(rows, (*asked, side), key) for key in _TOLD] for side in sides}
+        key = (model, dtype, clients)
+        sides = dict.fromkeys(row["side"] for row in rows if (row["model"], row["dtype"], row["clients"]) == key)
+        found = {side: [_median(rows, (*key, side), key) for key in _COLUMNS] for side in sides}
         ours = found[OURS]
         for side, (speed, by_cpu, first, gap, peak) in sorted(found.items(), key=lambda pair: -pair[1][0]):
             ratio = "" if side == OURS else f"{ours[0] / speed:.2f} ({ours[1] / by_cpu:.2f})"
@@ -266,7 +266,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def filled(text: str, found: dict[str, Any]) -> str:
-    """The page with its marked part written anew from the results."""
+    """Return the page with its marked section replaced."""
     m = found["machine"]
     line = f"{m['processor']}, {m['cores']} cores, {m['when'][:16].replace('T', ' ')} UTC; prompts of 64 tokens, "
     engines = "".join(f"{name} {found['versions'][name]}; " for name in ENGINES if name in found["versions"])

@@ -40,15 +40,15 @@ def openvino(folder: str, dtype: str) -> Ask:
     properties["INFERENCE_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
     pipeline = ContinuousBatchingPipeline(str(exported(Path(folder))), schedule, "CPU", properties)
 
-    def ask(asked: list[list[int]], new: int) -> Times:
+    def generate(prompts: list[list[int]], new: int) -> Times:
         config = GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.apply_chat_template = new, True, False
         began_s = time.perf_counter()
         handles: list[Any] = [
             pipeline.add_request(number, Tensor(np.array([prompt], np.int64)), config)
-            for number, prompt in enumerate(asked)
+            for number, prompt in enumerate(prompts)
         ]
-        found: Times = [[] for _ in asked]
+        found: Times = [[] for _ in prompts]
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for handle, times in zip(handles, found, strict=True):
@@ -58,7 +58,7 @@ def openvino(folder: str, dtype: str) -> Ask:
         assert all(handle.get_status() == GenerationStatus.FINISHED for handle in handles)
         return found
 
-    return ask
+    return generate
 
 
 if __name__ == "__main__":

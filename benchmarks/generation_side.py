@@ -1,4 +1,4 @@
-"""One side of the benchmark of text generation, in a process of its own: asked by lines of JSON, it answers in them.
+"""One engine of the benchmark of text generation, in its own process: reads and writes lines of JSON.
 
 usage: python -m benchmarks.generation_side SIDE FOLDER DTYPE
 """
@@ -49,11 +49,11 @@ def ours(folder: str, dtype: str) -> Ask:
             times += [time.perf_counter() - began_s] * len(piece.texts[0].tokens)
         return times
 
-    async def together(asked: list[list[int]], new: int) -> Times:
+    async def together(prompts: list[list[int]], new: int) -> Times:
         began_s = time.perf_counter()
-        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in asked)))
+        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in prompts)))
 
-    return lambda asked, new: asyncio.run(together(asked, new))
+    return lambda prompts, new: asyncio.run(together(prompts, new))
 
 
 def _transformers(folder: str, dtype: str) -> Any:
@@ -83,28 +83,28 @@ def one(folder: str, dtype: str) -> Ask:
         def end(self) -> None:
             pass
 
-    def ask(asked: list[list[int]], new: int) -> Times:
+    def generate(prompts: list[list[int]], new: int) -> Times:
         began_s, found = time.perf_counter(), []
-        for prompt in asked:
+        for prompt in prompts:
             clock = Clock(began_s)
             length = {"max_new_tokens": new, "min_new_tokens": new}
             model.generate(torch.tensor([prompt]), do_sample=False, streamer=clock, pad_token_id=2, **length)
             found.append(clock.times)
         return found
 
-    return ask
+    return generate
 
 
 def static(folder: str, dtype: str) -> Ask:
     """transformers' generate on one batch of all prompts: every client waits for the end."""
     torch, model = _transformers(folder, dtype)
 
-    def ask(asked: list[list[int]], new: int) -> Times:
+    def generate(prompts: list[list[int]], new: int) -> Times:
         began_s = time.perf_counter()
-        model.generate(torch.tensor(asked), do_sample=False, max_new_tokens=new, min_new_tokens=new, pad_token_id=2)
-        return [[time.perf_counter() - began_s] * new for _ in asked]
+        model.generate(torch.tensor(prompts), do_sample=False, max_new_tokens=new, min_new_tokens=new, pad_token_id=2)
+        return [[time.perf_counter() - began_s] * new for _ in prompts]
 
-    return ask
+    return generate
 
 
 def continuous(folder: str, dtype: str) -> Ask:
@@ -114,12 +114,12 @@ def continuous(folder: str, dtype: str) -> Ask:
 
     settings = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
 
-    def ask(asked: list[list[int]], new: int) -> Times:
+    def generate(prompts: list[list[int]], new: int) -> Times:
         config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=2)
         manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=settings)
         manager.start()
         began_s = time.perf_counter()
-        names = [manager.add_request(prompt, max_new_tokens=new, record_timestamps=True) for prompt in asked]
+        names = [manager.add_request(prompt, max_new_tokens=new, record_timestamps=True) for prompt in prompts]
         left, found = set(names), []
         while left:
             result = manager.get_result(timeout=1)
@@ -130,7 +130,7 @@ def continuous(folder: str, dtype: str) -> Ask:
         manager.stop(block=True)
         return found
 
-    return ask
+    return generate
 
 
 SIDES = {"dragoman": ours, "generate": one, "static batch": static, "continuous batching": continuous}

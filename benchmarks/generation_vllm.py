@@ -41,11 +41,11 @@ def vllm(folder: str, dtype: str) -> Ask:
             times += [time.perf_counter() - began_s] * len(piece.outputs[0].token_ids)
         return times
 
-    async def together(asked: list[list[int]], new: int) -> Times:
+    async def together(prompts: list[list[int]], new: int) -> Times:
         began_s = time.perf_counter()
-        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in asked)))
+        return list(await asyncio.gather(*(client(prompt, new, began_s) for prompt in prompts)))
 
-    return lambda asked, new: loop.run_until_complete(together(asked, new))
+    return lambda prompts, new: loop.run_until_complete(together(prompts, new))
 
 
 def _environment() -> dict[str, str]:

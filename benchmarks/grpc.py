@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, workloads
-from benchmarks.ask import ask
+from benchmarks.checked_request import check_request
 from benchmarks.grpc_load import write_question
 from benchmarks.http import MODELS, Subject
 from benchmarks.identity import Cores
@@ -65,7 +65,7 @@ def subjects(core: int | None, wanted: Callable[[str], bool]) -> Iterator[list[S
 def measure(subject: Subject, workload: Workload, plan: Plan, connections: int, core: int | None) -> dict[str, float]:
     """One interval: answers a second, latencies, and CPU time of the server an answer."""
     with tempfile.TemporaryDirectory() as name:
-        answer = ask(workload, subject.port, echo=subject.echo).body
+        answer = check_request(workload, subject.port, echo=subject.echo).body
         write_question(Path(name), subject.port, workload.body, answer)
         command = [
             str(built("grpc_load")),
@@ -78,10 +78,12 @@ def measure(subject: Subject, workload: Workload, plan: Plan, connections: int, 
         began_s = subject.process.cpu_s()
         run = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=True, timeout=120)
         cpu_s = subject.process.cpu_s() - began_s
-    told: dict[str, float] = json.loads(run.stdout)
-    if told["faults"] or not told["answers"]:
-        raise RuntimeError(f"{subject.name}: {told['faults']} of {told['answers']} answers were wrong: {run.stderr}")
-    return {**told, "rate": told["answers"] / told["seconds"], "cpu_us": 1e6 * cpu_s / told["answers"]}
+    result: dict[str, float] = json.loads(run.stdout)
+    if result["faults"] or not result["answers"]:
+        raise RuntimeError(
+            f"{subject.name}: {result['faults']} of {result['answers']} answers were wrong: {run.stderr}"
+        )
+    return {**result, "rate": result["answers"] / result["seconds"], "cpu_us": 1e6 * cpu_s / result["answers"]}
 
 
 def compare(found: Sequence[Subject], workload: Workload, plan: Plan, connections: int, core: int | None) -> list[Row]:
@@ -136,8 +138,8 @@ def main() -> None:
             for number in plan.connections:
                 rows += (new := compare(found, workload, plan, number, cores.load))
                 show(new)
-    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
-    (RESULTS / "grpc.json").write_text(json.dumps(told, indent=1))
+    result = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    (RESULTS / "grpc.json").write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

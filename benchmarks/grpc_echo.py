@@ -50,7 +50,7 @@ def sync(port: int) -> None:
 
 
 class _Nothing:
-    """An engine that is asked nothing."""
+    """An engine that is not used."""
 
     async def call(self, request: Any) -> Any:
         raise NotImplementedError

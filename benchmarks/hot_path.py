@@ -42,20 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
     given = parser.parse_args(arguments)
-    asked = [w for w in workloads.identity() if given.only in w.name]
-    rows = asyncio.run(measured(asked, 1 if given.quick else 15, profile=given.profile))
-    told = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    selected = [w for w in workloads.identity() if given.only in w.name]
+    rows = asyncio.run(measured(selected, 1 if given.quick else 15, profile=given.profile))
+    results = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "hot_path.json").write_text(json.dumps(told, indent=2))
+    (RESULTS / "hot_path.json").write_text(json.dumps(results, indent=2))
     print(machine.described() + "\n\n" + table(rows))
 
 
-async def measured(asked: Sequence[Workload], rounds: int, *, profile: bool = False) -> list[dict[str, Any]]:
+async def measured(selected: Sequence[Workload], rounds: int, *, profile: bool = False) -> list[dict[str, Any]]:
     """A row a workload: the median of the rounds for each stage and the floor, in us."""
     server = Server(models.Identity, models.IdentityImage)
     rows = []
     async with server.engine as engine:
-        for workload in asked:
+        for workload in selected:
             path = Path.of(workload, engine)
             if profile:
                 profiled(path)

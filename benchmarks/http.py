@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load, machine, workloads
-from benchmarks.ask import ask
+from benchmarks.checked_request import check_request
 from benchmarks.identity import Cores
 from benchmarks.processes import RESULTS, Process, dragoman, free_port, http_ready, listens, pin, started
 from benchmarks.workloads import Workload
@@ -77,7 +77,7 @@ async def bare(port: int) -> None:
         return json_response({"error": str(fault)}, 500)
 
     table = HttpProtocol("echo", (Route("POST", "/v2/models/{model}/infer", echo),), error)
-    engine: Any = None  # nobody asks it
+    engine: Any = None  # not used
     limits = Limits(compress_responses=False)
     await HttpServer(engine, (table,), limits=limits).start([("127.0.0.1", port)])
     await asyncio.Event().wait()
@@ -86,7 +86,7 @@ async def bare(port: int) -> None:
 def write_question(folder: Path, subject: Subject, workload: Workload) -> None:
     """What the generator sends and expects; the answer has been checked."""
     (folder / "question").write_bytes(load.question(workload, subject.port))
-    (folder / "answer").write_bytes(ask(workload, subject.port, echo=subject.echo).body)
+    (folder / "answer").write_bytes(check_request(workload, subject.port, echo=subject.echo).body)
 
 
 def measure(subject: Subject, workload: Workload, connections: int, seconds: float, core: int | None) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def measure(subject: Subject, workload: Workload, connections: int, seconds: flo
         cpu_s = subject.process.cpu_s() - began_s
     if run.returncode:
         raise RuntimeError(f"{subject.name}: {run.stderr}")
-    told: dict[str, Any] = json.loads(run.stdout)
-    if told["faults"] or not told["answers"]:
-        raise RuntimeError(f"{subject.name}: {told['faults']} of {told['answers']} answers were wrong")
-    return {**told, "rate": told["answers"] / told["seconds"], "cpu_us": 1e6 * cpu_s / told["answers"]}
+    result: dict[str, Any] = json.loads(run.stdout)
+    if result["faults"] or not result["answers"]:
+        raise RuntimeError(f"{subject.name}: {result['faults']} of {result['answers']} answers were wrong")
+    return {**result, "rate": result["answers"] / result["seconds"], "cpu_us": 1e6 * cpu_s / result["answers"]}
 
 
 def compare(found: Sequence[Subject], workload: Workload, connections: int, given: argparse.Namespace) -> None:
@@ -122,8 +122,8 @@ def compare(found: Sequence[Subject], workload: Workload, connections: int, give
         mine = [r[subject.name] for r in rounds]
         rate, p50, p99, cpu = (statistics.median(m[k] for m in mine) for k in ("rate", "p50_ms", "p99_ms", "cpu_us"))
         ratios = [statistics.median(r[subject.name]["rate"] / r[b]["rate"] for r in rounds) for b in bases]
-        told = [f"{ratio:>15.2f}x" for ratio in ratios]
-        print(f"{subject.name:>14} {rate:>10,.0f} {p50:>8.3f} {p99:>8.2f} {cpu:>8.1f}", *told, flush=True)
+        result = [f"{ratio:>15.2f}x" for ratio in ratios]
+        print(f"{subject.name:>14} {rate:>10,.0f} {p50:>8.3f} {p99:>8.2f} {cpu:>8.1f}", *result, flush=True)
 
 
 def main() -> None:

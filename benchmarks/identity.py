@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load, machine, peer, tables, workloads
-from benchmarks.ask import Asked, ask
+from benchmarks.checked_request import CheckedRequest, check_request
 from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, listens, started
 from benchmarks.workloads import Wire, Workload
 
@@ -64,8 +64,8 @@ class Plan:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     plan = Plan.of(given)
-    asked = [w for w in workloads.identity() if given.only in w.name]
-    if not asked:
+    selected = [w for w in workloads.identity() if given.only in w.name]
+    if not selected:
         raise SystemExit(f"no workload has {given.only!r} in its name")
     found: dict[str, Any] = {"machine": machine.machine(), "versions": machine.versions()}
     found["generators"] = {wire: load.choose(wire, given.generator).__name__ for wire in ("http", "grpc")}
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subjects = [_dragoman(running, cores, folder), _ceilings(running, cores, folder)]
         if given.peer:
             subjects.append(Subject(given.peer, peer.started(given.peer, running, cores.server, Path(folder))))
-        found["rows"] = [row for w in asked for row in _rows(plan, w, subjects, cores, Path(folder))]
+        found["rows"] = [row for w in selected for row in _rows(plan, w, subjects, cores, Path(folder))]
     report = tables.report(found)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "identity.json").write_text(json.dumps(found, indent=2))
@@ -128,9 +128,9 @@ def _echo(wire: Wire, running: contextlib.ExitStack, cores: Cores, folder: str) 
 
 def _rows(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
     run = load.choose(workload.wire, plan.generator)
-    able = [(subject, asked) for subject in subjects if (asked := _checked(subject, workload))]
+    able = [(subject, checked) for subject in subjects if (checked := _checked(subject, workload))]
     for count in plan.connections:
-        loads = [(s, load.Load(asked, count, plan.seconds, cores.load, folder)) for s, asked in able]
+        loads = [(s, load.Load(checked, count, plan.seconds, cores.load, folder)) for s, checked in able]
         if plan.warm_up_s:
             for _, interval in loads:
                 run(replace(interval, seconds=plan.warm_up_s))
@@ -139,10 +139,10 @@ def _rows(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Co
                 yield _row(subject, run, interval, turn)
 
 
-def _checked(subject: Subject, workload: Workload) -> Asked | None:
+def _checked(subject: Subject, workload: Workload) -> CheckedRequest | None:
     """A peer is left out of what it does not speak; that our own server or the echo is wrong ends the run."""
     try:
-        return ask(workload, subject.wires[workload.wire][1], echo=subject.echo)
+        return check_request(workload, subject.wires[workload.wire][1], echo=subject.echo)
     except (ValueError, KeyError):
         if subject.name in ("dragoman", "echo"):
             raise
@@ -150,11 +150,11 @@ def _checked(subject: Subject, workload: Workload) -> Asked | None:
 
 
 def _row(subject: Subject, run: Callable[[load.Load], load.Measured], interval: load.Load, turn: int) -> Row:
-    process = subject.wires[interval.asked.workload.wire][0]
+    process = subject.wires[interval.checked.workload.wire][0]
     before_s = process.cpu_s()
     measured = run(interval)
     cpu_us = (process.cpu_s() - before_s) / max(1, measured.answers) * 1e6
-    row: Row = {"workload": interval.asked.workload.name, "connections": interval.connections, "round": turn}
+    row: Row = {"workload": interval.checked.workload.name, "connections": interval.connections, "round": turn}
     row |= {"server": subject.name, "rate": measured.rate, "cpu_us": cpu_us, **asdict(measured)}
     print(
         f"{row['workload']:18} c={interval.connections:<3} {subject.name:10} {measured.rate:10.1f}/s  "

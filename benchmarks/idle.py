@@ -33,11 +33,12 @@ def main() -> None:
     print(f"{'server':>8} {'p50 ms':>8} {'p50 beside':>11} {'ratio':>6} {'p99 beside':>11} {'KiB a connection':>17}")
     with http.subjects(Cores.of_this_machine().server, [http.SERVER]) as found:
         for subject in found:
-            told = [compare(subject, count, seconds) for _ in range(rounds)]
-            without, beside, p99 = (statistics.median(t[k] for t in told) for k in ("without", "beside", "p99"))
-            ratio = statistics.median(t["beside"] / t["without"] for t in told)
+            result = [compare(subject, count, seconds) for _ in range(rounds)]
+            without, beside, p99 = (statistics.median(t[k] for t in result) for k in ("without", "beside", "p99"))
+            ratio = statistics.median(t["beside"] / t["without"] for t in result)
             print(
-                f"{subject.name:>8} {without:>8.3f} {beside:>11.3f} {ratio:>6.2f} {p99:>11.2f} {told[0]['kib']:>17.1f}"
+                f"{subject.name:>8} {without:>8.3f} {beside:>11.3f} {ratio:>6.2f} {p99:>11.2f} "
+                f"{result[0]['kib']:>17.1f}"
             )
 
 
@@ -73,10 +74,10 @@ def _beside(command: Sequence[str], core: int | None, subject: http.Subject) -> 
     return _checked(json.loads(text)), held
 
 
-def _checked(told: dict[str, Any]) -> dict[str, Any]:
-    if told["faults"] or not told["answers"]:
-        raise RuntimeError(f"{told['faults']} of {told['answers']} answers were wrong")
-    return told
+def _checked(result: dict[str, Any]) -> dict[str, Any]:
+    if result["faults"] or not result["answers"]:
+        raise RuntimeError(f"{result['faults']} of {result['answers']} answers were wrong")
+    return result
 
 
 if __name__ == "__main__":

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.ask import Asked
+from benchmarks.checked_request import CheckedRequest
 from benchmarks.grpc_load import write_question
 from benchmarks.processes import RESULTS, ROOT, pin
 from benchmarks.workloads import Wire, Workload
 
 _GRPC_FRAME_BYTES = 5
-_TOLD = r"(?s)(\d+) succeeded, (\d+) failed, (\d+) errored.*\((\d+)\) data"
+_H2LOAD_SUMMARY = r"(?s)(\d+) succeeded, (\d+) failed, (\d+) errored.*\((\d+)\) data"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """One interval of load from some connections, each of which asks again as soon as it is answered."""
 
-    asked: Asked
+    checked: CheckedRequest
     connections: int
     seconds: float
     core: int | None
@@ -48,31 +48,31 @@ class Measured:
 
 def own(load: Load) -> Measured:
     """Compares each answer with the one that was checked."""
-    workload = load.asked.workload
+    workload = load.checked.workload
     (load.folder / "question").write_bytes(workload.body)
-    (load.folder / "answer").write_bytes(load.asked.body)
-    asked = {
+    (load.folder / "answer").write_bytes(load.checked.body)
+    plan = {
         "wire": workload.wire,
         "path": workload.path,
         "headers": dict(workload.headers),
-        "port": load.asked.port,
+        "port": load.checked.port,
         "connections": load.connections,
         "seconds": load.seconds,
     }
-    (load.folder / "question.json").write_text(json.dumps(asked))
-    told = _run([sys.executable, "-m", "benchmarks.closed_loop", str(load.folder)], load)
-    return Measured(**json.loads(told))
+    (load.folder / "question.json").write_text(json.dumps(plan))
+    output = _run([sys.executable, "-m", "benchmarks.closed_loop", str(load.folder)], load)
+    return Measured(**json.loads(output))
 
 
 def compiled(load: Load) -> Measured:
     """The same in C, which takes a fifth of the server's time and not several times as much."""
-    workload, port = load.asked.workload, load.asked.port
+    workload, port = load.checked.workload, load.checked.port
     if workload.wire == "http":
         (load.folder / "question").write_bytes(question(workload, port))
-        (load.folder / "answer").write_bytes(load.asked.sent)
+        (load.folder / "answer").write_bytes(load.checked.sent)
         command = [str(built("http_load")), *map(str, (port, load.connections, load.seconds, load.folder))]
     else:
-        write_question(load.folder, port, workload.body, load.asked.body)
+        write_question(load.folder, port, workload.body, load.checked.body)
         command = [str(built("grpc_load")), *map(str, (port, load.connections, 1, load.seconds, load.folder))]
     return Measured(**json.loads(_run(command, load)))
 
@@ -95,33 +95,33 @@ def built(name: str) -> Path:
 
 def wrk(load: Load) -> Measured:
     """Counts statuses; the bytes that came must be those of as many right answers."""
-    workload = load.asked.workload
+    workload = load.checked.workload
     body = load.folder / "question"
     body.write_bytes(workload.body)
     headers = "\n".join(f"{name}:{value}" for name, value in workload.headers.items())
     command = ["wrk", "-t1", f"-c{load.connections}", f"-d{_whole(load)}s", "--timeout", "20s"]
-    command += ["-s", str(ROOT / "benchmarks" / "post.lua"), f"http://127.0.0.1:{load.asked.port}{workload.path}"]
-    told = _run(command, load, {"BODY": str(body), "HEADERS": headers})
-    (result,) = _found(r"RESULT (.*)", told)
+    command += ["-s", str(ROOT / "benchmarks" / "post.lua"), f"http://127.0.0.1:{load.checked.port}{workload.path}"]
+    output = _run(command, load, {"BODY": str(body), "HEADERS": headers})
+    (result,) = _found(r"RESULT (.*)", output)
     found = json.loads(result)
     came = found.pop("bytes")
-    found["faults"] += misfit(came, found["answers"], load.asked.whole_bytes, load.connections)
+    found["faults"] += misfit(came, found["answers"], load.checked.whole_bytes, load.connections)
     return Measured(**found)
 
 
 def h2load(load: Load) -> Measured:
     """One stream a connection. A gRPC error hides in a good status, but brings no message: bytes tell it."""
-    workload = load.asked.workload
+    workload = load.checked.workload
     body, log = load.folder / "question", load.folder / "h2load.log"
     body.write_bytes(bytes(1) + len(workload.body).to_bytes(4) + workload.body)
     log.unlink(missing_ok=True)
     command = ["h2load", "-t1", f"-c{load.connections}", "-m1", f"-D{_whole(load)}", "-d", str(body)]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"--log-file={log}"]
-    told = _run([*command, f"http://127.0.0.1:{load.asked.port}{workload.path}"], load)
-    done, failed, errored, came = map(int, _found(_TOLD, told))
+    output = _run([*command, f"http://127.0.0.1:{load.checked.port}{workload.path}"], load)
+    done, failed, errored, came = map(int, _found(_H2LOAD_SUMMARY, output))
     took_ms = [int(line.split("\t")[2]) / 1000 for line in log.read_text().splitlines()]
     cuts = statistics.quantiles(took_ms, n=100) if len(took_ms) > 1 else took_ms * 99
-    faults = failed + errored + misfit(came, done, len(load.asked.body) + _GRPC_FRAME_BYTES, load.connections)
+    faults = failed + errored + misfit(came, done, len(load.checked.body) + _GRPC_FRAME_BYTES, load.connections)
     return Measured(done, _whole(load), cuts[49], cuts[98], faults)
 
 

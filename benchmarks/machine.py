@@ -1,4 +1,4 @@
-"""On what a measurement was taken: the machine and the versions that matter."""
+"""The machine and the versions of packages of a measurement."""
 
 import datetime
 import os
@@ -25,18 +25,18 @@ def machine() -> dict[str, str | int]:
 
 
 def _optimised() -> bool:
-    """Whether the interpreter was built along a profile of its own, as distributions do."""
+    """Return whether the interpreter was built with profile-guided optimization, as distributions do."""
     return "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Return the versions of installed packages."""
     found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
     return {name: found[name] for name in _PACKAGES if name in found}
 
 
 def described() -> str:
-    """In two lines, for the eye."""
+    """Return a description in two lines."""
     m = machine()
     line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}"
     line += f", Python {m['python']}, {m['python_build']}"
@@ -44,7 +44,7 @@ def described() -> str:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """How many cores were busy meanwhile: asked before anything is measured, it tells what else the machine does."""
+    """Return how many cores are busy; called before a measurement, this is the other load of the machine."""
     began, began_s = _busy_ticks(), time.monotonic()
     time.sleep(seconds)
     ticks = (_busy_ticks() - began) / (time.monotonic() - began_s)
@@ -52,6 +52,6 @@ def busy_cores(seconds: float = 1.0) -> float:
 
 
 def _busy_ticks() -> int:
-    """All but idle, and waiting for disks."""
+    """Return the ticks of all states except idle and waiting for disks."""
     times = [int(n) for n in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
     return sum(times) - times[3] - times[4]

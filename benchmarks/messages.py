@@ -7,10 +7,10 @@ from typing import Any
 import httptools
 
 
-def question(asked: Mapping[str, Any], body: bytes) -> bytes:
-    """The bytes of a POST: `asked` has its path and further headers."""
-    head = [f"POST {asked['path']} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
-    head += [f"{name}: {value}" for name, value in asked["headers"].items()]
+def question(plan: Mapping[str, Any], body: bytes) -> bytes:
+    """The bytes of a POST: `plan` has its path and further headers."""
+    head = [f"POST {plan['path']} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
+    head += [f"{name}: {value}" for name, value in plan["headers"].items()]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 

@@ -1,4 +1,4 @@
-"""Load from very many clients, none of whom waits for another: questions come at random times, at a given rate.
+"""Open-loop load: requests arrive at random times at a given rate, independent of responses.
 
 Each is sent on a connection that is free, or waits for one; how long an answer took counts from when it was due.
 
@@ -34,16 +34,16 @@ class Clients:
         self.took_s: list[float] = []
         self.faults = 0
 
-    def ask(self, due_s: float) -> None:
+    def send(self, due_s: float) -> None:
         self.due.append(due_s)
         if self.free:
-            self.free.pop().ask(self.due.popleft())
+            self.free.pop().send(self.due.popleft())
 
     def answered(self, connection: "Connection", body: bytes) -> None:
         self.took_s.append(time.perf_counter() - connection.due_s)
         self.faults += body != self.answer
         if self.due:
-            connection.ask(self.due.popleft())
+            connection.send(self.due.popleft())
         else:
             self.free.append(connection)
 
@@ -54,7 +54,7 @@ class Connection(Answers):
         self.clients = clients
         self.due_s = 0.0
 
-    def ask(self, due_s: float) -> None:
+    def send(self, due_s: float) -> None:
         self.due_s = due_s
         self.transport.write(self.clients.question)
 
@@ -63,35 +63,35 @@ class Connection(Answers):
 
 
 async def run(folder: Path) -> dict[str, float]:
-    asked: dict[str, Any] = json.loads((folder / "question.json").read_text())
+    checked: dict[str, Any] = json.loads((folder / "question.json").read_text())
     body = (folder / "question").read_bytes()
-    clients = Clients(question(asked, body), (folder / "answer").read_bytes())
+    clients = Clients(question(checked, body), (folder / "answer").read_bytes())
     loop = asyncio.get_running_loop()
     for _ in range(_CONNECTIONS):
-        _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", asked["port"])
+        _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", checked["port"])
         clients.free.append(connection)
-    sent = await _ask(clients, asked["rate"], asked["seconds"])
+    sent = await _generate(clients, checked["rate"], checked["seconds"])
     end_s = time.perf_counter() + _PATIENCE_S
     while len(clients.took_s) < sent and time.perf_counter() < end_s:
         await asyncio.sleep(0.01)
     cuts = statistics.quantiles(clients.took_s, n=100)
     return {
         "answers": len(clients.took_s),
-        "seconds": asked["seconds"],
+        "seconds": checked["seconds"],
         "p50_ms": cuts[49] * 1000,
         "p99_ms": cuts[98] * 1000,
         "faults": clients.faults + sent - len(clients.took_s),
     }
 
 
-async def _ask(clients: Clients, rate: float, seconds: float) -> int:
+async def _generate(clients: Clients, rate: float, seconds: float) -> int:
     """Ask at random times, whose gaps are distributed exponentially; how often."""
     gaps = random.Random(7)
     sent, began_s = 0, time.perf_counter()
     due_s = began_s
     while due_s < began_s + seconds:
         while due_s <= time.perf_counter():
-            clients.ask(due_s)
+            clients.send(due_s)
             sent += 1
             due_s += gaps.expovariate(rate)
         await asyncio.sleep(0)  # a timer would be too coarse

@@ -80,9 +80,9 @@ def peak_memory(process: Process, kind: str) -> Iterator[list[float]]:
 def started(command: Sequence[str], log: Path, core: int | None = None, cwd: Path = ROOT) -> Iterator[Process]:
     """Run a server, with what it says in `log`; it is gone afterwards."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         pinned = pin(core)
-        child = subprocess.Popen(command, cwd=cwd, stdout=told, stderr=told, preexec_fn=pinned)
+        child = subprocess.Popen(command, cwd=cwd, stdout=output, stderr=output, preexec_fn=pinned)
     try:
         yield Process(child, log)
     finally:

@@ -26,21 +26,21 @@ def main() -> None:
     (workload,) = (w for w in workloads.identity() if w.name == given.workload)
     cores = Cores.of_this_machine()
     with tempfile.TemporaryDirectory() as name, subjects.ours(cores.server, Path(name) / "log") as subject:
-        asked = subject.checked(workload)
-        assert asked is not None
-        interval = load.Load(asked, given.connections, given.seconds, cores.load, Path(name))
+        checked = subject.checked(workload)
+        assert checked is not None
+        interval = load.Load(checked, given.connections, given.seconds, cores.load, Path(name))
         target = Path(name) / "perf.data"
         record = ["perf", "record", "-q", "-F", "997", "-o", str(target), "-p", str(subject.process.child.pid)]
         with subprocess.Popen(record, stderr=subprocess.DEVNULL) as recording:
             measured = load.choose(workload.wire, "auto")(interval)
             recording.terminate()
         report = ["perf", "report", "-i", str(target), "--stdio", "--sort", "comm,dso,symbol"]
-        told = subprocess.run(report, capture_output=True, text=True).stdout
+        output = subprocess.run(report, capture_output=True, text=True).stdout
     print(f"{workload.name}, c = {given.connections}: {measured.rate:,.0f} answers/s\n")
-    print(told_of(told))
+    print(summarize(output))
 
 
-def told_of(report: str) -> str:
+def summarize(report: str) -> str:
     """Shares by where the code is, and the dozen functions that take most."""
     found = [(float(m[1]), m[3], m[5].strip()) for m in map(_LINE.match, report.splitlines()) if m]
     if not found:

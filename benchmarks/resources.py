@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load, peers, subjects, workloads
-from benchmarks.ask import Asked
+from benchmarks.checked_request import CheckedRequest
 from benchmarks.identity import Cores
 from benchmarks.peers import PEERS, Served
 from benchmarks.processes import ROOT, pin
@@ -49,7 +49,7 @@ def _one(name: str, models: Sequence[str] | None, folder: Path) -> AbstractConte
 
 
 def many(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W9: many models, each asked once when all are ready."""
+    """W9: many models, each checked once when all are ready."""
     rows = []
     for count in (20,) if plan.quick else (200, 1000):
         names = [f"model{number}" for number in range(count)]
@@ -103,9 +103,9 @@ def _idle(name: str, count: int, plan: Plan) -> Row:
         folder = Path(home)
         for _ in range(plan.rounds):  # afresh each time, for what it took for the last ones it may keep
             with _server(name, folder) as subject:
-                asked = subject.checked(workload)
-                assert asked is not None
-                found.append(_beside(subject, asked, count, plan.seconds, cores.load, folder))
+                checked = subject.checked(workload)
+                assert checked is not None
+                found.append(_beside(subject, checked, count, plan.seconds, cores.load, folder))
     row: Row = {"workload": "idle", "server": name, "idle": count}
     row |= {key: _middle(f[key] for f in found) for key in found[0]}
     print(row, file=sys.stderr)
@@ -125,10 +125,12 @@ def _server(name: str, folder: Path) -> Iterator[Subject]:
                 yield subject
 
 
-def _beside(subject: Subject, asked: Asked, count: int, seconds: float, core: int | None, folder: Path) -> Row:
-    (folder / "question").write_bytes(load.question(asked.workload, asked.port))
-    (folder / "answer").write_bytes(asked.body)
-    command = [str(load.built("http_load")), str(asked.port), str(_LIGHT), str(seconds), str(folder)]
+def _beside(
+    subject: Subject, checked: CheckedRequest, count: int, seconds: float, core: int | None, folder: Path
+) -> Row:
+    (folder / "question").write_bytes(load.question(checked.workload, checked.port))
+    (folder / "answer").write_bytes(checked.body)
+    command = [str(load.built("http_load")), str(checked.port), str(_LIGHT), str(seconds), str(folder)]
     subprocess.run(command, preexec_fn=pin(core), capture_output=True, check=True, timeout=120)  # warms up
     alone = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=True, timeout=120)
     before = subject.process.memory_mib()["pss_mib"]

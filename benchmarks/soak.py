@@ -69,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seen, quiet, after = asyncio.run(soak(server, http, port, 60 * given.minutes, given.idle))
         said = (Path(home) / "log").read_text(errors="replace")
     faults = verdict(seen, quiet, after)
-    told = {"machine": machine.machine(), "answers": seen.answers, "faults": faults}
-    told |= {"quiet": asdict(quiet), "after": asdict(after), "samples": [asdict(s) for s in seen.samples]}
+    results = {"machine": machine.machine(), "answers": seen.answers, "faults": faults}
+    results |= {"quiet": asdict(quiet), "after": asdict(after), "samples": [asdict(s) for s in seen.samples]}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "soak.json").write_text(json.dumps(told, indent=2))
+    (RESULTS / "soak.json").write_text(json.dumps(results, indent=2))
     print("\n".join(f"{name:12} {count:>9,}" for name, count in sorted(seen.answers.items())))
     print(f"quiet before {quiet}\nquiet after  {after}")
     print("\n".join(faults) or "no wrong answer, and nothing grew")
@@ -178,7 +178,7 @@ async def _quiet(server: Process, http: int, before: Sample | None, within_s: fl
 def verdict(seen: Seen, quiet: Sample, after: Sample) -> list[str]:
     """What was not as it has to be."""
     faults = list(seen.wrong)
-    faults += [f"nobody was answered: {kind.__name__}" for kind in KINDS if not seen.answers[kind.__name__]]
+    faults += [f"no response to any client: {kind.__name__}" for kind in KINDS if not seen.answers[kind.__name__]]
     for name in ("threads", "files", "active"):
         was, now = getattr(quiet, name), getattr(after, name)
         if now > was + (_FEW if name != "active" else 0):

@@ -28,7 +28,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Where to ask, on connections that are kept; `lot` draws what is asked."""
+    """Where to ask, on connections that are kept; `lot` draws what is checked."""
 
     port: int
     session: aiohttp.ClientSession
@@ -49,10 +49,10 @@ class Client:
             return answer.status, answer.headers, await answer.read()
 
 
-def expect(right: bool, told: object) -> None:
+def expect(right: bool, value: object) -> None:
     """Raises Wrong where it is not right."""
     if not right:
-        raise Wrong(str(told)[:500])
+        raise Wrong(str(value)[:500])
 
 
 # --- REST ------------------------------------------------------------------------------------------------------
@@ -80,15 +80,15 @@ async def binary(client: Client) -> None:
     tensor = {"name": "x", "datatype": "FP64", "shape": [len(given)], "parameters": sized}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     path, headers = f"/v2/models/{model}/infer", {_LENGTH: str(len(head))}
-    status, told, body = await client.post(path, head + given.tobytes(), **headers)
+    status, headers_received, body = await client.post(path, head + given.tobytes(), **headers)
     expect(status == 200, (status, body[:300]))
-    expect(body[int(told[_LENGTH]) :] == (2 * given).tobytes(), "other numbers")
+    expect(body[int(headers_received[_LENGTH]) :] == (2 * given).tobytes(), "other numbers")
 
 
 async def simulator(client: Client) -> None:
     given = client.numbers(4, 400)
-    asked = {"name": "Simulator", "input": [given.tolist()], "config": {"n": len(given)}}
-    status, _, body = await client.post("/Evaluate", asked)
+    checked = {"name": "Simulator", "input": [given.tolist()], "config": {"n": len(given)}}
+    status, _, body = await client.post("/Evaluate", checked)
     expect(status == 200, (status, body))
     expect(json.loads(body) == {"output": [(2 * given).tolist()]}, body)
 
@@ -140,9 +140,9 @@ async def left_stream(client: Client) -> None:
 
 async def _spoken(client: Client, most: int) -> list[str]:
     word = f"word{client.lot.getrandbits(16)}"
-    asked = {"model": "Speaker", "prompt": f"say {word}", "stream": True}
+    checked = {"model": "Speaker", "prompt": f"say {word}", "stream": True}
     found: list[str] = []
-    async with client.session.post(f"{client.url}/v1/completions", json=asked) as answer:
+    async with client.session.post(f"{client.url}/v1/completions", json=checked) as answer:
         expect(answer.status == 200, answer.status)
         async for line in answer.content:
             if line.startswith(b"data: {"):

@@ -1,4 +1,4 @@
-"""The models that the soak asks: each of them so simple that whoever asks knows the answer."""
+"""Models of the soak test, simple enough for clients to compute the expected response."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

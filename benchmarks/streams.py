@@ -41,9 +41,9 @@ def main() -> None:
         process.until(lambda: http_ready(port))
         subjects.append(http.Subject(http.SERVER, process, port, echo=False))
         for count in map(int, (given.connections or "1,16").split(",")):
-            told = [{s.name: measure(s, count, seconds) for s in subjects} for _ in range(rounds)]
-            for name in told[0]:
-                rate, cpu = (statistics.median(t[name][k] for t in told) for k in ("rate", "cpu_us"))
+            result = [{s.name: measure(s, count, seconds) for s in subjects} for _ in range(rounds)]
+            for name in result[0]:
+                rate, cpu = (statistics.median(t[name][k] for t in result) for k in ("rate", "cpu_us"))
                 print(f"{name:>8} {count:>3} {rate:>10,.0f} {cpu:>15.1f}", flush=True)
 
 
@@ -57,11 +57,11 @@ def measure(subject: http.Subject, count: int, seconds: float) -> dict[str, floa
         pinned = pin(Cores.of_this_machine().load)
         run = subprocess.run(command, preexec_fn=pinned, capture_output=True, text=True, check=True, timeout=120)
         cpu_s = subject.process.cpu_s() - began_s
-    told: dict[str, Any] = json.loads(run.stdout)
-    if told["faults"] or not told["answers"]:
-        raise RuntimeError(f"{subject.name}: {told['faults']} of {told['answers']} streams were wrong")
-    pieces = told["answers"] * _PIECES
-    return {"rate": pieces / told["seconds"], "cpu_us": 1e6 * cpu_s / pieces}
+    result: dict[str, Any] = json.loads(run.stdout)
+    if result["faults"] or not result["answers"]:
+        raise RuntimeError(f"{subject.name}: {result['faults']} of {result['answers']} streams were wrong")
+    pieces = result["answers"] * _PIECES
+    return {"rate": pieces / result["seconds"], "cpu_us": 1e6 * cpu_s / pieces}
 
 
 def _first(port: int) -> bytes:
@@ -73,7 +73,7 @@ def _first(port: int) -> bytes:
             text += connection.recv(1 << 16)
     head, _, body = text.partition(b"\r\n\r\n")
     if b" 200 " not in head or body.count(b"data: ") != _PIECES:
-        raise RuntimeError(f"not the stream that was asked for: {text[:500]!r}")
+        raise RuntimeError(f"not the stream that was checked for: {text[:500]!r}")
     return body
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.ask import Asked, ask
+from benchmarks.checked_request import CheckedRequest, check_request
 from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, listens, started
 from benchmarks.workloads import Answer, Wire, Workload
 from dragoman.formats.oip_messages import ModelInferRequest
@@ -31,16 +31,16 @@ class Subject:
     form: Form
     ready_s: float
 
-    def checked(self, workload: Workload) -> Asked | None:
+    def checked(self, workload: Workload) -> CheckedRequest | None:
         """The question as this server takes it, with its right answer; None where a peer cannot answer it.
 
         Raises ValueError where an echo or our own server answers wrongly.
         """
-        asked = with_id(workload) if self.form != "plain" else plain(workload)
-        if asked is None or asked.wire not in self.ports:
+        checked = with_id(workload) if self.form != "plain" else plain(workload)
+        if checked is None or checked.wire not in self.ports:
             return None
         try:
-            return ask(asked, self.ports[asked.wire], echo=self.form == "echo")
+            return check_request(checked, self.ports[checked.wire], echo=self.form == "echo")
         except (ValueError, KeyError):
             if self.form == "echo" or self.name.startswith(OURS):
                 raise

@@ -1,4 +1,4 @@
-"""The workloads of the suite, W1 to W10: what each asks, of whom, and what it writes down."""
+"""The workloads of the suite, W1 to W10, with the servers and the results of each."""
 
 import json
 import statistics
@@ -40,8 +40,8 @@ def _identities(names: Sequence[str], echoes: Sequence[str], plan: Plan, wanted:
         found += [stack.enter_context(subjects.echo(e, cores.server, folder / f"{e}.log")) for e in echoes]
         models = ("Identity", "IdentityImage")
         found += _peers(stack, wanted, models, folder, cores, any(n.startswith("rest-json") for n in names))
-        asked = [w for w in workloads.identity() if w.name in names]
-        return summary([row for w in asked for row in rounds(plan, w, found, cores, folder)])
+        checked = [w for w in workloads.identity() if w.name in names]
+        return summary([row for w in checked for row in rounds(plan, w, found, cores, folder)])
 
 
 def _peers(
@@ -99,8 +99,8 @@ def _is_class_0(answer: Answer) -> bool:
 
 def _simulators(plan: Plan, wanted: Sequence[str]) -> list[Row]:
     """W6: the benchmark of UM-Bridge, as it stands."""
-    told = _other("umbridge", plan, *_flags(plan))
-    return summary(told["rows"])
+    results = _other("umbridge", plan, *_flags(plan))
+    return summary(results["rows"])
 
 
 def _flags(plan: Plan) -> list[str]:

@@ -33,11 +33,11 @@ QUICK = Plan(connections=(16,), rounds=1, seconds=0.3, warm_up_s=0.0, quick=True
 
 def rounds(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: Cores, folder: Path) -> Iterator[Row]:
     """A row for each subject, number of connections and round. Servers that cannot answer the question are left out."""
-    able = {subject: asked for subject in subjects if (asked := subject.checked(workload))}
+    able = {subject: checked for subject in subjects if (checked := subject.checked(workload))}
     for count in plan.connections:
         for turn in range(plan.rounds):  # by turns, so that a drift of the machine falls on all alike
-            for subject, asked in list(able.items()):
-                interval = load.Load(asked, count, plan.seconds, cores.load, folder)
+            for subject, checked in list(able.items()):
+                interval = load.Load(checked, count, plan.seconds, cores.load, folder)
                 try:
                     if turn == 0 and plan.warm_up_s:
                         run(subject, replace(interval, seconds=plan.warm_up_s), 0)
@@ -51,14 +51,14 @@ def rounds(plan: Plan, workload: Workload, subjects: Sequence[Subject], cores: C
 
 def run(subject: Subject, interval: load.Load, turn: int) -> Row:
     """One interval of load. RuntimeError where an answer was not the one that was checked."""
-    asked = interval.asked
-    generate = load.choose(asked.workload.wire, "auto")
+    checked = interval.checked
+    generate = load.choose(checked.workload.wire, "auto")
     began_s = subject.process.cpu_s()
     measured = generate(interval)
     cpu_us = (subject.process.cpu_s() - began_s) / max(1, measured.answers) * 1e6
     if measured.faults or not measured.answers:
         raise RuntimeError(f"{subject.name}: {measured.faults} of {measured.answers} answers were not right")
-    row: Row = {"workload": asked.workload.name, "connections": interval.connections, "server": subject.name}
+    row: Row = {"workload": checked.workload.name, "connections": interval.connections, "server": subject.name}
     row |= {"round": turn, "rate": measured.rate, "cpu_us": cpu_us, **asdict(measured)}
     line = f"{row['workload']:18} c={row['connections']:<3} {subject.name:18} {row['rate']:10.1f}/s"
     print(f"{line}  p99 {row['p99_ms']:8.2f} ms  cpu {cpu_us:8.1f} us", file=sys.stderr, flush=True)

@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     plan = Plan.of(given)
     cores = Cores.of_this_machine()
-    asked = [w for w in workloads("Double") if given.only in w.name]
+    checked = [w for w in workloads("Double") if given.only in w.name]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         subjects = list(_subjects(running, cores, Path(folder)))
-        rows = [row for w in asked for row in _rows(plan, w, subjects, cores, Path(folder))]
+        rows = [row for w in checked for row in _rows(plan, w, subjects, cores, Path(folder))]
     found = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     report = machine.described() + "\n\n" + table(rows)
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def table(rows: Sequence[Row]) -> str:
         peers = {r["round"]: r for r in rows if (r["workload"], r["connections"], r["server"]) == (*key[:2], THEIRS)}
         rate, p50, p99, cpu = (statistics.median(r[k] for r in group) for k in ("rate", "p50_ms", "p99_ms", "cpu_us"))
         times, by_cpu = _ratio(group, peers, "rate"), _ratio(peers.values(), {r["round"]: r for r in group}, "cpu_us")
-        told = ("", "") if key[2] == THEIRS else (times, by_cpu)
-        cells = [*map(str, key), f"{rate:,.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{cpu:.0f}", *told]
+        ratios = ("", "") if key[2] == THEIRS else (times, by_cpu)
+        cells = [*map(str, key), f"{rate:,.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{cpu:.0f}", *ratios]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

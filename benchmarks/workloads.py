@@ -1,4 +1,4 @@
-"""The questions that the benchmarks ask, each with the one answer that is right."""
+"""The requests of the benchmarks, each with a check of its response."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _HEADER_LENGTH = "inference-header-content-length"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back; the names of headers are in lower case, and there are none over gRPC."""
+    """A response; the names of headers are in lower case, and there are none over gRPC."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -26,7 +26,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One question: the bytes to send (a gRPC message without its frame), and whether an answer is right."""
+    """A request: the bytes to send (a gRPC message without its frame), and the check of its response."""
 
     name: str
     wire: Wire
@@ -37,7 +37,7 @@ class Workload:
 
 
 def identity() -> list[Workload]:
-    """A small and a large tensor over each of the wires."""
+    """Return a small and a large tensor over each protocol."""
     numbers = np.random.default_rng(7)
     small = numbers.standard_normal((1, 16)).astype(np.float32)
     large = numbers.standard_normal((1, 3, 224, 224)).astype(np.float32)
@@ -53,7 +53,7 @@ def identity() -> list[Workload]:
 
 
 def small_json(name: str, model: str) -> Workload:
-    """Sixteen numbers over REST as JSON."""
+    """Return sixteen numbers over REST as JSON."""
     return _rest_json(name, model, np.random.default_rng(7).standard_normal((1, 16)).astype(np.float32))
 
 

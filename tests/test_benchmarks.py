@@ -1,4 +1,4 @@
-"""The benchmarks run for real and tell what they promise; how fast is not asked here."""
+"""The benchmarks run and report every column; their speed is not tested."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from dragoman.formats.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ask, codecs, generation, load, processes, tables, workloads  # noqa: E402
+from benchmarks import checked_request, codecs, generation, load, processes, tables, workloads  # noqa: E402
 from benchmarks.workloads import Answer, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -38,7 +38,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
 
 
-def test_startup_tells_of_imports_starts_and_memory() -> None:
+def test_startup_reports_imports_starts_and_memory() -> None:
     shown = run("startup")
     found = results("startup")
     assert set(found["servers"]) == {"scikit-learn", "Python function", "Python class, inline"}
@@ -167,46 +167,46 @@ def test_a_share_is_that_of_the_echo_in_the_same_round() -> None:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
 @pytest.mark.parametrize(
-    ("name", "flags", "told"),
+    ("name", "flags", "servers"),
     [
         ("http", ("--only", "binary-small", "--subjects", "echo,bare,own"), ("echo", "bare", "own")),
         ("idle", (), ("own",)),
         ("streams", ("--connections", "2"), ("own",)),
     ],
 )
-def test_http_benchmarks_tell_of_each_server(name: str, flags: tuple[str, ...], told: tuple[str, ...]) -> None:
+def test_http_benchmarks_report_each_server(name: str, flags: tuple[str, ...], servers: tuple[str, ...]) -> None:
     lines = [line.split() for line in run(name, *flags).splitlines()]
-    for server in told:
+    for server in servers:
         (row,) = (line for line in lines if line[:1] == [server])
         assert all(float(cell.rstrip("x").replace(",", "")) > 0 for cell in row[1:4])
 
 
-def test_generation_writes_as_many_tokens_as_were_asked_for() -> None:
+def test_generation_writes_the_requested_number_of_tokens() -> None:
     pytest.importorskip("transformers")
     shown = run("generation", "--peers", "static batch")
     rows = results("generation")["rows"]
-    asked = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
-    assert {(row["side"], row["clients"]) for row in rows} == asked
+    checked = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
+    assert {(row["side"], row["clients"]) for row in rows} == checked
     assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
     assert len(rows_of(shown)) == 2 + len(rows)
 
 
-def test_engines_that_are_not_there_are_left_out_of_generation(
+def test_engines_that_are_not_installed_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generation, "installed_engines", lambda: ["openvino-genai"])
     plan = generation._plan(generation._parser().parse_args([]))
     assert plan.peers == (*generation.TRANSFORMERS, "openvino-genai")
-    told = capsys.readouterr().out.splitlines()
-    assert told == ["vllm is not installed, and left out: python -m benchmarks.peers install vllm"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["vllm is not installed, and left out: python -m benchmarks.peers install vllm"]
     with pytest.raises(SystemExit, match=r"--peers: expected some of .*, got 'tgi'"):
         generation._plan(generation._parser().parse_args(["--peers", "vllm,tgi"]))
 
 
-def test_a_side_of_generation_that_does_not_start_says_where_it_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_start_names_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "_command", lambda *_: [sys.executable, "-c", "pass"])
     failed = pytest.raises(RuntimeError, match=r"'vllm' does not start; see .*generation\.log")
-    with failed, generation.asked("vllm", ROOT, "float32"):
+    with failed, generation.running_engine("vllm", ROOT, "float32"):
         pass
 
 
@@ -252,7 +252,7 @@ def test_the_soak_checks_every_answer_and_what_is_left_of_them() -> None:
     ],
 )
 def test_answers_are_read_as_they_are_and_as_they_were_sent(headers: dict[str, str], came: bytes, body: bytes) -> None:
-    found, sent = ask._body(io.BytesIO(came), headers)
+    found, sent = checked_request._body(io.BytesIO(came), headers)
     assert found == body
     assert came.startswith(sent)
     assert came[len(sent) :].lstrip().endswith(b"more")

@@ -73,10 +73,10 @@ def test_ratios_are_those_of_one_round() -> None:
 
 
 def test_aims_name_what_the_suite_measures() -> None:
-    asked = {w.name for w in workloads.identity()} | {"sklearn", "startup", "idle"}
+    checked = {w.name for w in workloads.identity()} | {"sklearn", "startup", "idle"}
     for aim in AIMS:
         assert aim.bench in SUITE
-        assert aim.workload in asked
+        assert aim.workload in checked
 
 
 @pytest.mark.parametrize(
@@ -114,22 +114,22 @@ def test_an_aim_at_most_is_met_from_below() -> None:
 @pytest.mark.parametrize("name", ["rest-json-small", "rest-binary-small", "grpc-raw-small"])
 def test_a_question_with_an_id_is_the_same_question(name: str) -> None:
     (workload,) = (w for w in workloads.identity() if w.name == name)
-    asked = subjects.with_id(workload)
-    assert len(workload.body) < len(asked.body) < len(workload.body) + 12
+    checked = subjects.with_id(workload)
+    assert len(workload.body) < len(checked.body) < len(workload.body) + 12
     if name == "rest-binary-small":
-        size = int(asked.headers["inference-header-content-length"])
-        assert json.loads(asked.body[:size])["id"] == "1"
-        assert asked.body[size:] == workload.body[-64:]
+        size = int(checked.headers["inference-header-content-length"])
+        assert json.loads(checked.body[:size])["id"] == "1"
+        assert checked.body[size:] == workload.body[-64:]
 
 
 def test_plain_servers_are_asked_in_json_alone() -> None:
     found = {w.name: subjects.plain(w) for w in workloads.identity()}
-    assert {name for name, asked in found.items() if asked} == {"rest-json-small", "rest-json-large"}
-    asked = found["rest-json-small"]
-    assert asked is not None
-    numbers = json.loads(asked.body)["input"]
-    assert asked.right(workloads.Answer({}, json.dumps({"output": numbers}).encode()))
-    assert not asked.right(workloads.Answer({}, json.dumps({"output": [[0.0] * 16]}).encode()))
+    assert {name for name, checked in found.items() if checked} == {"rest-json-small", "rest-json-large"}
+    checked = found["rest-json-small"]
+    assert checked is not None
+    numbers = json.loads(checked.body)["input"]
+    assert checked.right(workloads.Answer({}, json.dumps({"output": numbers}).encode()))
+    assert not checked.right(workloads.Answer({}, json.dumps({"output": [[0.0] * 16]}).encode()))
 
 
 def test_bars_are_as_long_as_their_figures() -> None:

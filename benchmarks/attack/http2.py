@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that keeps to no limit: it sends what an attack says and takes only what it is told to take."""
+"""HTTP/2 client that ignores limits: it sends what an attack defines and reads only on request."""
 
 import socket
 import time

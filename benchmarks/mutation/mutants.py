@@ -127,7 +127,7 @@ class _Visitor(cst.CSTVisitor):
 
 
 def _is_false_to_none(node: cst.CSTNode, changed: cst.CSTNode) -> bool:
-    """Whether None takes the place of False, which no condition tells apart; True takes it in another mutant."""
+    """Return whether None replaces False, which no condition distinguishes; True replaces it in another mutant."""
     if isinstance(node, cst.Assign | cst.AnnAssign) and isinstance(changed, cst.Assign | cst.AnnAssign):
         return node.value is not None and _name(node.value) == "False"
     if isinstance(node, cst.Call) and isinstance(changed, cst.Call) and len(node.args) == len(changed.args):

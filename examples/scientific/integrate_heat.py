@@ -4,7 +4,7 @@
     python examples/scientific/integrate_heat.py http://127.0.0.1:8080 heat.svg
 
 The 20 modes of the field are standard normal and the power is N(1, 0.1²). QMCPy's own wrapper asks the server, several
-points at a time, at the points of digital nets that are randomised several times, which tells the error.
+points at a time, at the points of digital nets that are randomised several times, which estimates the error.
 """
 
 import sys

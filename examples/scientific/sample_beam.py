@@ -25,7 +25,7 @@ MODES = 4
 
 
 class Density:
-    """log p, its gradient and its Hessian, as a server tells them."""
+    """log p, its gradient and its Hessian, from a server."""
 
     def __init__(self, url: str, name: str = "posterior") -> None:
         self._model = umbridge.HTTPModel(url, name)
@@ -93,7 +93,7 @@ def ensemble(density: Density, start: Array, spread: Array, count: int, rng: np.
 
 
 def draw(path: str, chains: dict[str, Array], top: Array, spread: Array) -> None:
-    """The marginal density of each mode: a histogram a chain, and the normal one that the Hessian tells."""
+    """The marginal density of each mode: a histogram a chain, and the normal density of the Hessian."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "beam"})
     figure, axes = plt.subplots(1, len(top), figsize=(3 * len(top), 2.8), layout="tight")
     deviations = np.sqrt(np.diag(spread @ spread.T))

@@ -120,7 +120,7 @@ def digits_torchscript(folder: Path) -> float:
 
 
 def digits_export(folder: Path) -> float:
-    """torch.export: the same network in the newer format, which tells its datatypes and shapes."""
+    """torch.export: the same network in the newer format, which contains datatypes and shapes."""
     import torch
 
     network, score = _digits_network()

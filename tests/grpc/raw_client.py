@@ -11,7 +11,7 @@ import h2.connection
 import h2.events
 from grpc_fakes import SERVICE
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 def framed(message: bytes, flag: int = 0) -> bytes:
@@ -86,7 +86,7 @@ class Raw:
         return heard
 
     async def until(self, happened: Any) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not happened():
                 data = await self.reader.read(1 << 16)
                 if not data:

@@ -30,7 +30,7 @@ from rest.rest_server import Counter, Gate, Identity, inputs, tensor
 
 INFER = "/v2/models/Identity/infer"
 BODY = inputs(tensor())
-PATIENCE_S = 20
+TIMEOUT_S = 20
 TOO_LARGE = 413, {"error": "the body is larger than the limit of 1000 bytes"}
 
 
@@ -292,9 +292,9 @@ async def test_a_client_that_disconnects_cancels_its_call() -> None:
     async with dragoman.asgi(SeenGate) as app:
         wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
         answering = asyncio.ensure_future(wire.respond(app))
-        await asyncio.wait_for(model.begun.wait(), PATIENCE_S)
+        await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
         wire.gone.set()
-        await asyncio.wait_for(answering, PATIENCE_S)
+        await asyncio.wait_for(answering, TIMEOUT_S)
         assert model.cancelled.is_set()
         assert wire.sent == []
 
@@ -311,7 +311,7 @@ async def test_a_cancelled_request_is_answered_with_503() -> None:
     async with dragoman.asgi(SeenGate) as app:
         wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
         answering = asyncio.ensure_future(wire.respond(app))
-        await asyncio.wait_for(model.begun.wait(), PATIENCE_S)
+        await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
         answering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await answering
@@ -324,15 +324,15 @@ async def test_a_client_that_does_not_read_ends_its_stream() -> None:
         wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
         wire.is_read = False
         with pytest.raises(Exception, match="the response could not be completed"):
-            await asyncio.wait_for(wire.respond(app), PATIENCE_S)
-        await asyncio.wait_for(model.closed.wait(), PATIENCE_S)
+            await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
+        await asyncio.wait_for(model.closed.wait(), TIMEOUT_S)
 
 
 async def test_a_body_that_comes_too_slowly_is_a_408() -> None:
     async with dragoman.asgi(Identity, body_timeout_s=0.05) as app:
         wire = Wire(INFER, BODY)
         del wire.messages[1]
-        await asyncio.wait_for(wire.respond(app), PATIENCE_S)
+        await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
         assert wire.sent[0]["status"] == 408
         assert (b"connection", b"close") in wire.sent[0]["headers"]
 
@@ -367,7 +367,7 @@ async def test_two_event_loops_at_a_time_are_refused() -> None:
 
 
 def until(condition: Any) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
@@ -387,7 +387,7 @@ def uvicorn() -> Iterator[int]:
             (worker,) = json.loads(text)["outputs"][1]["data"]
             assert worker != process.pid
             process.send_signal(signal.SIGINT)
-            _, log = process.communicate(timeout=PATIENCE_S)
+            _, log = process.communicate(timeout=TIMEOUT_S)
             assert "Application shutdown complete" in log
             assert "Traceback" not in log
             until(lambda: not Path(f"/proc/{worker}").exists())
@@ -403,7 +403,7 @@ def is_ready(port: int) -> bool:
 
 
 def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()
     found = answer.status, answer.read()
@@ -421,7 +421,7 @@ def test_under_uvicorn(uvicorn: int) -> None:
 
 @contextmanager
 def stream(port: int, folder: Path) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     with closing(connection):
         body = inputs(tensor(), parameters={"folder": str(folder)})
         connection.request("POST", "/v2/models/Steps/infer_stream", json.dumps(body))

@@ -146,7 +146,7 @@ _V2: list[Attack] = [
 _UNKNOWN_KEYS = [
     _attack(
         f"unknown-key-{name}",
-        f"60 MiB of `{filler.decode()},...` under a key that nobody knows",
+        f"60 MiB of `{filler.decode()},...` under an unknown key",
         _ROWS,
         partial(filled, b'{"inputs":[],"x":', filler, b"}", 60 * _MIB),
         60 * _MIB,

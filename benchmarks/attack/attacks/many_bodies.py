@@ -33,8 +33,8 @@ def _many(path: str, body: Callable[[], bytes], packed: bool, target: Target) ->
         thread.start()
     for thread in threads:
         thread.join()
-    told = ", ".join(f"{count} x {status}" for status, count in statuses.items())
-    return f"{_CONNECTIONS} connections, {len(text):,} bytes each: {told}"
+    counts = ", ".join(f"{count} x {status}" for status, count in statuses.items())
+    return f"{_CONNECTIONS} connections, {len(text):,} bytes each: {counts}"
 
 
 def _send(
@@ -73,7 +73,7 @@ ATTACKS = (
     ),
     _attack(
         "values",
-        "`{},{},...` under a key that nobody knows",
+        "`{},{},...` under an unknown key",
         _ROWS,
         partial(filled, b'{"inputs":[],"x":', b"{}", b"}", _SIZE),
     ),

@@ -1,4 +1,4 @@
-"""One question asked once, to see that the answer is right and how many bytes it has."""
+"""Send one request, check its response, and record the size of the response."""
 
 import socket
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question with the answer that a server gave: its `body`, and that as it was `sent`, maybe in chunks.
+class CheckedRequest:
+    """A request with a correct response: its `body`, and the body as it was `sent`, maybe in chunks.
 
-    `whole_bytes` counts the head of an HTTP answer too.
+    `whole_bytes` includes the headers of an HTTP response.
     """
 
     workload: Workload
@@ -26,17 +26,17 @@ class Asked:
     whole_bytes: int
 
 
-def ask(workload: Workload, port: int, *, echo: bool) -> Asked:
-    """Raises ValueError where the answer is not right: for an echo, other than the question."""
+def check_request(workload: Workload, port: int, *, echo: bool) -> CheckedRequest:
+    """Send the request. Raises ValueError if the response is wrong; an echo must return the request."""
     head, body, sent = (_over_http if workload.wire == "http" else _over_grpc)(workload, port)
     answer = Answer(_headers(head), body)
     if not (body == workload.body if echo else workload.right(answer)):
-        raise ValueError(f"{workload.name}: the answer is not right: {body[:300]!r}")
-    return Asked(workload, port, body, sent, len(head) + len(sent))
+        raise ValueError(f"{workload.name}: wrong response: {body[:300]!r}")
+    return CheckedRequest(workload, port, body, sent, len(head) + len(sent))
 
 
 def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
-    """The head as it came, since its bytes count too, the body, and the body as it came."""
+    """Return the headers as received, the decoded body, and the body as received."""
     lines = [f"POST {workload.path} HTTP/1.1", "host: localhost", f"content-length: {len(workload.body)}"]
     lines += [f"{name}: {value}" for name, value in workload.headers.items()]
     with socket.create_connection(("127.0.0.1", port), 60) as connection, connection.makefile("rb") as came:
@@ -50,12 +50,12 @@ def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
         body, sent = _body(came, _headers(head))
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status:
-        raise ValueError(f"{workload.name}: refused with {status!r}: {body[:300]!r}")
+        raise ValueError(f"{workload.name}: rejected with {status!r}: {body[:300]!r}")
     return head, body, sent
 
 
 def _body(came: Any, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """A body of known length, or in chunks, with what came."""
+    """Return a body of known length, or in chunks, decoded and as received."""
     if "chunked" not in headers.get("transfer-encoding", ""):
         body = came.read(int(headers["content-length"]))
         return body, body
@@ -74,7 +74,7 @@ def _over_grpc(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
             body: bytes = channel.unary_unary(workload.path)(workload.body, timeout=60)
             return b"", body, body
         except grpc.RpcError as fault:
-            raise ValueError(f"{workload.name}: refused: {fault}") from fault
+            raise ValueError(f"{workload.name}: rejected: {fault}") from fault
 
 
 def _headers(head: bytes) -> dict[str, str]:
