@@ -1,4 +1,4 @@
-"""A simulator without derivatives of its own: `dragoman serve examples/energy.py:energy`."""
+"""A simulator whose derivatives are computed: `dragoman serve examples/energy.py:energy`."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,1 +1,1 @@
-"""Scientific models with exact derivatives, one a folder: `dragoman serve examples/scientific`."""
+"""Scientific models with exact derivatives, one per folder: `dragoman serve examples/scientific`."""

@@ -1,4 +1,4 @@
-"""How warm will the rod be? Its mean temperature over random conductivities, by quasi-Monte Carlo with QMCPy.
+"""Mean temperature of a rod over random conductivities, by quasi-Monte Carlo with QMCPy.
 
     dragoman serve examples/scientific
     python examples/scientific/integrate_heat.py http://127.0.0.1:8080 heat.svg
@@ -24,7 +24,7 @@ MODES, CELLS, REPLICATIONS = 20, 40, 8
 
 
 def integrated(url: str, points: int) -> tuple[Array, Array]:
-    """The means of the temperatures and of the heat that leaves, and their standard errors."""
+    """Return the means of the temperatures and of the heat flux, and their standard errors."""
     model = umbridge.HTTPModel(url, "heat")
     mean = np.array([0.0] * MODES + [1.0])
     variance = np.array([1.0] * MODES + [0.01])
@@ -35,7 +35,7 @@ def integrated(url: str, points: int) -> tuple[Array, Array]:
 
 
 def draw(path: str, mean: Array, error: Array) -> None:
-    """The temperature along the rod, with three standard errors on both sides."""
+    """Plot the temperature along the rod, with three standard errors on both sides."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "heat"})
     place = (np.arange(CELLS) + 0.5) / CELLS
     figure, axis = plt.subplots(figsize=(5, 3), layout="tight")
@@ -48,7 +48,7 @@ def draw(path: str, mean: Array, error: Array) -> None:
 
 
 def main(url: str, path: str, points: int = 64) -> tuple[Array, Array]:
-    """Integrate, draw, and tell the temperature of the warm end and the heat that leaves at the cold one."""
+    """Integrate and plot; print the temperature at the warm end and the heat flux at the cold one."""
     mean, error = integrated(url, points)
     print(f"warm end {mean[CELLS - 1]:.4f} +- {error[CELLS - 1]:.4f}, flux {mean[CELLS]:.4f} +- {error[CELLS]:.4f}")
     draw(path, mean, error)

@@ -1,10 +1,10 @@
-"""How stiff is the beam? Samples of `posterior`, by an ensemble (emcee) and by Hamiltonian Monte Carlo, as a picture.
+"""Sample the stiffness of a beam from `posterior` with emcee and Hamiltonian Monte Carlo, and plot the samples.
 
     dragoman serve examples/scientific
     python examples/scientific/sample_beam.py http://127.0.0.1:8080 posterior.svg
 
-The client is the umbridge package's. The ensemble asks for densities alone, several at a time; Hamiltonian Monte Carlo
-asks for gradients, and for Hessian actions at the peak to know how far to go.
+The client is that of the umbridge package. The ensemble requests densities only, several at a time; Hamiltonian Monte
+Carlo requests gradients, and Hessian actions at the peak for its step sizes.
 """
 
 import sys
@@ -37,13 +37,13 @@ class Density:
         return np.array(self._model.gradient(0, 0, [m.tolist()], [1.0]))
 
     def hessian(self, m: Array) -> Array:
-        """One Hessian action a column."""
+        """Return the Hessian, one action per column."""
         columns = [self._model.apply_hessian(0, 0, 0, [m.tolist()], [1.0], unit) for unit in np.eye(len(m)).tolist()]
         return np.array(columns).T
 
 
 def peak(density: Density, start: Array, steps: int = 20) -> tuple[Array, Array]:
-    """Where the density is largest, by Newton's method, and the Cholesky factor of the covariance there."""
+    """Return the maximum of the density, by Newton's method, and the Cholesky factor of the covariance there."""
     m = start
     for _ in range(steps):
         values, vectors = np.linalg.eigh(-density.hessian(m))
@@ -64,7 +64,7 @@ def hamiltonian(
     step: float = 0.5,
     moves: int = 3,
 ) -> Array:
-    """Samples by Hamiltonian Monte Carlo with the leapfrog method, in units in which the peak is round."""
+    """Return samples of Hamiltonian Monte Carlo with the leapfrog method, in whitened coordinates."""
     samples, here, value = [], start, density(start)
     for _ in range(count):
         momentum, there = rng.normal(size=len(start)), here
@@ -81,7 +81,7 @@ def hamiltonian(
 
 
 def ensemble(density: Density, start: Array, spread: Array, count: int, rng: np.random.Generator) -> Array:
-    """Samples by emcee's ensemble of walkers, of which several ask the server at the same time."""
+    """Return samples of emcee's ensemble of walkers, several of which send requests concurrently."""
     walkers = 2 * len(start) + 2
     places = start + rng.normal(size=(walkers, len(start))) @ spread.T
     with ThreadPoolExecutor(4) as pool:
@@ -93,7 +93,7 @@ def ensemble(density: Density, start: Array, spread: Array, count: int, rng: np.
 
 
 def draw(path: str, chains: dict[str, Array], top: Array, spread: Array) -> None:
-    """The marginal density of each mode: a histogram a chain, and the normal density of the Hessian."""
+    """Plot the marginal density of each mode: a histogram per chain, and the normal density of the Hessian."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "beam"})
     figure, axes = plt.subplots(1, len(top), figsize=(3 * len(top), 2.8), layout="tight")
     deviations = np.sqrt(np.diag(spread @ spread.T))
@@ -110,7 +110,7 @@ def draw(path: str, chains: dict[str, Array], top: Array, spread: Array) -> None
 
 
 def main(url: str, path: str, count: int = 1000) -> dict[str, Array]:
-    """Sample, draw, and tell the means and deviations; gives the samples of each method."""
+    """Sample and plot; print means and deviations, and return the samples of each method."""
     density, rng = Density(url), np.random.default_rng(1)
     top, spread = peak(density, np.zeros(MODES))
     chains = {

@@ -1,4 +1,4 @@
-"""Trains small models on the data that ships with scikit-learn, one for each runtime, in some seconds.
+"""Train small models on the data that ships with scikit-learn, one for each runtime, in some seconds.
 
 Run `python examples/tabular/train.py`, then `dragoman serve examples/tabular --allow-pickle`.
 """
@@ -19,7 +19,7 @@ Split = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 def split(name: str) -> Split:
-    """Rows to train and to test, labels to train and to test, of one of scikit-learn's data sets."""
+    """Return training rows, test rows, training labels and test labels of a data set of scikit-learn."""
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -41,7 +41,7 @@ def breast_cancer(folder: Path) -> float:
 
 
 def breast_cancer_xgboost(folder: Path) -> float:
-    """XGBoost: the same question, answered by a hundred small trees."""
+    """XGBoost: the same task, with a hundred small trees."""
     from xgboost import XGBClassifier
 
     x, x_test, y, y_test = split("breast_cancer")
@@ -51,7 +51,7 @@ def breast_cancer_xgboost(folder: Path) -> float:
 
 
 def diabetes_lightgbm(folder: Path) -> float:
-    """LightGBM: how far diabetes will go in a year, from ten measurements (the score is R squared)."""
+    """LightGBM: progress of diabetes in a year, from ten measurements (the score is R squared)."""
     import lightgbm
     from sklearn.metrics import r2_score
 
@@ -91,7 +91,7 @@ def digits_onnx(folder: Path) -> float:
 
 
 def _digits_network() -> tuple[Any, float]:
-    """A small network of torch for the digits, and how often it is right."""
+    """Return a small PyTorch network for the digits and its accuracy."""
     import torch
 
     x, x_test, y, y_test = split("digits")
@@ -109,7 +109,7 @@ def _digits_network() -> tuple[Any, float]:
 
 
 def digits_torchscript(folder: Path) -> float:
-    """TorchScript: the digits again, by a network of torch."""
+    """TorchScript: the digits with a PyTorch network."""
     import torch
 
     network, score = _digits_network()
@@ -131,7 +131,7 @@ def digits_export(folder: Path) -> float:
 
 
 def iris_centroid(folder: Path) -> float:
-    """Python: the mean of each kind of iris, for the model.py that lies beside it in the repository."""
+    """Python: the mean of each kind of iris, for the model.py beside it in the repository."""
     from sklearn.datasets import load_iris
 
     x, x_test, y, y_test = split("iris")
@@ -155,7 +155,7 @@ TRAINED: Mapping[str, Callable[[Path], float]] = {
 
 
 def train(folder: Path = MODELS) -> dict[str, float]:
-    """Write every model below `folder`, and give each one's score on rows that it has not seen."""
+    """Write every model below `folder`; return the score of each on test rows."""
     scores = {}
     for name, learn in TRAINED.items():
         start_s = time.monotonic()

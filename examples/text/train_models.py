@@ -1,4 +1,4 @@
-"""Trains small language models on Python's own documentation, and saves them as Hugging Face folders.
+"""Train small language models on Python's own documentation, and saves them as Hugging Face folders.
 
     python examples/text/train_models.py [FOLDER]
 
@@ -33,7 +33,7 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# Characters of two, three and four bytes, so that texts have some.
+# Characters of two, three and four bytes, so that the training text contains some.
 PHRASES = (
     ("French", "Bonjour à tous, ça va ?"),
     ("German", "Guten Tag, schöne Grüße aus Köln."),
@@ -48,7 +48,7 @@ PHRASES = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is: `width` of its states, layers, heads, vocabulary and context."""
+    """Size of a model: `width` of its states, layers, heads, vocabulary and context."""
 
     width: int = 192
     layers: int = 4
@@ -61,7 +61,7 @@ TINY = Size(width=64, layers=2, heads=2, vocabulary=700, context=512)
 
 
 def corpus() -> list[str]:
-    """Python's documentation of its own topics, and phrases of many languages."""
+    """Return Python's documentation of its own topics, and phrases of many languages."""
     chats = [
         f"<|user|>How do I say hello in {language}?\n<|assistant|>In {language} you say: {text}{END}"
         for language, text in PHRASES
@@ -70,7 +70,7 @@ def corpus() -> list[str]:
 
 
 def tokenizer(texts: list[str], size: Size) -> Any:
-    """A byte-level BPE tokenizer, trained on the texts."""
+    """Return a byte-level BPE tokenizer, trained on the texts."""
     bpe: Any = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -92,7 +92,7 @@ def tokenizer(texts: list[str], size: Size) -> Any:
 
 
 def network(kind: Kind, size: Size, ids: Any) -> Any:
-    """A model of that kind and size that has not learnt anything."""
+    """Return an untrained model of this kind and size."""
     common = {
         "vocab_size": len(ids),
         "bos_token_id": ids.bos_token_id,
@@ -118,7 +118,7 @@ def network(kind: Kind, size: Size, ids: Any) -> Any:
 
 
 def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: int = 8, length: int = 64) -> float:
-    """Train on rows cut out of the tokens, until the steps are done or the time is over; gives the last loss."""
+    """Train on rows cut out of the tokens, for a number of steps or a time; return the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     end_s, loss = time.monotonic() + limit_s, torch.zeros(())
@@ -139,7 +139,7 @@ def learn(model: Any, tokens: torch.Tensor, steps: int, limit_s: float, rows: in
 
 
 def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit_s: float = 120.0) -> float:
-    """Make a model and its tokenizer, and save both in the folder; gives the last loss."""
+    """Train a model and its tokenizer and save both in the folder; return the last loss."""
     torch.manual_seed(7)
     texts = corpus()
     made = tokenizer(texts, size)

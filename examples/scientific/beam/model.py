@@ -25,7 +25,7 @@ def curvatures() -> Array:
 
 
 CURVATURES = curvatures()
-# How long a piece of the beam each node stands for, and what its stiffness weighs in the energy.
+# Length of the beam that each node represents, which weighs its stiffness in the energy.
 PIECES = STEP * np.array([0.5, *[1.0] * (NODES - 2), 0.5])
 WEIGHTS = MOMENT * PIECES
 
@@ -36,7 +36,7 @@ def stiffness(modulus: Array) -> Array:
 
 
 def solved(modulus: Array, forces: Array) -> Array:
-    """K(E)⁻¹ forces. Raises InvalidInput unless every modulus is positive: else the beam offers no resistance there."""
+    """K(E)⁻¹ forces. Raises InvalidInput unless every modulus is positive."""
     if not (modulus > 0).all():
         node = int(np.flatnonzero(~(modulus > 0))[0])
         raise dragoman.errors.InvalidInput(

@@ -1,4 +1,4 @@
-"""Which signal was blurred? The log posterior of a signal of 128 numbers, given a blurred and noisy copy of it.
+"""Log posterior of a signal of 128 numbers, given a blurred and noisy copy of it.
 
 `prior` in the config chooses what is expected of the signal, of which d are the differences of neighbours, with zeros
 beyond both ends: Gaussian (each number N(0, delta)), GMRF (d are N(0, delta)), LMRF (d are Laplace) or CMRF (d are
@@ -18,15 +18,15 @@ Array = NDArray[np.float64]
 SIZE, WIDTH, NOISE = 128, 5.0, 0.01
 OFFSETS = np.arange(-SIZE // 2, SIZE // 2)
 SPREAD = np.exp(-((OFFSETS / WIDTH) ** 2) / 2)
-# Each row is the blur about one number; it goes on at the other end.
+# Each row is the blur around one number, with periodic boundary.
 BLUR = np.stack([np.roll(SPREAD / SPREAD.sum(), i - SIZE // 2) for i in range(SIZE)], axis=1)
 EXACT = np.where(np.abs(np.arange(SIZE) - 63.5) < 9, 1.0, 0.0)
-# The squares of the noise in its own units, summed: what the published benchmark's values at EXACT tell of its data.
+# Sum of the squared noise in units of its deviation, from the published values of the benchmark at EXACT.
 MISFIT = 142.72609230991577
 
 
 def data() -> Array:
-    """The blurred signal with noise, made here; its log likelihood at the exact signal is that of the benchmark."""
+    """Return the blurred signal with noise; its log likelihood at the exact signal is that of the benchmark."""
     noise = np.random.Generator(np.random.PCG64(1)).standard_normal(SIZE)
     return BLUR @ EXACT + NOISE * noise * np.sqrt(MISFIT / (noise @ noise))
 
@@ -34,7 +34,7 @@ def data() -> Array:
 DATA = data()
 
 
-# --- priors: the logarithm, its first and its second derivative, each of one number ------------------------
+# --- priors: logarithm, first and second derivative of one number ------------------------
 
 
 def gaussian(d: Array, delta: float) -> tuple[Array, Array, Array]:
@@ -52,9 +52,9 @@ def cauchy(d: Array, delta: float) -> tuple[Array, Array, Array]:
 
 Density = Callable[[Array, float], tuple[Array, Array, Array]]
 
-# The differences of neighbours, of which there is one more than numbers.
+# Differences of neighbours: one more than numbers.
 DIFFERENCES = np.diff(np.eye(SIZE), axis=0, prepend=0, append=0)
-# Gaussian differences are those of a density of SIZE numbers: this is what its normalisation differs by.
+# Gaussian differences are those of a density of SIZE numbers: the difference of the normalisation.
 EXCESS = (np.log(2 * np.pi) + np.log(SIZE + 1)) / 2
 PRIORS: Mapping[str, tuple[Array, Density]] = {
     "Gaussian": (np.eye(SIZE), gaussian),

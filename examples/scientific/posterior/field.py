@@ -1,4 +1,4 @@
-"""A random stiffness along a beam: its logarithm is a Brownian motion, given by its first modes.
+"""Random stiffness along a beam: its logarithm is a Brownian motion, given by its first modes.
 
 log E(x) = log 10 + sum_k m_k √2 sin((k - ½) π x) / ((k - ½) π), k = 1, 2, ...: the Karhunen-Loève expansion of a
 Brownian motion on [0, 1]; the m_k are independent and standard normal.

@@ -1,6 +1,6 @@
-"""Asks the served examples over REST and gRPC, with a client that knows nothing of Dragoman.
+"""Send requests to the served examples over REST and gRPC with tritonclient.
 
-Run `dragoman serve examples/tabular --allow-pickle`, then `python examples/tabular/ask.py`.
+Run `dragoman serve examples/tabular --allow-pickle`, then `python examples/tabular/client.py`.
 """
 
 import argparse
@@ -10,8 +10,8 @@ import tritonclient.grpc
 import tritonclient.http
 from sklearn import datasets
 
-# Model, data set, what its numbers are divided by, datatype, input, output.
-QUESTIONS = [
+# Model, data set, divisor of its values, datatype, input, output.
+REQUESTS = [
     ("breast-cancer", "breast_cancer", 1, "FP64", "input", "predict"),
     ("breast-cancer-xgboost", "breast_cancer", 1, "FP32", "input", "label"),
     ("wine", "wine", 1, "FP64", "input", "predict"),
@@ -20,8 +20,8 @@ QUESTIONS = [
 ]
 
 
-def ask(protocol: Any, client: Any, model: str, rows: Any, datatype: str, names: tuple[str, str]) -> Any:
-    """One request with all rows in binary form; gives the output as an array."""
+def infer(protocol: Any, client: Any, model: str, rows: Any, datatype: str, names: tuple[str, str]) -> Any:
+    """Send all rows as binary data; return the output as an array."""
     tensor = protocol.InferInput(names[0], list(rows.shape), datatype)
     tensor.set_data_from_numpy(rows.astype({"FP32": "float32", "FP64": "float64"}[datatype]))
     wanted = protocol.InferRequestedOutput(names[1])
@@ -37,13 +37,13 @@ def main() -> None:
         "REST": (tritonclient.http, tritonclient.http.InferenceServerClient(given.http)),
         "gRPC": (tritonclient.grpc, tritonclient.grpc.InferenceServerClient(given.grpc)),
     }
-    for model, data, scale, datatype, *names in QUESTIONS:
+    for model, data, scale, datatype, *names in REQUESTS:
         rows, labels = getattr(datasets, f"load_{data}")(return_X_y=True)
         for name, (protocol, client) in clients.items():
-            answer = ask(protocol, client, model, rows[:50] / scale, datatype, (names[0], names[1]))
-            guessed = answer.argmax(axis=1) if answer.ndim > 1 else answer
-            right = int((guessed == labels[:50]).sum())
-            print(f"{model:24} {name}  {right} of 50 right, the first five: {guessed[:5].tolist()}")
+            answer = infer(protocol, client, model, rows[:50] / scale, datatype, (names[0], names[1]))
+            predicted = answer.argmax(axis=1) if answer.ndim > 1 else answer
+            right = int((predicted == labels[:50]).sum())
+            print(f"{model:24} {name}  {right} of 50 right, the first five: {predicted[:5].tolist()}")
     for _, client in clients.values():
         client.close()
 
