@@ -1,4 +1,4 @@
-"""Servers that several tests share."""
+"""Servers that several test modules share."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,7 +22,7 @@ def shapes() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers of which nothing is awaited; they are gone after the test."""
+    """Start servers without waiting for them; they are stopped after the test."""
     running = []
 
     def go(*arguments: str, **options: object) -> ServerProcess:

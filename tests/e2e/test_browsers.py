@@ -32,7 +32,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.mark.parametrize("origin", ["https://a.org", "https://x.c.org"])
 @pytest.mark.parametrize("path", ["/v2/models/half/infer", "/behind/it/v2/models/half/infer"])
-def test_a_page_of_an_allowed_site_may_ask(process: ServerProcess, origin: str, path: str) -> None:
+def test_cors_allows_pages_of_a_listed_origin(process: ServerProcess, origin: str, path: str) -> None:
     url = f"http://{process.url}{path}"
     asked = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
     assert asked.status_code == 204
@@ -47,14 +47,14 @@ def test_a_page_of_an_allowed_site_may_ask(process: ServerProcess, origin: str, 
     assert "origin" in got.headers["vary"]
 
 
-def test_a_path_that_only_the_model_knows_is_asked_about_like_any_other(process: ServerProcess) -> None:
+def test_cors_preflight_of_a_custom_handler(process: ServerProcess) -> None:
     url = f"http://{process.url}/a/path/of/its/own"
     asked = requests.options(url, headers={"origin": "https://a.org", **PREFLIGHT}, timeout=30)
     assert asked.status_code == 204
     assert asked.headers["access-control-allow-origin"] == "https://a.org"
 
 
-def test_faults_may_be_read_too(process: ServerProcess) -> None:
+def test_cors_headers_on_errors(process: ServerProcess) -> None:
     url = f"http://{process.url}/v2/models/half/infer"
     got = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)
     assert got.status_code == 400
@@ -62,14 +62,14 @@ def test_faults_may_be_read_too(process: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.org", "https://a.org.evil.org", "null", "https://xc.org"])
-def test_a_page_of_another_site_may_not(process: ServerProcess, origin: str) -> None:
+def test_cors_rejects_pages_of_other_origins(process: ServerProcess, origin: str) -> None:
     url = f"http://{process.url}/v2/models/half/infer"
     assert requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30).status_code == 403
     got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
     assert "access-control-allow-origin" not in got.headers
 
 
-def test_no_header_is_sent_unless_sites_are_named(tmp_path: Path) -> None:
+def test_no_cors_headers_by_default(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with running_server(str(tmp_path / "model.py:half")) as server:
         got = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)

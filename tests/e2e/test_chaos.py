@@ -1,4 +1,4 @@
-"""Much at once, much of it wrong, and workers that die: everybody gets an answer, and nobody gets another's."""
+"""Many concurrent requests, valid and invalid, while workers are killed: each gets its own response."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ TROUBLE = MODELS / "trouble.py"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of request `number`: the numbers that were answered, or the error."""
+    """Outcome of request `number`: the numbers of the response, or the error."""
 
     number: int
     kind: str
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Crowd:
-    """Callers over REST in JSON, REST in binary form and gRPC; each asks with numbers of its own."""
+    """Clients over REST with JSON, REST with binary data, and gRPC; each sends its own numbers."""
 
     def __init__(self, process: ServerProcess, session: aiohttp.ClientSession, channel: Any) -> None:
         self._url = f"http://{process.url}/v2/models"
@@ -49,7 +49,7 @@ class Crowd:
         kind = ("good", "good", "shape", "good", "good", "unknown", "good", "malformed", "good", "raises")[
             number // 3 % 10
         ]
-        model = {"unknown": "nobody", "raises": "Raises"}.get(kind, "Twice")
+        model = {"unknown": "missing", "raises": "Raises"}.get(kind, "Twice")
         try:
             values, error = await wire(model, np.array([number, number + 0.25]), kind)
         finally:
@@ -93,7 +93,7 @@ class Crowd:
 
 REFUSED = {
     "shape": r"(400|INVALID_ARGUMENT) input 'x': shape \[3\].*needs",
-    "unknown": r"(404|NOT_FOUND) Request for unknown model: 'nobody' is not found",
+    "unknown": r"(404|NOT_FOUND) Request for unknown model: 'missing' is not found",
     "malformed": r"(400|INVALID_ARGUMENT) \S",
     "raises": r"(500|INTERNAL) model 'Raises' failed: ValueError: cannot do ",
 }
@@ -101,7 +101,7 @@ LOST = r"(500|UNAVAILABLE) model '\w+': the worker process died \(signal SIGKILL
 
 
 def check(outcome: Outcome) -> str:
-    """Assert that an outcome is what it has to be; gives its kind, or `lost`."""
+    """Assert that an outcome is as expected; return its kind, or `lost`."""
     if outcome.kind == "good":
         if re.fullmatch(LOST, outcome.error):
             return "lost"
@@ -119,7 +119,7 @@ def check(outcome: Outcome) -> str:
 async def crowd(
     process: ServerProcess, numbers: range, interrupt: Callable[[Crowd], Coroutine[Any, Any, None]]
 ) -> list[Outcome]:
-    """All requests at the same time, and something that happens meanwhile; nothing may take longer than a minute."""
+    """Send all requests concurrently while something else happens; nothing may take longer than a minute."""
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         asyncio.timeout(60),
@@ -138,7 +138,7 @@ async def nothing(_: Crowd) -> None:
 
 
 def workers_of(process: ServerProcess, model: str, count: int) -> set[int]:
-    """The processes that compute the answers of a model."""
+    """Return the worker processes of a model."""
     found: set[int] = set()
 
     def asked() -> bool:
@@ -213,7 +213,7 @@ def test_a_model_that_ends_its_process(model: str, end: str) -> None:
         process.wait_until_ready()
 
 
-def test_callers_who_leave_are_not_worked_for() -> None:
+def test_calls_of_disconnected_clients_are_not_computed() -> None:
     with running_server(f"{MODELS / 'shapes.py'}:Sleep") as process:
         body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.5]}]}).encode()
         head = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -227,7 +227,7 @@ def test_callers_who_leave_are_not_worked_for() -> None:
         assert time.monotonic() - began_s < 5, "a hundred calls of half a second were not waited for"
 
 
-def test_more_callers_than_the_queue_takes() -> None:
+def test_more_clients_than_the_queue_holds() -> None:
     with running_server(f"{TROUBLE}:Twice", "--max-queue", "4") as process, ThreadPoolExecutor(32) as threads:
         answers = list(threads.map(lambda n: (n, process.infer("Twice", [float(n)])), range(200)))
         refused = [body["error"] for _, (status, body) in answers if status == 503]

@@ -1,4 +1,4 @@
-"""gRPC as people speak it: tritonclient in both flavours, with its streams."""
+"""gRPC with tritonclient, synchronous and asynchronous, with streams."""
 
 import queue
 from collections.abc import AsyncIterator, Iterator
@@ -70,17 +70,17 @@ def test_classification(client: Any) -> None:
     assert result.as_numpy("scores").tolist() == [[b"0.500000:1", b"0.250000:2"]]
 
 
-def test_texts_and_parameters(client: Any) -> None:
+def test_text_and_parameters(client: Any) -> None:
     texts = np.array(["straße", "", "日本"], dtype=object)
     result = client.infer("Upper", [given("text", texts, "BYTES")])
     assert [e.decode() for e in result.as_numpy("upper")] == ["STRASSE", "", "日本"]
     result = client.infer("Echo", [given("x", A, "INT32")], parameters={"count": 3, "name": "x", "flag": True})
-    told = result.get_response().parameters
-    assert (told["count"].int64_param, told["name"].string_param, told["flag"].bool_param) == (3, "x", True)
+    returned = result.get_response().parameters
+    assert (returned["count"].int64_param, returned["name"].string_param, returned["flag"].bool_param) == (3, "x", True)
 
 
 @pytest.mark.parametrize("datatype", ["BF16", "FP16", "BOOL", "UINT64", "INT8", "FP64"])
-def test_datatypes_there_and_back(client: Any, datatype: str) -> None:
+def test_datatypes_round_trip(client: Any, datatype: str) -> None:
     dtypes: dict[str, Any] = {
         "BF16": np.float32,
         "FP16": np.float16,
@@ -112,8 +112,8 @@ async def test_the_asynchronous_client(aio: Any) -> None:
     assert await aio.is_model_ready("SumDiff")
     result = await aio.infer("SumDiff", operands(), request_id="8", compression_algorithm="gzip")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nobody' is not found"):
-        await aio.infer("nobody", operands())
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'missing' is not found"):
+        await aio.infer("missing", operands())
 
 
 # --- health, metadata and control ------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def test_health_and_metadata(client: Any) -> None:
         ("INPUT0", "INT32", [-1, 16]),
         ("INPUT1", "INT32", [-1, 16]),
     ]
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nobody' is not found"):
-        client.is_model_ready("nobody")
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'missing' is not found"):
+        client.is_model_ready("missing")
 
 
 def test_model_control(client: Any) -> None:
@@ -155,9 +155,9 @@ def test_model_control(client: Any) -> None:
     assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
 
 
-def test_faults_are_told_to_the_client(client: Any) -> None:
+def test_errors_are_reported(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="unknown model") as caught:
-        client.infer("nobody", operands())
+        client.infer("missing", operands())
     assert caught.value.status() == "StatusCode.NOT_FOUND"
     with pytest.raises(
         InferenceServerException, match="expected 2 inputs but got 1 inputs for model 'SumDiff'"
@@ -181,7 +181,7 @@ def test_deadlines(client: Any) -> None:
 
 
 class Heard:
-    """What came over a stream, in order."""
+    """Responses of a stream, in order."""
 
     def __init__(self) -> None:
         self._all: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
@@ -190,7 +190,7 @@ class Heard:
         self._all.put((result, error))
 
     def next(self) -> Any:
-        """The next answer's number, or the next error."""
+        """Return the number in the next response, or the next error."""
         result, error = self._all.get(timeout=TIMEOUT_S)
         return error if error is not None else int(result.as_numpy("i")[0])
 
@@ -207,7 +207,7 @@ def heard(shapes: ServerProcess) -> Heard:
 
 @pytest.fixture
 def stream(shapes: ServerProcess, heard: Heard) -> Iterator[Any]:
-    """A client of its own with an open stream; a client has one at a time."""
+    """Return a new client with an open stream; a client has one at a time."""
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard)
     yield client
@@ -215,13 +215,13 @@ def stream(shapes: ServerProcess, heard: Heard) -> Iterator[Any]:
     client.close()
 
 
-def test_a_stream_of_several_answers_to_several_requests(stream: Any, heard: Heard) -> None:
+def test_a_stream_with_several_responses_to_several_requests(stream: Any, heard: Heard) -> None:
     for n in (3, 1, 0, 2):
         stream.async_stream_infer("Count", fingers(n), request_id=str(n))
     assert [heard.next() for _ in range(6)] == [0, 1, 2, 0, 0, 1]
 
 
-def test_the_end_of_an_answer_is_marked_where_wanted(stream: Any, heard: Heard) -> None:
+def test_the_final_response_is_marked_on_request(stream: Any, heard: Heard) -> None:
     stream.async_stream_infer("Count", fingers(2), request_id="a", enable_empty_final_response=True)
     responses = [heard.next_response() for _ in range(3)]
     assert [r.parameters["triton_final_response"].bool_param for r in responses] == [False, False, True]
@@ -229,26 +229,26 @@ def test_the_end_of_an_answer_is_marked_where_wanted(stream: Any, heard: Heard) 
     assert not responses[-1].outputs
 
 
-def test_a_fault_is_told_in_the_stream_which_goes_on(stream: Any, heard: Heard) -> None:
+def test_an_error_in_a_stream_does_not_end_it(stream: Any, heard: Heard) -> None:
     stream.async_stream_infer("Count", fingers(-2))
     assert [heard.next(), heard.next()] == [0, 1]
     assert heard.next().message() == "model 'Count' failed: ValueError: no more fingers"
-    stream.async_stream_infer("nobody", fingers(1))
-    assert "Request for unknown model: 'nobody' is not found" in heard.next().message()
+    stream.async_stream_infer("missing", fingers(1))
+    assert "Request for unknown model: 'missing' is not found" in heard.next().message()
     stream.async_stream_infer("Count", fingers(1))
     assert heard.next() == 0
 
 
-def test_plain_models_answer_in_streams_too(stream: Any, heard: Heard) -> None:
+def test_models_without_streaming_answer_in_streams(stream: Any, heard: Heard) -> None:
     stream.async_stream_infer("SumDiff", operands())
     assert [o.name for o in heard.next_response().outputs] == ["OUTPUT0", "OUTPUT1"]
 
 
-def test_a_fault_may_end_the_stream_with_its_status(shapes: ServerProcess) -> None:
+def test_an_error_ends_the_stream_on_request(shapes: ServerProcess) -> None:
     heard = Heard()
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard, headers={"triton_grpc_error": "true"})
-    client.async_stream_infer("nobody", fingers(1))
+    client.async_stream_infer("missing", fingers(1))
     assert heard.next().status() == "StatusCode.NOT_FOUND"
     client.stop_stream()
     client.close()
@@ -256,29 +256,29 @@ def test_a_fault_may_end_the_stream_with_its_status(shapes: ServerProcess) -> No
 
 def test_cancelling_a_stream_stops_the_model(shapes: ServerProcess, tmp_path: Path) -> None:
     heard = Heard()
-    told = tmp_path / "closed"
+    closed = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard)
-    client.async_stream_infer("Ticks", [given("file", np.array([str(told)], dtype=object), "BYTES")])
+    client.async_stream_infer("Ticks", [given("file", np.array([str(closed)], dtype=object), "BYTES")])
     assert heard.next() == 0
     client.stop_stream(cancel_requests=True)
     client.close()
-    wait_until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=10)
 
 
 def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> None:
     heard = Heard()
-    told = tmp_path / "closed"
+    closed = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
     client.start_stream(heard, stream_timeout=0.5)
-    client.async_stream_infer("Ticks", [given("file", np.array([str(told)], dtype=object), "BYTES")])
+    client.async_stream_infer("Ticks", [given("file", np.array([str(closed)], dtype=object), "BYTES")])
     while isinstance(found := heard.next(), int):
         pass
     # Server and client see the same deadline; the server's word may arrive before the client's own clock rings.
     assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
     client.stop_stream()
     client.close()
-    wait_until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=10)
 
 
 async def test_a_stream_with_the_asynchronous_client(aio: Any) -> None:
@@ -293,14 +293,14 @@ async def test_a_stream_with_the_asynchronous_client(aio: Any) -> None:
 
 
 async def test_cancelling_a_stream_of_the_asynchronous_client(aio: Any, tmp_path: Path) -> None:
-    told = tmp_path / "closed"
+    closed = tmp_path / "closed"
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": "Ticks", "inputs": [given("file", np.array([str(told)], dtype=object), "BYTES")]}
+        yield {"model_name": "Ticks", "inputs": [given("file", np.array([str(closed)], dtype=object), "BYTES")]}
 
     answers = aio.stream_infer(requests())
     result, error = await anext(answers)
     assert error is None
     assert result.as_numpy("i").tolist() == [0]
     answers.cancel()
-    wait_until(told.exists, "the end of the model's generator", within_s=10)
+    wait_until(closed.exists, "the end of the model's generator", within_s=10)

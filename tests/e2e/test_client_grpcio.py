@@ -1,4 +1,4 @@
-"""gRPC without our descriptions: what generic tools and load balancers do."""
+"""gRPC with reflection only, like generic tools and load balancers."""
 
 import queue
 import threading
@@ -63,11 +63,11 @@ def test_inference_with_messages_from_reflection(channel: Any) -> None:
     assert np.frombuffer(raw, "<i4").tolist() == [2 * i for i in range(16)]
 
     with pytest.raises(grpc.RpcError) as caught:
-        call(ask(model_name="nobody"), timeout=TIMEOUT_S)
+        call(ask(model_name="missing"), timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_bytes_that_are_no_message_are_refused(channel: Any) -> None:
+def test_malformed_messages_are_rejected(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\xff\xff\xff", timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -91,7 +91,7 @@ def test_health_of_an_unknown_service(channel: Any) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_sees_the_server_go() -> None:
+def test_a_health_watch_sees_the_shutdown() -> None:
     with running_server(SHAPES[0]) as process, grpc.insecure_channel(process.grpc_url) as channel:
         seen: queue.SimpleQueue[int] = queue.SimpleQueue()
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

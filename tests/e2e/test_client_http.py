@@ -1,4 +1,4 @@
-"""HTTP as people speak it: tritonclient in both flavours, requests, and what curl sends."""
+"""HTTP with tritonclient (synchronous and asynchronous), requests and curl."""
 
 import gzip
 import http.client
@@ -71,7 +71,7 @@ def test_infer(client: Any, binary_in: bool, binary_out: bool | None) -> None:
     assert ("binary_data_size" in result.get_output("OUTPUT0").get("parameters", {})) is (binary_out is not False)
 
 
-def test_mixed_forms_in_one_request(client: Any) -> None:
+def test_binary_and_json_tensors_in_one_request(client: Any) -> None:
     inputs = [operands(binary=True)[0], operands(binary=False)[1]]
     outputs = [wanted("OUTPUT1", binary=True), wanted("OUTPUT0", binary=False)]
     result = client.infer("SumDiff", inputs, outputs=outputs)
@@ -105,15 +105,15 @@ def test_classification(client: Any, binary: bool) -> None:
     assert best == [["0.500000:1", "0.250000:2"], ["4.000000:0", "3.000000:1"]]
 
 
-def test_parameters_reach_the_model_and_come_back(client: Any) -> None:
-    told = {"temperature": 0.5, "count": 3, "name": "x", "flag": True}
-    result = client.infer("Echo", [given("x", A, "INT32")], parameters=told)
-    assert result.get_response()["parameters"] == told
+def test_parameters_round_trip(client: Any) -> None:
+    sent = {"temperature": 0.5, "count": 3, "name": "x", "flag": True}
+    result = client.infer("Echo", [given("x", A, "INT32")], parameters=sent)
+    assert result.get_response()["parameters"] == sent
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
 @pytest.mark.parametrize("binary", [True, False])
-def test_datatypes_there_and_back(client: Any, datatype: str, binary: bool) -> None:
+def test_datatypes_round_trip(client: Any, datatype: str, binary: bool) -> None:
     dtype = DTYPES[datatype]
     if datatype == "FP16" and not binary:
         pytest.skip("the client sends it in binary form only")
@@ -127,7 +127,7 @@ def test_datatypes_there_and_back(client: Any, datatype: str, binary: bool) -> N
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_texts(client: Any, binary: bool) -> None:
+def test_text(client: Any, binary: bool) -> None:
     texts = np.array(["straße", "", "日本", "a\nb"], dtype=object)
     outputs = [wanted("upper", binary=binary), wanted("length", binary=binary)]
     result = client.infer("Upper", [given("text", texts, "BYTES", binary=binary)], outputs=outputs)
@@ -149,8 +149,8 @@ async def test_infer_with_the_asynchronous_client(aio: Any) -> None:
     outputs = [wanted("OUTPUT1", binary=False)]
     result = await aio.infer("SumDiff", operands(binary=False), outputs=outputs)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nobody' is not found"):
-        await aio.infer("nobody", operands())
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'missing' is not found"):
+        await aio.infer("missing", operands())
 
 
 async def test_health_and_metadata_with_the_asynchronous_client(aio: Any) -> None:
@@ -174,7 +174,7 @@ def test_health(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("SumDiff")
-    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("missing")
 
 
 def test_metadata(client: Any) -> None:
@@ -185,8 +185,8 @@ def test_metadata(client: Any) -> None:
     assert model["platform"] == "test"
     assert model["inputs"] == [{"name": f"INPUT{i}", "datatype": "INT32", "shape": [-1, 16]} for i in (0, 1)]
     assert [o["name"] for o in model["outputs"]] == ["OUTPUT0", "OUTPUT1"]
-    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nobody' is not found"):
-        client.get_model_metadata("nobody")
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'missing' is not found"):
+        client.get_model_metadata("missing")
 
 
 def test_model_control(client: Any) -> None:
@@ -206,17 +206,17 @@ def test_model_control(client: Any) -> None:
     assert client.infer("Upper", texts).as_numpy("upper").tolist() == [b"A"]
 
 
-def test_model_control_asks_for_the_token(client: Any) -> None:
+def test_model_control_needs_the_token(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="This API is restricted") as caught:
         client.get_model_repository_index()
     assert caught.value.status() == "401"
     with pytest.raises(InferenceServerException, match="This API is restricted"):
         client.unload_model("Echo", headers=bearer("guess"))
-    with pytest.raises(InferenceServerException, match="failed to load 'nobody'"):
-        client.load_model("nobody", headers=bearer())
+    with pytest.raises(InferenceServerException, match="failed to load 'missing'"):
+        client.load_model("missing", headers=bearer())
 
 
-def test_faults_are_told_to_the_client(client: Any) -> None:
+def test_errors_are_reported(client: Any) -> None:
     with pytest.raises(
         InferenceServerException, match=r"expected 2 inputs but got 1 inputs for model 'SumDiff'"
     ) as caught:
@@ -265,7 +265,7 @@ def test_requests(shapes: ServerProcess) -> None:
         assert session.get(f"http://{shapes.url}/nothing", timeout=10).json().keys() == {"error"}
 
 
-def test_requests_unpacks_a_compressed_answer(shapes: ServerProcess) -> None:
+def test_requests_decompresses_a_response(shapes: ServerProcess) -> None:
     numbers = list(range(5000))
     tensor = {"name": "x", "datatype": "INT64", "shape": [5000], "data": numbers}
     answer = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=10)
@@ -274,7 +274,7 @@ def test_requests_unpacks_a_compressed_answer(shapes: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded", None])
-def test_what_curl_sends(shapes: ServerProcess, content_type: str | None) -> None:
+def test_curl(shapes: ServerProcess, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     status, answer, _ = shapes.request("POST", "/v2/models/SumDiff/infer", question(), headers)
     assert status == 200
@@ -327,9 +327,9 @@ def test_pipelined_requests_are_answered_in_order(shapes: ServerProcess) -> None
     one = b"GET /v2/models/%s HTTP/1.1\r\nhost: x\r\n\r\n"
     connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
     connection.connect()
-    connection.sock.sendall(one % b"Echo" + one % b"SumDiff" + one % b"nobody")
+    connection.sock.sendall(one % b"Echo" + one % b"SumDiff" + one % b"missing")
     text = b""
-    while text.count(b"}") < 1 or b"nobody" not in text:
+    while text.count(b"}") < 1 or b"missing" not in text:
         text += connection.sock.recv(65536)
-    assert text.index(b'"Echo"') < text.index(b'"SumDiff"') < text.index(b"'nobody'")
+    assert text.index(b'"Echo"') < text.index(b'"SumDiff"') < text.index(b"'missing'")
     connection.close()

@@ -32,7 +32,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.fixture
 async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
-    """A server whose process has all files open that it may have for ordinary connections."""
+    """Run a server whose process has opened all file descriptors for ordinary connections."""
     monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: FILES)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ async def test_health_over_http2(crowded: dragoman.Server, path: str, status: st
     assert frames.GOAWAY in kinds
 
 
-async def test_connections_that_ask_nothing_make_way_for_health(crowded: dragoman.Server) -> None:
+async def test_silent_connections_make_way_for_health_checks(crowded: dragoman.Server) -> None:
     idle = [await asyncio.open_connection("127.0.0.1", crowded.http_ports[0]) for _ in range(30)]
     assert (await RestServer(crowded.http_ports[0], crowded).request("GET", "/v2/health/live")).status == 200
     assert await asyncio.wait_for(_ended(idle[0][0]), 20)
@@ -144,7 +144,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_with_files_left_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_answered_while_file_descriptors_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
         response = await RestServer(server.http_ports[0], server).request("POST", INFER, QUESTION)

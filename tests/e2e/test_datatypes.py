@@ -1,4 +1,4 @@
-"""Every datatype, in every placement and encoding: a model gets the numbers that were sent, and its own come back."""
+"""Every datatype in every placement and encoding: values are unchanged in both directions."""
 
 import http.client
 import json
@@ -65,7 +65,7 @@ Encoding = Callable[[Servers, str, Datatype, Any, Mapping[str, float]], tuple[st
 
 
 def _dtype(datatype: str) -> Any:
-    """The dtype of a datatype, written down here a second time."""
+    """Return the dtype of a datatype, defined independently of the code."""
     named = {"BOOL": "?", "BYTES": "O", "BF16": ml_dtypes.bfloat16, "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
     return np.dtype(named.get(datatype) or datatype.lower())
 
@@ -173,7 +173,7 @@ few = settings(max_examples=40, deadline=None, suppress_health_check=list(Health
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[Datatype, Any]:
-    """A datatype and an array of it, made of any bits."""
+    """A datatype and an array of arbitrary bits."""
     datatype = draw(st.sampled_from(list(DATATYPES.values())))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     count = math.prod(shape)
@@ -193,7 +193,7 @@ def _fits_json(datatype: Datatype, array: Any) -> bool:
 
 
 def _twice(datatype: Datatype, array: Any) -> Any:
-    """x + x by Python's own exact numbers."""
+    """Return x + x computed with Python's exact numbers."""
     if datatype is BYTES:
         return object_array([e + e for e in array.flat], array.shape)
     if datatype.kind == "bool":
@@ -209,7 +209,7 @@ def _twice(datatype: Datatype, array: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Bit for bit, but for which NaN it is."""
+    """Return whether arrays are bitwise equal, except for the payload of NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype == object:
@@ -224,7 +224,7 @@ def _same(one: Any, other: Any) -> bool:
 @encoded
 @few
 @given(found=arrays())
-def test_what_goes_in_comes_out(servers: Servers, place: str, encoding: Encoding, found: tuple[Datatype, Any]) -> None:
+def test_values_round_trip(servers: Servers, place: str, encoding: Encoding, found: tuple[Datatype, Any]) -> None:
     datatype, array = found
     assume(encoding is not over_json or _fits_json(datatype, array))
     name, back = encoding(servers, f"{place}Echo", datatype, array, {})
@@ -282,7 +282,7 @@ def test_functions_annotated_with_bfloat16(servers: Servers, place: str, encodin
 
 @everywhere
 @pytest.mark.parametrize("binary", [False, True])
-def test_what_overflows_bfloat16_is_an_error(servers: Servers, place: str, binary: bool) -> None:
+def test_overflow_of_bfloat16_is_an_error(servers: Servers, place: str, binary: bool) -> None:
     inputs = [
         {"name": "x", "datatype": "BF16", "shape": [1], "data": [1.5]},
         {"name": "scale", "datatype": "FP64", "shape": [1], "data": [1e300]},
@@ -294,7 +294,7 @@ def test_what_overflows_bfloat16_is_an_error(servers: Servers, place: str, binar
     assert "does not fit into BF16" in answer["error"]
 
 
-def test_bits_are_no_bfloat16(servers: Servers) -> None:
+def test_bits_are_not_bfloat16(servers: Servers) -> None:
     inputs = [{"name": "x", "datatype": "BF16", "shape": [1], "data": [1.5]}]
     status, answer, _ = servers.process.request("POST", "/v2/models/Bits/infer", {"inputs": inputs})
     assert status == 500
@@ -302,7 +302,7 @@ def test_bits_are_no_bfloat16(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_a_client_refuses_tensors_whose_data_have_another_dtype(servers: Servers, wire: str) -> None:
+def test_the_client_rejects_tensors_with_another_dtype(servers: Servers, wire: str) -> None:
     client = servers.http if wire == "http" else servers.grpc
     with pytest.raises(dragoman.errors.InvalidInput, match=r"'x'.* BF16 needs data of dtype bfloat16, got uint16"):
         client.infer("InlineEcho", {"x": Tensor(np.zeros(2, np.uint16), BF16)})

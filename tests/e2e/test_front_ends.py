@@ -1,4 +1,4 @@
-"""Several front ends around one engine: clients find one server, whichever process their connection comes to."""
+"""Several front ends with one engine behave as one server."""
 
 import asyncio
 import json
@@ -59,15 +59,15 @@ def alone(gate: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-def told(process: ServerProcess, name: str) -> dict[str, float]:
-    """The samples of a metric, by the front end or the model that they are about."""
+def metric_values(process: ServerProcess, name: str) -> dict[str, float]:
+    """Return the values of a metric by front end or model."""
     text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
     found = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
     return {s.labels.get("front_end") or s.labels.get("model", ""): s.value for s in found}
 
 
 def many(process: ServerProcess, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
-    """As many questions at a time, each on a connection of its own."""
+    """Send concurrent requests, each on a new connection."""
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(lambda _: process.infer(model, [value]), range(count)))
 
@@ -93,7 +93,7 @@ BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("model", ["Mirror", "Apart"])
 @pytest.mark.parametrize("body", BODIES)
-def test_json_is_answered_as_by_one_process(
+def test_json_responses_equal_those_of_one_process(
     process: ServerProcess, alone: ServerProcess, model: str, body: str
 ) -> None:
     question = {"id": "7", "inputs": BODIES[body], "parameters": {"text": "x", "flag": True}}
@@ -128,7 +128,7 @@ def test_json_is_answered_as_by_one_process(
         ("GET", "/v1/models/Speaker", None),
     ],
 )
-def test_everything_else_is_told_as_by_one_process(
+def test_metadata_and_errors_equal_those_of_one_process(
     process: ServerProcess, alone: ServerProcess, method: str, path: str, body: Any
 ) -> None:
     one, two = (s.request(method, path, body) for s in (alone, process))
@@ -189,8 +189,8 @@ def test_openai_client_reads_a_stream(process: ServerProcess) -> None:
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
-def test_an_answer_is_fetched_later_over_whichever_front_end(process: ServerProcess) -> None:
-    before = told(process, "dragoman_front_end_calls_total")
+def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess) -> None:
+    before = metric_values(process, "dragoman_front_end_calls_total")
     body = {"inputs": " ".join(map(str, range(60))), "stream": True, "parameters": {"max_new_tokens": 60}}
     status, nothing, headers = process.request("POST", "/predictions/Speaker", body, {"x-synchronous": "false"})
     assert (status, nothing) == (200, b"")
@@ -204,13 +204,11 @@ def test_an_answer_is_fetched_later_over_whichever_front_end(process: ServerProc
     lines = [json.loads(line) for line in text.splitlines()]
     assert "".join(line["token"]["text"] for line in lines) == body["inputs"]
     assert lines[-1]["generated_text"] == body["inputs"]
-    after = told(process, "dragoman_front_end_calls_total")
+    after = metric_values(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
-def test_what_is_wrong_with_an_answer_to_be_fetched_is_told_as_by_one_process(
-    process: ServerProcess, alone: ServerProcess
-) -> None:
+def test_errors_of_async_results_equal_those_of_one_process(process: ServerProcess, alone: ServerProcess) -> None:
     for body, headers in (
         (b"", {"x-starting-token": "no such"}),
         (b"", {"x-starting-token": "no such", "x-max-items": "many"}),
@@ -231,7 +229,7 @@ def _there(process: ServerProcess, token: str) -> Any:
     return answer if answer[0] != 202 else None
 
 
-def test_who_leaves_a_stream_is_noticed_where_the_model_is(process: ServerProcess, gate: Path) -> None:
+def test_a_disconnect_from_a_stream_reaches_the_model(process: ServerProcess, gate: Path) -> None:
     url = f"http://{process.url}/v1/completions"
     body = {"model": "Speaker", "prompt": "a !wait", "stream": True}
     with requests.post(url, json=body, stream=True, timeout=TIMEOUT_S) as answer:
@@ -242,13 +240,13 @@ def test_who_leaves_a_stream_is_noticed_where_the_model_is(process: ServerProces
 # --- one server ----------------------------------------------------------------------------------------------
 
 
-def test_calls_spread_over_processes_and_are_counted_once(process: ServerProcess) -> None:
+def test_calls_are_distributed_and_counted_once(process: ServerProcess) -> None:
     before, model = (
-        told(process, "dragoman_front_end_calls_total"),
-        told(process, "dragoman_calls_total").get("Flat", 0),
+        metric_values(process, "dragoman_front_end_calls_total"),
+        metric_values(process, "dragoman_calls_total").get("Flat", 0),
     )
     assert [status for status, _ in many(process, "Flat", 32)] == [200] * 32
-    after = told(process, "dragoman_front_end_calls_total")
+    after = metric_values(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
     text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
     counted = sum(
@@ -260,7 +258,7 @@ def test_calls_spread_over_processes_and_are_counted_once(process: ServerProcess
     assert counted >= model + 32
 
 
-def test_models_are_held_once(process: ServerProcess) -> None:
+def test_models_are_loaded_once(process: ServerProcess) -> None:
     question = {"inputs": BODIES["a few numbers"]}
     with ThreadPoolExecutor(16) as threads:
         found = threads.map(
@@ -271,27 +269,27 @@ def test_models_are_held_once(process: ServerProcess) -> None:
     assert ("Mirror", process.popen.pid) in pids
 
 
-def test_a_batch_holds_calls_of_all_front_ends(process: ServerProcess, gate: Path) -> None:
+def test_a_batch_contains_calls_of_all_front_ends(process: ServerProcess, gate: Path) -> None:
     def send_request(value: float) -> int:
         tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [value]}
         return int(
             process.request("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[1]["outputs"][0]["data"][0]
         )
 
-    before = told(process, "dragoman_front_end_calls_total")
+    before = metric_values(process, "dragoman_front_end_calls_total")
     with ThreadPoolExecutor(33) as threads:
         first = threads.submit(send_request, -1.0)
         wait_until(Path(f"{gate}.begun").exists, "the first call")
         rest = [threads.submit(send_request, 1.0) for _ in range(32)]
-        wait_until(lambda: told(process, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
+        wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Together"] == 33, "33 calls under way")
         gate.touch()
         assert first.result() == 1
         assert {each.result() for each in rest} == {32}
-    after = told(process, "dragoman_front_end_calls_total")
+    after = metric_values(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
-def test_a_model_unloaded_over_one_is_gone_for_all(process: ServerProcess) -> None:
+def test_unloading_applies_to_all_front_ends(process: ServerProcess) -> None:
     def control(verb: str, token: str = TOKEN) -> int:
         path = f"/v2/repository/models/Flat/{verb}"
         return process.request("POST", path, {}, {"authorization": f"Bearer {token}"})[0]
@@ -315,7 +313,7 @@ def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
 
 
 def asked_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
-    """How many questions were answered, and how many connections were lost, until somebody says that it is enough."""
+    """Count responses and lost connections until stopped."""
     well = lost = 0
     session = requests.Session()
     question = {"inputs": BODIES["a few numbers"]}
@@ -330,7 +328,7 @@ def asked_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
     return well, lost
 
 
-def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(process: ServerProcess) -> None:
+def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: ServerProcess) -> None:
     model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
         "pid"
     ]
@@ -341,9 +339,10 @@ def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(process
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         callers = [threads.submit(asked_until, process, end) for _ in range(8)]
-        calls = told(process, "dragoman_front_end_calls_total")
+        calls = metric_values(process, "dragoman_front_end_calls_total")
         wait_until(
-            lambda: sum(told(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100, "load"
+            lambda: sum(metric_values(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100,
+            "load",
         )
         os.kill(fronts[0], signal.SIGKILL)
         wait_until(
@@ -361,21 +360,21 @@ def test_a_front_end_that_is_killed_costs_its_connections_and_comes_back(process
 
 
 def told_or(process: ServerProcess, name: str) -> dict[str, float]:
-    """As `told`; nothing where the connection came to the one that dies."""
+    """Return `metric_values`, or nothing if the connection was to the process that exits."""
     try:
-        return told(process, name)
+        return metric_values(process, name)
     except requests.ConnectionError:
         return {}
 
 
 def readiness(process: ServerProcess) -> int:
-    """The status of readiness, over a connection that reaches a process that answers; 0 where this one did not."""
+    """Return the status of readiness; 0 if the process of this connection did not answer."""
     with suppress(requests.RequestException):
         return requests.get(f"http://{process.url}/v2/health/ready", timeout=1).status_code
     return 0
 
 
-def test_readiness_says_no_while_a_front_end_is_stopped(process: ServerProcess) -> None:
+def test_not_ready_while_a_front_end_is_stopped(process: ServerProcess) -> None:
     model = process.request("POST", "/v2/models/Apart/infer", {"inputs": BODIES["a few numbers"]})[1]["parameters"][
         "pid"
     ]
@@ -389,14 +388,14 @@ def test_readiness_says_no_while_a_front_end_is_stopped(process: ServerProcess) 
     process.wait_until_ready()
 
 
-def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
+def test_sigterm_completes_requests_in_flight(tmp_path: Path) -> None:
     with fronts(tmp_path / "gate", 2, "--drain-s", "60") as process, ThreadPoolExecutor(8) as threads:
         folders = [tmp_path / str(i) for i in range(2)]
         for folder in folders:
             folder.mkdir()
         answers = [threads.submit(process.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
         wait_until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
-        wait_until(lambda: told(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
+        wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
         for pid in process.workers():
             os.kill(pid, signal.SIGTERM)  # as a service manager does that signals every process
         process.terminate()
@@ -449,7 +448,7 @@ def served_here(settings: dict[str, Any]) -> Any:
     return dragoman.Server(half, **settings)
 
 
-async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
+async def test_a_cancelled_start_leaves_no_process() -> None:
     (port,) = free_ports(1)
     server = served_here({"http_port": port, "grpc_port": -1, "front_ends": 6})
     listening = asyncio.create_task(server.listen())
@@ -469,7 +468,7 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind() -> None:
     await server.stop(0.0)
 
 
-def test_all_ports_are_held_or_none() -> None:
+def test_ports_are_bound_all_or_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         first = bind_all([("127.0.0.1", 0)])
         port = first[0].getsockname()[1]
@@ -482,7 +481,7 @@ def test_all_ports_are_held_or_none() -> None:
         bind_all([("127.0.0.1", port), ("127.0.0.1", port)])
 
 
-async def test_what_is_set_wrongly_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_invalid_settings_are_errors_at_start(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text(json.dumps("no certificate"))
     settings = {"http_port": 0, "grpc_port": 0, "front_ends": 2, "tls_cert": str(tmp_path / "cert")}
     with pytest.raises(InvalidInput, match="cannot use certificate"):

@@ -1,4 +1,4 @@
-"""Callers whose calls are merged into one never notice each other."""
+"""Requests that are merged into a batch do not affect each other."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def output(body: Any, name: str) -> Any:
     return next(o["data"] for o in body["outputs"] if o["name"] == name)
 
 
-def test_everybody_gets_their_own_rows_of_batches(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
+def test_clients_get_their_own_rows_of_a_batch(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> list[int]:
         rows = [[number + i / 8] for i in range(1 + number % 3)]
         expected = [2 * row[0] for row in rows]
@@ -70,12 +70,12 @@ def test_everybody_gets_their_own_rows_of_batches(process: ServerProcess, caller
     assert max(sizes) <= 8
 
 
-def test_parameters_stay_with_their_caller(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
+def test_parameters_stay_with_their_request(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
-        told = {"user": NAMES[number % 4], "flag": bool(number % 8 < 4)}
-        status, body = ask(process, [[number]], parameters=told)
+        sent = {"user": NAMES[number % 4], "flag": bool(number % 8 < 4)}
+        status, body = ask(process, [[number]], parameters=sent)
         assert status == 200
-        assert body["parameters"] == told
+        assert body["parameters"] == sent
         assert output(body, "y") == [2 * number]
 
     list(callers.map(one, range(160)))
@@ -92,7 +92,7 @@ def test_equal_numbers_of_different_types_are_different_parameters(
     list(callers.map(one, range(80)))
 
 
-def test_a_bad_member_sinks_nobody(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
+def test_a_failing_request_does_not_fail_its_batch(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         bad = number % 5 == 3
         status, body = ask(process, [[-number if bad else number]])
@@ -121,7 +121,7 @@ def test_shapes_outputs_and_datatypes_are_not_mixed(process: ServerProcess, call
     list(callers.map(one, range(120)))
 
 
-def test_the_same_question_to_two_models(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
+def test_the_same_request_to_two_models(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         model, factor = (("Rows", 2), ("Other", 3))[number % 2]
         _, body = ask(process, [[5.0]], model)
@@ -131,7 +131,7 @@ def test_the_same_question_to_two_models(process: ServerProcess, callers: Thread
     list(callers.map(one, range(60)))
 
 
-def test_a_callers_short_deadline_is_its_own(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
+def test_a_short_deadline_applies_to_its_request_only(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> int:
         hurried = number % 4 == 0
         # A deadline that is over before the model can answer; the others have an hour.
@@ -159,7 +159,7 @@ def test_the_model_sees_the_same_axes_without_batching() -> None:
         assert output(body, "together") == [9] * 9
 
 
-def test_headers_of_a_caller_reach_neither_model_nor_log() -> None:
+def test_request_headers_reach_neither_model_nor_log() -> None:
     secret = "s3cr3t-" + "x" * 20
     headers = {"authorization": f"Bearer {secret}", "cookie": f"session={secret}", "x-user": secret}
     tensor = {"name": "x", "datatype": "FP64", "shape": [1, 1], "data": [1.0]}

@@ -1,4 +1,4 @@
-"""Serving from Python: in one's own event loop, without a server, and as a program."""
+"""The Python API: in a running event loop, without a server, and in a script."""
 
 import asyncio
 import http.client
@@ -108,13 +108,13 @@ async def test_two_servers_in_one_process() -> None:
             assert body["outputs"][0]["data"] == [expected]
 
 
-async def test_a_taken_port() -> None:
+async def test_a_port_in_use() -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
         with pytest.raises(OSError, match="ddress already in use"):
             await dragoman.Server(double, http_port=server.http_ports[0], grpc_port=0).listen()
 
 
-async def test_mistakes_in_settings() -> None:
+async def test_invalid_settings() -> None:
     with pytest.raises(dragoman.errors.InvalidInput, match="unknown setting 'prot'"):
         dragoman.Server(double, prot=1)
     with pytest.raises(dragoman.errors.InvalidInput, match="nothing to serve"):
@@ -124,7 +124,7 @@ async def test_mistakes_in_settings() -> None:
 
 
 @pytest.mark.parametrize("root", ["/models", "models", "/models/", "models/a/"])
-async def test_what_a_proxy_puts_before_paths(root: str) -> None:
+async def test_root_path(root: str) -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=-1, root_path=root) as server:
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
         for before in ("", f"/{root.strip('/')}"):
@@ -133,19 +133,19 @@ async def test_what_a_proxy_puts_before_paths(root: str) -> None:
         assert (await asyncio.to_thread(posted, server.http_url, "/modelsv2/models/double/infer", body))[0] == 404
 
 
-async def test_serve_wants_an_event_loop_of_its_own(recwarn: pytest.WarningsRecorder) -> None:
+async def test_serve_needs_its_own_event_loop(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(RuntimeError, match=r"use `async with dragoman.Server\(...\)` instead"):
         dragoman.serve(double)
     assert not recwarn.list
 
 
-async def test_a_server_that_can_never_serve_warns(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_without_models_warns(caplog: pytest.LogCaptureFixture) -> None:
     for token, count in (("t", 0), ("", 1)):
         async with dragoman.Server(double, http_port=0, grpc_port=-1, load_at_start=False, control_token=token):
             assert caplog.text.count("nothing will be served: no model is loaded at the start") == count
 
 
-async def test_a_result_that_does_not_fit_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def nothing(x: float) -> float:
         return None  # type: ignore[return-value]
 
@@ -153,28 +153,28 @@ async def test_a_result_that_does_not_fit_is_in_the_log(caplog: pytest.LogCaptur
         return 2**70
 
     async with dragoman.Server(nothing, large, http_port=0, grpc_port=-1) as server:
-        for name, told in (
+        for name, message in (
             ("nothing", "output 'output-0': expected FP64, got NoneType"),
             ("large", "output 'output-0': 1180591620717411303424 does not fit into INT64"),
         ):
             body = {"id": "r7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
             status, found = await asyncio.to_thread(posted, server.http_url, f"/v2/models/{name}/infer", body)
-            assert (status, found["error"]) == (500, f"model '{name}' failed: {told}")
-            assert f"model '{name}' failed on request 'r7': {told}" in caplog.messages
+            assert (status, found["error"]) == (500, f"model '{name}' failed: {message}")
+            assert f"model '{name}' failed on request 'r7': {message}" in caplog.messages
 
 
 # --- without a server ------------------------------------------------------------------------------------
 
 
-async def test_an_engine_alone() -> None:
+async def test_an_engine_without_a_server() -> None:
     path = f"{MODELS / 'trouble.py'}:Twice"
     async with dragoman.open_engine(double, halved, slow, Squares, path, placement="thread") as engine:
         x = np.array([3.0])
         for model, expected in (("double", 6.0), ("half", 1.5), ("slow", -3.0), ("Squares", 9.0), ("Twice", 6.0)):
             answer = await engine.infer(model, {"x": x})
             assert [a.tolist() for a in answer.values()] == [[expected]], model
-        with pytest.raises(dragoman.errors.ModelNotFound, match="'nobody' is not found"):
-            await engine.infer("nobody", {"x": x})
+        with pytest.raises(dragoman.errors.ModelNotFound, match="'missing' is not found"):
+            await engine.infer("missing", {"x": x})
         with pytest.raises(dragoman.errors.InvalidInput, match="unexpected inference input 'z'"):
             await engine.infer("double", {"z": x})
 
@@ -197,7 +197,7 @@ async def test_an_object_that_no_process_can_import_is_an_error_if_it_declares_o
                 await engine.infer(getattr(target, "__name__", "IsolatedSquares"), {"x": np.array([3.0])})
 
 
-async def test_asynchronous_functions_run_side_by_side() -> None:
+async def test_asynchronous_functions_run_concurrently() -> None:
     async with dragoman.open_engine(slow) as engine, asyncio.timeout(5):
         answers = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
         assert [next(iter(a.values())).tolist() for a in answers] == [[-float(i)] for i in range(100)]

@@ -1,4 +1,4 @@
-"""Models on disk that come, change and go while the server runs."""
+"""Models on disk that are added, changed and removed while the server runs."""
 
 import threading
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_unloading(process: ServerProcess) -> None:
     assert factor(process) == 2
 
 
-def test_models_that_come_and_go_on_disk(process: ServerProcess, folder: Path) -> None:
+def test_models_added_and_removed_on_disk(process: ServerProcess, folder: Path) -> None:
     write(folder / "c", 11)
     assert process.infer("c", [1.0])[0] == 404
     assert control(process, "c", "load") == (200, b"")
@@ -135,14 +135,14 @@ def test_models_that_come_and_go_on_disk(process: ServerProcess, folder: Path) -
     assert factor(process, "b") == 3
 
 
-@pytest.mark.parametrize("name", ["..%2Fa", "%2e%2e", "a%00", "nobody"])
-def test_names_that_are_no_models(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["..%2Fa", "%2e%2e", "a%00", "missing"])
+def test_invalid_model_names(folder: Path, name: str) -> None:
     with running_server(str(folder), "--control-token", "t", "--placement", "thread") as process:
         for verb in ("load", "unload"):
             assert control(process, name, verb)[0] in (400, 404)
 
 
-def test_calls_in_flight_outlive_the_unloading(tmp_path: Path) -> None:
+def test_calls_in_flight_complete_after_unloading(tmp_path: Path) -> None:
     slow = MODEL.replace("        return", SLOWLY)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "model.py").write_text(slow % 2)
@@ -229,17 +229,17 @@ def test_versions_are_loaded_and_unloaded_one_by_one(versions: Path) -> None:
     ) as process:
         path = "/v2/repository/models/m"
 
-        def told() -> dict[str, str]:
+        def version_states() -> dict[str, str]:
             entries = process.request("POST", "/v2/repository/index", headers=TOKEN)[1]
             return {entry["version"]: entry["state"] for entry in entries}
 
         for version in ("1", "10"):
             assert process.request("POST", f"{path}/unload", {"parameters": {"version": version}}, TOKEN)[0] == 200
-        assert told() == {"1": "UNAVAILABLE", "2": "READY", "10": "UNAVAILABLE"}
+        assert version_states() == {"1": "UNAVAILABLE", "2": "READY", "10": "UNAVAILABLE"}
         for version in ("1", "2"):
             write(versions / version, 5)
         assert process.request("POST", f"{path}/load", {"parameters": {"version": "1"}}, TOKEN)[0] == 200
-        assert told() == {"1": "READY", "2": "READY", "10": "UNAVAILABLE"}
+        assert version_states() == {"1": "READY", "2": "READY", "10": "UNAVAILABLE"}
         assert process.request("POST", f"{path}/load", {"parameters": {"version": 1}}, TOKEN)[0] == 200
         assert (factor(process, "m/versions/1"), factor(process, "m")) == (5, 2)
         status, body, _ = process.request("POST", f"{path}/load", {"parameters": {"version": "7"}}, TOKEN)
@@ -250,7 +250,7 @@ def test_versions_are_loaded_and_unloaded_one_by_one(versions: Path) -> None:
         status, body, _ = process.request("POST", f"{path}/load", {"parameters": {"version": True}}, TOKEN)
         assert (status, body["error"]) == (400, "parameter 'version': expected text, got True")
         assert process.request("POST", f"{path}/load", {"parameters": {"version": None}}, TOKEN)[0] == 200
-        assert told() == {"1": "READY", "2": "READY", "10": "READY"}
+        assert version_states() == {"1": "READY", "2": "READY", "10": "READY"}
 
 
 def test_a_listed_version_that_is_not_there(versions: Path) -> None:

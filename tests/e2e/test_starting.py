@@ -1,4 +1,4 @@
-"""How a server starts: what it says of mistakes, of models that fail and of those that take long."""
+"""Start of a server: invalid settings, models that fail to load, and slow ones."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Start = Callable[..., ServerProcess]
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`dragoman ARGUMENTS`, which ends by itself."""
+    """Run `dragoman ARGUMENTS` to its end."""
     command = [sys.executable, "-m", "dragoman", *arguments]
     env = {**os.environ, **(environment or {})}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -113,7 +113,7 @@ def test_the_installed_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ((), "required: PATH"),
         (("nowhere",), "'nowhere' is not there"),
@@ -135,10 +135,10 @@ def test_the_installed_command() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_mistakes_are_told_without_a_traceback(arguments: tuple[str, ...], told: str) -> None:
+def test_command_line_errors_have_no_traceback(arguments: tuple[str, ...], message: str) -> None:
     done = run("serve", *arguments)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not done.stdout
 
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_read_is_one_line(command: str, mode: int, below
         assert done.returncode == 2
 
 
-def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
+def test_errors_in_files_and_environment(tmp_path: Path) -> None:
     done = run("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
     assert done.returncode == 2
     assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
@@ -196,7 +196,7 @@ def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
     expected = "unknown environment variable 'DRAGOMAN_HTTP_PROT'; did you mean 'DRAGOMAN_HTTP_PORT'?"
     assert done.stderr == f"dragoman: {expected}\n"
     (tmp_path / "model.py").write_text("")
-    for text, told in (
+    for text, message in (
         (
             "[server]\nhttp_prot = 1",
             f"{tmp_path}/dragoman.toml: [server]: unknown setting 'http_prot'; did you mean 'http_port'?",
@@ -210,12 +210,12 @@ def test_mistakes_in_files_and_environment(tmp_path: Path) -> None:
         (tmp_path / "dragoman.toml").write_text(text)
         done = run("serve", str(tmp_path))
         assert done.returncode == 2, done.stderr
-        assert told in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
-def test_a_busy_port(flag: str) -> None:
+def test_a_port_in_use_is_an_error(flag: str) -> None:
     other = "--grpc-port" if flag == "--http-port" else "--http-port"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -227,7 +227,7 @@ def test_a_busy_port(flag: str) -> None:
     assert "--grpc-port" in line
 
 
-def test_free_ports_are_told() -> None:
+def test_port_0_prints_the_chosen_port() -> None:
     process = ServerProcess("--http-port", "0", "--grpc-port", "0", TWICE)
     try:
         process.wait_for_log("Ctrl-C stops")
@@ -242,7 +242,7 @@ def test_free_ports_are_told() -> None:
     ("flags", "there", "missing"),
     [(("--protocols", "oip_grpc"), "  gRPC  ", "  HTTP  "), (("--grpc-port", "-1"), "  HTTP  ", "  gRPC  ")],
 )
-def test_one_protocol_alone(start: Start, flags: tuple[str, ...], there: str, missing: str) -> None:
+def test_a_single_protocol(start: Start, flags: tuple[str, ...], there: str, missing: str) -> None:
     process = start(TWICE, *flags).wait_for_log("Ctrl-C stops")
     assert there in process.log()
     assert missing not in process.log()
@@ -255,7 +255,7 @@ def test_one_protocol_alone(start: Start, flags: tuple[str, ...], there: str, mi
 
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
-def test_others_serve_where_one_cannot_be_loaded(start: Start, placement: str) -> None:
+def test_other_models_are_served_if_one_cannot_be_loaded(start: Start, placement: str) -> None:
     process = start(TWICE, f"{TROUBLE}:Unloadable", "--placement", placement, "--control-token", "t")
     process.wait_until_live().wait_for_log("Ctrl-C stops")
     why = "failed to load 'Unloadable', RuntimeError: the weights are gone"
@@ -277,20 +277,20 @@ def test_others_serve_where_one_cannot_be_loaded(start: Start, placement: str) -
     }
 
 
-def test_a_server_whose_models_all_fail_ends(start: Start) -> None:
+def test_a_server_exits_if_no_model_can_be_loaded(start: Start) -> None:
     process = start(f"{TROUBLE}:Unloadable")
     assert process.wait_for_exit() == 1
     assert "failed to load 'Unloadable', RuntimeError: the weights are gone" in process.log()
 
 
-def test_a_process_that_dies_while_it_loads(start: Start) -> None:
+def test_a_process_that_exits_during_load(start: Start) -> None:
     process = start(f"{TROUBLE}:ExitsInLoad", TWICE)
     process.wait_until_live().wait_for_log("Ctrl-C stops")
     assert "the worker process died (exit code 3) while it loaded" in process.log()
     assert process.infer("Twice", [2.0])[0] == 200
 
 
-def test_pickles_are_refused_unless_allowed(tmp_path: Path, start: Start) -> None:
+def test_pickles_are_rejected_unless_allowed(tmp_path: Path, start: Start) -> None:
     joblib.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "line.joblib")
     refused = start(str(tmp_path / "line.joblib"))
     assert refused.wait_for_exit() == 1
@@ -359,7 +359,7 @@ def named(process: ServerProcess) -> str:
     return name
 
 
-def test_a_flag_goes_before_the_environment_which_goes_before_the_file(tmp_path: Path) -> None:
+def test_precedence_of_flags_environment_and_file(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "model.py").write_text(TROUBLE.read_text().partition("class Raises")[0])

@@ -1,4 +1,4 @@
-"""How a server stops: what is under way is finished, and nothing holds it up for longer than it was told."""
+"""Graceful shutdown: requests in flight complete, within the configured time."""
 
 import http.client
 import json
@@ -24,14 +24,14 @@ Start = Callable[..., ServerProcess]
 
 @pytest.fixture
 def beside() -> Iterator[ThreadPoolExecutor]:
-    """Where requests wait for their answers while the test goes on."""
+    """Threads for requests that wait while the test continues."""
     with ThreadPoolExecutor(4) as threads:
         yield threads
 
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_sigterm_finishes_what_is_under_way(
+def test_sigterm_completes_requests_in_flight(
     tmp_path: Path, beside: ThreadPoolExecutor, placement: str, whole_group: bool
 ) -> None:
     flags = ("--drain-s", "30", "--placement", placement)
@@ -57,7 +57,7 @@ def test_sigterm_finishes_what_is_under_way(
     ("placement", "more"),
     [("process", ()), ("thread", ()), ("process", ("--front-ends", "2"))],
 )
-def test_sigterm_does_not_wait_for_a_model_that_is_stuck(
+def test_sigterm_does_not_wait_for_a_hung_model(
     tmp_path: Path, beside: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
 ) -> None:
     with running_server(f"{TROUBLE}:Stuck", "--drain-s", "1", "--placement", placement, *more) as process:
@@ -84,7 +84,7 @@ def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
         assert "Traceback" not in process.log()
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+def test_a_second_signal_exits_at_once(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
     with running_server(f"{TROUBLE}:Stuck", "--drain-s", "60") as process:
         answer = beside.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
         wait_until((tmp_path / "begun").exists, "the request")
@@ -113,7 +113,7 @@ SERVERS = [(), ("--front-ends", "2")]
 
 
 def kept(process: ServerProcess) -> http.client.HTTPConnection:
-    """A connection that has been used once and is kept."""
+    """Return a keep-alive connection that has been used once."""
     connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=TIMEOUT_S)
     connection.request("GET", "/v2/health/live")
     assert connection.getresponse().read() == b""
@@ -121,7 +121,7 @@ def kept(process: ServerProcess) -> http.client.HTTPConnection:
 
 
 def is_closed(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed a connection; waits for that."""
+    """Wait until the server has closed the connection; return whether it did."""
     return connection.sock.recv(1) == b""
 
 
@@ -224,7 +224,7 @@ def test_killing_the_server_ends_its_workers() -> None:
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the workers")
 
 
-def test_idle_connections_do_not_hold_it_up() -> None:
+def test_idle_connections_do_not_delay_the_exit() -> None:
     with running_server(f"{TROUBLE}:Twice", "--drain-s", "30") as process:
         idle = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=10)
         idle.request("GET", "/v2/health/live")
@@ -240,7 +240,7 @@ def test_idle_connections_do_not_hold_it_up() -> None:
         half.close()
 
 
-def test_a_client_that_does_not_read_does_not_hold_it_up() -> None:
+def test_a_client_that_does_not_read_does_not_delay_the_exit() -> None:
     count = 4_000_000
     with running_server(f"{MODELS / 'shapes.py'}:Echo", "--drain-s", "1", "--no-compress-responses") as process:
         tensor = {"name": "x", "datatype": "INT8", "shape": [count], "parameters": {"binary_data_size": count}}

@@ -1,4 +1,4 @@
-"""The tabular example, trained and served: over every wire the numbers are those of the library called directly."""
+"""The tabular example, trained and served: over every protocol the values equal those of the library."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ DATATYPES = {"float64": "FP64", "float32": "FP32"}
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the example's folder in which its models are trained."""
+    """A copy of the example's folder with trained models."""
     folder = tmp_path_factory.mktemp("tabular")
     shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
     subprocess.run([sys.executable, folder / "train.py"], check=True, capture_output=True, timeout=120)
@@ -49,7 +49,7 @@ def rows(name: str) -> Any:
 def ask(
     process: ServerProcess, wire: str, model: str, array: Any, *outputs: str, version: str = ""
 ) -> Mapping[str, Any]:
-    """The outputs of a model for one array, over JSON, the binary form or gRPC."""
+    """Return the outputs of a model for an array, over JSON, binary data or gRPC."""
     triton = triton_grpc if wire == "grpc" else triton_http
     client = triton.InferenceServerClient(process.grpc_url if wire == "grpc" else process.url)
     tensor = triton.InferInput(input_of(process, model), list(array.shape), DATATYPES[array.dtype.name])
@@ -170,7 +170,7 @@ def test_metadata(tabular: ServerProcess, model: str, inputs: list[Any], outputs
 @pytest.mark.parametrize(
     "model", ["breast-cancer", "breast-cancer-xgboost", "diabetes-lightgbm", "digits-onnx", "wine"]
 )
-def test_a_wrong_number_of_columns_is_the_callers_fault(tabular: ServerProcess, model: str) -> None:
+def test_a_wrong_number_of_columns_is_a_400(tabular: ServerProcess, model: str) -> None:
     name = input_of(tabular, model)
     tensor = {"name": name, "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
     status, body, _ = tabular.request("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
@@ -192,7 +192,7 @@ def test_version_policies(trained: Path, policy: str, there: list[str], default:
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])
-def test_placements_answer_the_same(trained: Path, placement: str) -> None:
+def test_placements_return_the_same_values(trained: Path, placement: str) -> None:
     x = rows("wine")
     direct = joblib.load(trained / "wine" / "2" / "model.joblib")
     flags = ("--allow-pickle", "--placement", placement, "--replicas", "2", "--max-batch-size", "1000")

@@ -1,4 +1,4 @@
-"""Answers that clients do not take are bounded: on each connection, and on all together; looked at through sockets."""
+"""Unread responses are bounded, for each connection and for all together."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ STREAMS = 60
 
 
 class Grown(dragoman.Model):
-    """A MiB for one byte."""
+    """Return 1 MiB for one byte."""
 
     inputs = (dragoman.TensorSpec("n", dragoman.UINT8, (1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.UINT8, (-1,)),)
@@ -67,7 +67,7 @@ QUESTIONS = {
 
 
 class Slow:
-    """A connection that makes room for nothing until it is told to."""
+    """A connection without flow-control window until it is opened."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -109,7 +109,7 @@ class Slow:
         self.writer.write(self.h2.data_to_send())
 
     async def pong(self) -> None:
-        """Returns once the server has seen all that was sent."""
+        """Return once the server has received everything that was sent."""
         self.h2.ping(b"whatever")
         self.writer.write(self.h2.data_to_send())
         await self._until(h2.events.PingAckReceived)
@@ -128,7 +128,7 @@ class Slow:
                 pass
 
     async def hear(self) -> list[h2.events.Event]:
-        """What comes next."""
+        """Return the next event."""
         async with asyncio.timeout(30):
             data = await self.reader.read(1 << 18)
         assert data, "the server has hung up"
@@ -161,7 +161,7 @@ async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
-async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it_all(kind: str) -> None:
+async def test_unread_responses_are_bounded_and_sent_once_read(kind: str) -> None:
     async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
         for _ in range(STREAMS):
             client.request(kind)
@@ -175,7 +175,7 @@ async def test_who_makes_no_room_is_not_answered_beyond_a_bound_and_then_gets_it
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
-async def test_an_answer_that_waits_keeps_nothing_of_its_request(kind: str) -> None:
+async def test_a_waiting_response_does_not_keep_its_request(kind: str) -> None:
     async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
         for _ in range(5):
             client.request(kind)
@@ -187,7 +187,7 @@ async def test_an_answer_that_waits_keeps_nothing_of_its_request(kind: str) -> N
         await client.all_ended()
 
 
-async def test_who_gives_up_what_waits_leaves_nothing_behind() -> None:
+async def test_cancelled_streams_free_their_waiting_responses() -> None:
     async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
         numbers = [client.request("grpc") for _ in range(STREAMS)]
         await client.pong()
@@ -202,7 +202,7 @@ async def test_who_gives_up_what_waits_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
-async def test_all_connections_together_have_a_bound(kind: str) -> None:
+async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> None:
     async with serving_models(max_bodies_bytes=20 * MIB) as (_, server):
         port = server.http_ports[0]
         async with Slow.to(port) as first, Slow.to(port) as second, Slow.to(port) as third:
@@ -257,7 +257,7 @@ def peak_mib(process: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
-async def test_memory_stays_bounded_beside_streams_that_nobody_reads(process: ServerProcess, kind: str) -> None:
+async def test_memory_is_bounded_with_unread_streams(process: ServerProcess, kind: str) -> None:
     before = peak_mib(process)
     async with Slow.to(process.http_port) as client:
         for _ in range(500):  # a GiB
@@ -266,7 +266,7 @@ async def test_memory_stays_bounded_beside_streams_that_nobody_reads(process: Se
     assert peak_mib(process) - before < 200
 
 
-async def test_memory_stays_bounded_beside_pipelines_that_nobody_reads(process: ServerProcess) -> None:
+async def test_memory_is_bounded_with_unread_pipelined_responses(process: ServerProcess) -> None:
     before = peak_mib(process)
     head = f"POST {QUESTIONS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(ASKED)}\r\n\r\n".encode()
     clients = [await asyncio.open_connection("127.0.0.1", process.http_port) for _ in range(300)]

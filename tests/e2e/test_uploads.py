@@ -1,4 +1,4 @@
-"""Many large uploads at a time, over every wire of one port: they share one budget, and who is over it is told so."""
+"""Concurrent large uploads over every protocol of one port share one limit of memory."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ LENGTH = ("inference-header-content-length", str(len(HEAD)))
 
 
 class Http1:
-    """One upload, half of which is sent, then the rest."""
+    """An upload of which one half is sent first, then the rest."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -67,7 +67,7 @@ class Http1:
 
 
 class Http2:
-    """The same on a stream of one's own connection, of REST or of gRPC."""
+    """The same on a stream of an HTTP/2 connection, for REST or gRPC."""
 
     def __init__(self, client: Slow, body: bytes) -> None:
         self.client = client
@@ -86,7 +86,7 @@ class Http2:
         return made
 
     async def say(self, data: bytes, *, ended: bool) -> None:
-        """As the server makes room."""
+        """Send as the flow-control window allows."""
         h2 = self.client.h2
         while data:
             size = min(len(data), h2.local_flow_control_window(self.number), h2.max_outbound_frame_size)
@@ -104,27 +104,27 @@ class Http2:
     async def status(self) -> int:
         while self.number not in self.client.heads:
             await self.client.hear()
-        told = self.client.heads[self.number]
-        return int(told.get("grpc-status", told[":status"]))
+        headers = self.client.heads[self.number]
+        return int(headers.get("grpc-status", headers[":status"]))
 
 
 @asynccontextmanager
 async def serving_models(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
-    """Its port, and what it holds of bodies."""
+    """A server's port and the size of the bodies that it holds."""
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", **settings) as server:
         front: Any = server._transports
         yield server.http_ports[0], front._http._application.bodies
 
 
 async def until_held(bodies: Any, halves: int) -> None:
-    """So many halves are held, and next to nothing else."""
+    """Return whether exactly this number of halves is held."""
     async with asyncio.timeout(20):
         while not 0 <= bodies._held - halves * HALF < HALF // 10:
             await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("late", ["http1", "rest", "grpc"])
-async def test_uploads_of_all_wires_share_one_budget(late: str) -> None:
+async def test_uploads_over_all_protocols_share_one_limit(late: str) -> None:
     async with serving_models(max_bodies_bytes=4 << 20) as (port, bodies), Slow.to(port) as client:
         await client.hear()  # what the server's windows are
         begun: list[Any] = [await Http1.begun(port), await Http1.begun(port)]
@@ -142,7 +142,7 @@ async def test_uploads_of_all_wires_share_one_budget(late: str) -> None:
             assert await upload.rest() == (3 if upload is begun[-1] else 400)
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent() -> None:
+async def test_too_large_bodies_are_rejected_before_they_are_sent() -> None:
     async with serving_models(max_body_bytes=HALF) as (port, _), Slow.to(port) as client:
         upload = Http1(*await asyncio.open_connection("127.0.0.1", port))
         expects = "expect: 100-continue\r\n"

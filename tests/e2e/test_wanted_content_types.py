@@ -1,4 +1,4 @@
-"""A request may say in which content type it wants an output, over REST and gRPC."""
+"""Requests can set the content type of an output, over REST and gRPC."""
 
 import base64
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def ask(process: ServerProcess, *outputs: tuple[str, Any], model: str = "Mixed")
     return requests.post(f"http://{process.url}/v2/models/{model}/infer", json=body, timeout=30)
 
 
-def test_an_output_is_written_as_it_is_asked_for(process: ServerProcess) -> None:
+def test_an_output_is_encoded_as_requested(process: ServerProcess) -> None:
     numbers, words, blobs = ask(process, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
     assert (numbers["shape"], numbers["parameters"]["content_type"], numbers["data"]) == ([2, 1], "np", [1.5, 2.5])
     assert (words["parameters"], words["data"]) == ({"content_type": "str"}, ["to", "be"])
@@ -55,14 +55,14 @@ def test_an_output_is_written_as_it_is_asked_for(process: ServerProcess) -> None
     assert blobs["parameters"] == {"content_type": "base64"}
 
 
-def test_what_has_a_content_type_may_become_another(process: ServerProcess) -> None:
+def test_a_content_type_can_be_replaced(process: ServerProcess) -> None:
     name = requests.get(f"http://{process.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
     (output,) = ask(process, (name, "datetime"), model="day").json()["outputs"]
     assert (output["parameters"]["content_type"], output["data"]) == ("datetime", ["2020-01-02T00:00:00"])
 
 
 @pytest.mark.parametrize(
-    ("output", "kind", "told"),
+    ("output", "kind", "message"),
     [
         ("numbers", "nope", "output 'numbers': unknown content type 'nope'"),
         ("numbers", "datetime", "output 'numbers': content type 'datetime' cannot encode FP64 [2]"),
@@ -70,10 +70,10 @@ def test_what_has_a_content_type_may_become_another(process: ServerProcess) -> N
         ("else", "np", "unexpected inference output 'else'"),
     ],
 )
-def test_what_cannot_be_is_the_callers_fault(process: ServerProcess, output: str, kind: Any, told: str) -> None:
+def test_impossible_content_types_are_rejected(process: ServerProcess, output: str, kind: Any, message: str) -> None:
     got = ask(process, (output, kind))
     assert got.status_code == 400
-    assert told in got.json()["error"]
+    assert message in got.json()["error"]
 
 
 def test_over_grpc(process: ServerProcess) -> None:

@@ -1,4 +1,4 @@
-"""Models that tell with whom their rows were computed."""
+"""Models that return the size of the batch in which their rows were computed."""
 
 import time
 
@@ -8,7 +8,7 @@ from dragoman import FP64, INT64, Infer, Inference, Model, Tensor, TensorSpec
 
 
 class Rows(Model):
-    """Twice each number, and how many rows were computed at once; refuses what is negative."""
+    """Return twice each number and the number of rows in the batch. Raises ValueError for negative numbers."""
 
     inputs = (TensorSpec("x", FP64, (-1, -1)),)
     outputs = (TensorSpec("y", FP64, (-1, -1)), TensorSpec("together", INT64, (-1,)))
@@ -24,7 +24,7 @@ class Rows(Model):
 
 
 class Other(Rows):
-    """Three times each number."""
+    """Return three times each number."""
 
     def infer(self, call: Infer) -> Inference:
         answer = super().infer(call)

@@ -1,4 +1,4 @@
-"""Models that give back what came, or compute with it, in every placement."""
+"""Models that return their input, or compute with it, in every placement."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Echo(Model):
 
 
 class Twice(Model):
-    """x + x: of BYTES each element twice over; as FP32 where `factor` is given, a product with it."""
+    """Return x + x; with the parameter `factor`, x times the factor as FP32."""
 
     def infer(self, call: Infer) -> dict[str, Any]:
         x = call.inputs["x"].data
@@ -27,7 +27,7 @@ class Twice(Model):
 
 
 class Bits(Model):
-    """The bits of BF16 in an array of integers, as no model should give them."""
+    """Return the bits of BF16 as integers, which is an error."""
 
     outputs = (dragoman.TensorSpec("y", dragoman.BF16),)
 

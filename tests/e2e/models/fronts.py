@@ -1,4 +1,4 @@
-"""Models by which a caller learns where, and with whom, its call was answered."""
+"""Models that return where, and in which batch, a call was computed."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from dragoman.core.text import Generation, Text
 
 
 class Mirror(Model):
-    """Gives back what comes, and the number of its process."""
+    """Return the inputs and the process id."""
 
     placement: Placement = "inline"
 
@@ -25,13 +25,13 @@ class Mirror(Model):
 
 
 class Apart(Mirror):
-    """The same in a process of its own."""
+    """The same in a worker process."""
 
     placement = "process"
 
 
 class Flat(Model):
-    """Twice a vector: what a raw body is enough for."""
+    """Return twice a vector; a raw body is sufficient."""
 
     inputs = (TensorSpec("x", FP64, (-1,)),)
     outputs = (TensorSpec("y", FP64, (-1,)),)
@@ -42,14 +42,14 @@ class Flat(Model):
 
 
 class Pair(Flat):
-    """Twice a vector of a known size, so for UM-Bridge, too."""
+    """Return twice a vector of known size, also over UM-Bridge."""
 
     inputs = (TensorSpec("x", FP64, (2,)),)
     outputs = (TensorSpec("y", FP64, (2,)),)
 
 
 class Together(Model):
-    """How many rows were computed at once. A negative number waits for the file `TEST_GATE`."""
+    """Return the number of rows in the batch. A negative number waits for the file `TEST_GATE`."""
 
     inputs = (TensorSpec("x", FP64, (-1, 1)),)
     outputs = (TensorSpec("rows", INT64, (-1,)),)
@@ -64,7 +64,7 @@ class Together(Model):
 
 
 class Gate(Model):
-    """Makes the file `begun` in a folder, and answers when the file `go` is there."""
+    """Create the file `begun` in a folder; return once the file `go` exists."""
 
     inputs = (TensorSpec("x", BYTES, (1,)),)
     outputs = (TensorSpec("y", FP64, (1,)),)
@@ -79,7 +79,7 @@ class Gate(Model):
 
 
 class Counts(Model):
-    """The numbers up to n, one an answer."""
+    """Yield the numbers below n."""
 
     inputs = (TensorSpec("n", INT64, (1,)),)
     outputs = (TensorSpec("i", INT64, (1,)),)
@@ -91,8 +91,8 @@ class Counts(Model):
 
 
 class Speaker(Model):
-    """Says the words of its prompt one by one. At `!wait` it waits; the file `TEST_GATE`.left tells that its caller
-    left meanwhile."""
+    """Yield the words of the prompt. At `!wait` it waits; the file `TEST_GATE`.left shows that the call was
+    cancelled."""
 
     placement = "inline"
 

@@ -68,7 +68,7 @@ class Count(Model):
 
 
 class Ticks(Model):
-    """Ticks for a minute and tells in a file that nobody listens any more."""
+    """Yield for a minute; create a file when the call is cancelled."""
 
     inputs = (TensorSpec("file", BYTES, (1,)),)
     outputs = (TensorSpec("i", INT32, (1,)),)
@@ -85,7 +85,7 @@ class Ticks(Model):
 
 
 class Sleep(Model):
-    """Takes as many seconds as it is told."""
+    """Sleep for the given number of seconds."""
 
     inputs = (TensorSpec("x", dragoman.FP64, (1,)),)
     outputs = (TensorSpec("x", dragoman.FP64, (1,)),)

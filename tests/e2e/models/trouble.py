@@ -1,4 +1,4 @@
-"""Models that go wrong when they are told to."""
+"""Models that fail on request."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ class Raises(Twice):
 
 
 class Exits(Twice):
-    """Ends its process when it meets a negative number."""
+    """Exit the process for a negative number."""
 
     def infer(self, call: Infer) -> Inference:
         if call.inputs["x"].data[0] < 0:
@@ -37,7 +37,7 @@ class Exits(Twice):
 
 
 class Segfaults(Twice):
-    """Reads from address 0 when it meets a negative number."""
+    """Read from address 0 for a negative number."""
 
     def infer(self, call: Infer) -> Inference:
         if call.inputs["x"].data[0] < 0:
@@ -46,7 +46,7 @@ class Segfaults(Twice):
 
 
 class Stuck(Twice):
-    """Never answers; the file that `begun` names tells that it was asked."""
+    """Never returns; creates the file in the parameter `begun` when it is called."""
 
     def infer(self, call: Infer) -> Inference:
         Path(str(call.parameters["begun"])).touch()
@@ -60,7 +60,7 @@ class Unloadable(Twice):
 
 
 class SlowToLoad(Twice):
-    """Loads until the file that the environment names is there; another one tells that it has begun."""
+    """Load until the file `TEST_GATE` exists; create a second file when loading begins."""
 
     def load(self) -> None:
         gate = Path(os.environ["TEST_GATE"])
@@ -75,7 +75,7 @@ class NotANumber(Twice):
 
 
 class Gate(Model):
-    """Puts a file `begun` into the folder that it is told, and answers once there is a file `go`."""
+    """Create the file `begun` in a folder; return once the file `go` exists."""
 
     inputs = (TensorSpec("x", BYTES, (1,)),)
     outputs = (TensorSpec("y", FP64, (1,)),)
