@@ -115,8 +115,8 @@ def test_log_lines_are_json_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     log.handle(record)
     first, second = (json.loads(line) for line in written.getvalue().splitlines())
     assert list(first) == ["time", "level", "logger", "pid", "message", "model", "path"]
-    told = {"level": "debug", "logger": "some.name", "pid": os.getpid(), "message": "hello there", "model": "m"}
-    assert told.items() <= first.items()
+    expected = {"level": "debug", "logger": "some.name", "pid": os.getpid(), "message": "hello there", "model": "m"}
+    assert expected.items() <= first.items()
     assert second["time"] == "1970-01-01T00:00:00.007Z"
     assert second["level"] == "error"
     assert second["traceback"].endswith("ZeroDivisionError: deliberate")

@@ -76,8 +76,8 @@ def test_xgboost_takes_no_number_that_fp32_does_not_hold(tmp_path: Path) -> None
     xgboost.XGBClassifier(n_estimators=2).fit(x, y).save_model(tmp_path / "model.ubj")
     model = _loaded(XGBoostModel, tmp_path / "model.ubj")
     refused = ((1e300, "1e+300"), (-(2**24) - 1, "-16777217"), (2**63 - 1, "9223372036854775807"))
-    for number, told in refused:
-        with pytest.raises(InvalidInput, match=re.escape(f"input 'input': {told} does not fit into FP32")):
+    for number, shown in refused:
+        with pytest.raises(InvalidInput, match=re.escape(f"input 'input': {shown} does not fit into FP32")):
             _infer(model, np.array([[1, 2, 3, number]]))
     for number in (3e38, 0.1, 1e-300, np.inf, np.nan, 2**24, 2**40, -(2**63)):
         rows = np.array([[1, 2, 3, number]])

@@ -39,7 +39,7 @@ def _served(folder: Path, **settings: Any) -> MlflowModel:
 
 def _python(function: Callable[[Any, Any], Any], folder: Path, signature: Any = None) -> MlflowModel:
     """A Python function of data and params, saved and loaded again."""
-    # MLflow advises whoever writes a model to add hints and examples; for the hints it sets a filter of its own.
+    # MLflow advises authors to add hints and examples; for the hints it sets its own warnings filter.
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("ignore", UserWarning)
 

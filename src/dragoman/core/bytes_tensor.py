@@ -110,7 +110,7 @@ class BytesTensor(Tensor, frozen=True, eq=False):
 
     @property
     def is_text(self) -> bool:
-        """Whether the elements exist as text."""
+        """True if the elements exist as text."""
         return self._texts is not None
 
     def to_buffer(self) -> bytes:

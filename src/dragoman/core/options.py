@@ -78,7 +78,7 @@ class Option:
         return _EXPECTED[self.type] + bound
 
     def _is_convertible(self, raw: Any) -> bool:
-        """Whether the type of a value is accepted: numbers may be strings, strings may be integers or paths."""
+        """Return whether the type of a value is accepted: numbers may be strings, strings may be integers or paths."""
         accepted = {int: (int, str), float: (int, float, str), str: (str, int, os.PathLike), tuple: (list, tuple)}
         return isinstance(raw, accepted.get(self.type, self.type)) and not isinstance(raw, bool)
 
@@ -130,7 +130,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model is run. The server's settings give the defaults; files beside a model override them."""
+    """Options of how a model is run. Server settings are the defaults; files beside a model override them."""
 
     allow_pickle: Annotated[
         bool,

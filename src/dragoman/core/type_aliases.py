@@ -27,7 +27,7 @@ def _resolve(annotation: Any, is_opaque: Callable[[Any], bool], outer: tuple[Any
 
 
 def _is_alias(annotation: Any) -> bool:
-    """Whether this is an alias, by the type's name: Python 3.11 has the class in `typing_extensions` only."""
+    """Return whether this is an alias, by the type's name: Python 3.11 has the class in `typing_extensions` only."""
     return type(annotation).__name__ == "TypeAliasType"
 
 

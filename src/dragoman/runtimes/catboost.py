@@ -94,7 +94,7 @@ class CatBoostModel(Model):
         """Convert the value of a content type to the argument of the library."""
         names = self._model.feature_names_
         if self._pandas is None:
-            # Without names of its own a model calls its features by their places.
+            # A model without feature names numbers its features.
             own = None if names == [str(i) for i in range(len(names))] else names
             rows = matrix(value, len(names), own)
             check_fp32(rows, own or list(map(str, getattr(value, "columns", ("input",)))))

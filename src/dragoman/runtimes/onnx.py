@@ -20,7 +20,7 @@ from dragoman.runtimes.files import model_path
 
 log = logging.getLogger("dragoman.model")
 
-# ONNX's name of an element type -> ours. https://onnx.ai/onnx/repo-docs/IR.html, "Tensor Element Types"
+# Datatypes by ONNX's names of element types. https://onnx.ai/onnx/repo-docs/IR.html, "Tensor Element Types"
 _DATATYPES: Mapping[str, Datatype] = {
     "bool": DATATYPES["BOOL"],
     "float16": DATATYPES["FP16"],

@@ -48,6 +48,6 @@ def _is_decoder(config: Mapping[str, Any]) -> bool:
 
 
 def _holds_other_models(folder: Path) -> bool:
-    """Whether the folder, or one directly in it, holds the model in another format, as exporters leave it."""
+    """Return whether the folder or a sub-folder has the model in another format, as exporters write it."""
     below = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     return any(is_candidate(entry) for place in (folder, *below) for entry in place.iterdir())

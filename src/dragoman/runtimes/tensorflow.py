@@ -13,7 +13,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor
 from dragoman.runtimes.files import model_path
 
-# TensorFlow's name of a dtype -> ours.
+# Datatypes by TensorFlow's names.
 _DATATYPES: Mapping[str, Datatype] = {
     "bool": DATATYPES["BOOL"],
     "half": DATATYPES["FP16"],

@@ -27,7 +27,7 @@ _FUNCTION_OPTIONS = ("inputs", "outputs", "at", "derivatives", "vectorised")
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """What nodes are loaded from: the folder of the graph file, and the other models of the server, if there is one."""
+    """The folder of a graph file, and the other models of the server, if there is one."""
 
     folder: Path
     siblings: SiblingModels | None = None

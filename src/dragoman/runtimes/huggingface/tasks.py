@@ -91,7 +91,7 @@ _TASK_ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-clas
 _GENERATION = ("text-generation", "text2text-generation", "summarization", "translation", "conversational")
 _GENERATION_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
-# The names that clients use for the one input of a task, beside the one in the metadata.
+# Names of the single input of a task that clients use in addition to the one in the metadata.
 ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
 
 

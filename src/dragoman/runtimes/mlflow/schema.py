@@ -120,8 +120,8 @@ def _from_json(tensor: Tensor, name: str) -> Array:
 # The datatype and the conversion of each column type of MLflow.
 _COLUMNS: Mapping[str, tuple[Datatype, ToValue]] = {
     **{
-        name: (DATATYPES[ours], _as_dtype(DATATYPES[ours].dtype))
-        for name, ours in (
+        name: (DATATYPES[datatype], _as_dtype(DATATYPES[datatype].dtype))
+        for name, datatype in (
             ("boolean", "BOOL"),
             ("integer", "INT32"),
             ("long", "INT64"),

@@ -15,7 +15,7 @@ from dragoman import plugins
 from dragoman.compat import install
 from dragoman.compat.conversion import dragoman_error, to_inference, to_inference_request
 from dragoman.compat.mlserver import metrics, types
-from dragoman.compat.mlserver import model as ours
+from dragoman.compat.mlserver import model as mlserver_model
 from dragoman.compat.mlserver.settings import ModelSettings
 from dragoman.core.calls import Handled, Inference, Request
 from dragoman.core.datatypes import datatype
@@ -128,12 +128,12 @@ def _class(spec: ModelSpec) -> Any:
 
 def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[Any, ModuleType]:
     """Return the settings of a model and the module of types for its class: ours, or those of the real package."""
-    found = _resolve_uri(given, Path(source).parent)
-    if issubclass(kind, ours.MLModel):
-        return ModelSettings.from_fields(found, source), types
-    theirs: Any = importlib.import_module("mlserver.settings").ModelSettings(**found)
-    theirs._source = source
-    return theirs, importlib.import_module("mlserver.types")
+    resolved = _resolve_uri(given, Path(source).parent)
+    if issubclass(kind, mlserver_model.MLModel):
+        return ModelSettings.from_fields(resolved, source), types
+    settings: Any = importlib.import_module("mlserver.settings").ModelSettings(**resolved)
+    settings._source = source
+    return settings, importlib.import_module("mlserver.types")
 
 
 def _resolve_uri(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:

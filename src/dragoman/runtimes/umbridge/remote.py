@@ -71,7 +71,7 @@ class RemoteServer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the server has failed and has to be checked."""
+        """True if the server has failed and must be checked."""
         return self._backoff_s > 0
 
     def send(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:

@@ -145,7 +145,7 @@ class VllmTokens:
 
 
 def _start_vllm(arguments: Mapping[str, Any]) -> Any:
-    # Its processes are started anew: a fork of a server with many threads may wait for ever. Nothing is reported home.
+    # vLLM's processes are spawned: a fork of a server with threads may deadlock. No usage statistics are sent.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -42,8 +42,7 @@ def refuse(given: Sampling, tokenize: Callable[[str], list[int]]) -> None:
 
 
 def _forbids(word: str, tokenize: Callable[[str], list[int]]) -> bool:
-    """Whether vLLM forbids a word wherever we do: it passes over the form after a space if that is no token for token
-    likeness of the other."""
+    """Return whether vLLM forbids a word everywhere, also after a space: both forms must have equally many tokens."""
     alone, spaced = tokenize(word), tokenize(" " + word.lstrip())
     same = len(alone) == len(spaced) and alone[0] != spaced[0]
     return bool(alone) and word == word.lstrip() and (same or alone == spaced)
