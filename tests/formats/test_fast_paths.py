@@ -287,6 +287,13 @@ def test_many_short_elements_are_kept_in_one_buffer() -> None:
     assert list(tensor.data) == elements
 
 
+@pytest.mark.parametrize("count", [1, 300])
+def test_tensors_of_raw_bytes_keep_their_parameters(count: int) -> None:
+    tensor = raw.tensor_from_raw("x", BYTES, [count], packed([b"ab"] * count), POLICY, {"p": 1})
+    assert tensor.parameters == {"p": 1}
+    assert list(tensor.data) == [b"ab"] * count
+
+
 def test_without_simdjson_the_same_is_read() -> None:
     text = requested("INT64", [1000], json.dumps(list(range(1000))))
     with mock.patch.object(json_numbers, "_simd_parser_class", return_value=None):
