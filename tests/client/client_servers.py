@@ -1,4 +1,4 @@
-"""What the tests of clients share: models that do one thing each, and servers in a thread with an event loop."""
+"""Shared by the client tests: models, and servers in a thread with an event loop."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ TOKEN = "open sesame"
 
 
 class Echo(dragoman.Model):
-    """Gives back what came, parameters included."""
+    """Return the inputs and parameters."""
 
     placement = "inline"
 
@@ -29,7 +29,7 @@ class Echo(dragoman.Model):
 
 
 class Rows(dragoman.Model):
-    """One input of FP32 and the sums of its rows."""
+    """Row sums of an FP32 input."""
 
     placement = "inline"
     inputs = (TensorSpec("x", dragoman.FP32, (-1, 3)),)
@@ -40,7 +40,7 @@ class Rows(dragoman.Model):
 
 
 class Mixed(dragoman.Model):
-    """Inputs of several datatypes; gives them back."""
+    """Return inputs of several datatypes."""
 
     placement = "inline"
     inputs = (
@@ -55,7 +55,7 @@ class Mixed(dragoman.Model):
 
 
 class Faulty(dragoman.Model):
-    """Raises the error that its parameter names."""
+    """Raise the error that the parameter `raise` names."""
 
     placement = "inline"
 
@@ -65,7 +65,7 @@ class Faulty(dragoman.Model):
 
 
 class Gate(dragoman.Model):
-    """Waits until a test opens it; tells when it began, and whether it was cancelled."""
+    """Wait until a test sets `open`; `begun` and `cancelled` record the state."""
 
     placement = "inline"
 
@@ -84,7 +84,7 @@ class Gate(dragoman.Model):
 
 
 class Counter(dragoman.Model):
-    """A stream of `n` pieces, and a fault before the piece `fail`; without an end where n is negative."""
+    """A stream of `n` chunks with an error before chunk `fail`; endless if `n` is negative."""
 
     placement = "inline"
 
@@ -113,7 +113,7 @@ def power(x: NDArray[np.float64], by: float = 2.0) -> NDArray[np.float64]:
 
 
 class LoopThread:
-    """An event loop in a thread, and servers on it."""
+    """An event loop in a thread, and servers that run in it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -140,9 +140,9 @@ class LoopThread:
             self.run(server.stop(0))
 
     @contextmanager
-    def client(self, twin: Twin, url: str, **options: Any) -> Iterator[Any]:
-        """A client; that of asyncio runs on the servers' loop, as gRPC wants one loop a process, and is waited for."""
-        if twin == "blocking":
+    def client(self, client_kind: Twin, url: str, **options: Any) -> Iterator[Any]:
+        """Return a client. The asyncio client runs in the servers' loop, as gRPC needs one loop per process."""
+        if client_kind == "blocking":
             with dragoman.Client(url, **options) as client:
                 yield client
             return
@@ -157,7 +157,7 @@ class LoopThread:
 
 
 class BlockingAsyncClient:
-    """An AsyncClient whose calls are waited for, so that one test fits both clients."""
+    """An AsyncClient with blocking methods, so that one test covers both clients."""
 
     def __init__(self, loop_thread: LoopThread, url: str, options: dict[str, Any]) -> None:
         async def made() -> dragoman.AsyncClient:

@@ -1,4 +1,4 @@
-"""A server with every model, and each test against it four times: over both wires, from both clients."""
+"""A server with every model, and a client of each kind: REST and gRPC, blocking and asyncio."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import dragoman
 from client.client_servers import Counter, Echo, Faulty, Gate, LoopThread, Mixed, Rows, power, url_of
 
-KINDS = [(wire, twin) for wire in ("rest", "grpc") for twin in ("blocking", "asyncio")]
+KINDS = [(wire, client_kind) for wire in ("rest", "grpc") for client_kind in ("blocking", "asyncio")]
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,6 @@ def kind(request: Any) -> tuple[str, Any]:
 
 @pytest.fixture(scope="session")
 def client(loop_thread: LoopThread, server: dragoman.Server, kind: tuple[str, Any]) -> Iterator[Any]:
-    wire, twin = kind
-    with loop_thread.client(twin, url_of(server, wire)) as client:
+    wire, client_kind = kind
+    with loop_thread.client(client_kind, url_of(server, wire)) as client:
         yield client

@@ -1,4 +1,4 @@
-"""Where a client goes and what it needs: URLs, TLS, and no part of a server."""
+"""URLs, TLS, and imports of the client."""
 
 import datetime
 import ipaddress
@@ -44,12 +44,12 @@ def test_urls(url: str, scheme: str, authority: str, base: str) -> None:
     "url",
     ["", "h:8080", "ftp://h", "http://", "grpc://h", "http://h:x", "http://h:99999", "http://h?q", "grpc://h:1/path"],
 )
-def test_urls_that_are_none(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(errors.InvalidInput, match="url: expected"):
         dragoman.Client(url)
 
 
-def test_settings_that_do_not_fit() -> None:
+def test_invalid_settings() -> None:
     with pytest.raises(errors.InvalidInput, match="tls_verify=False: gRPC always verifies"):
         dragoman.Client("grpcs://h:1", tls_verify=False)
     with pytest.raises(errors.InvalidInput, match="compression: expected"):
@@ -69,7 +69,7 @@ def test_settings_that_do_not_fit() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; its key lies beside it."""
+    """Create a self-signed certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
@@ -96,26 +96,26 @@ def secure(loop_thread: LoopThread, certificate: Path) -> Iterator[dragoman.Serv
 
 
 def test_a_trusted_certificate(loop_thread: LoopThread, secure: dragoman.Server, kind: Any, certificate: Path) -> None:
-    wire, twin = kind
+    wire, client_kind = kind
     large = np.arange(100_000.0)
-    with loop_thread.client(twin, url_of(secure, wire), tls_ca=certificate) as client:
+    with loop_thread.client(client_kind, url_of(secure, wire), tls_ca=certificate) as client:
         for _ in range(2):
             np.testing.assert_array_equal(client.infer("Echo", {"x": large})["x"], large)
         assert [r["x"].tolist() for r in client.stream("Echo", X)] == [[1]]
 
 
-def test_a_certificate_that_nobody_trusts(loop_thread: LoopThread, secure: dragoman.Server, kind: Any) -> None:
-    wire, twin = kind
+def test_an_untrusted_certificate(loop_thread: LoopThread, secure: dragoman.Server, kind: Any) -> None:
+    wire, client_kind = kind
     with (
-        loop_thread.client(twin, url_of(secure, wire), timeout_s=10) as client,
+        loop_thread.client(client_kind, url_of(secure, wire), timeout_s=10) as client,
         pytest.raises(ConnectionError, match=r"(?i)self.signed|certificate.verify"),
     ):
         client.live()
 
 
-@pytest.mark.parametrize("twin", ["blocking", "asyncio"])
-def test_anybody_may_be_trusted_over_rest(loop_thread: LoopThread, secure: dragoman.Server, twin: Any) -> None:
-    with loop_thread.client(twin, secure.http_url, tls_verify=False) as client:
+@pytest.mark.parametrize("client_kind", ["blocking", "asyncio"])
+def test_tls_verify_false_over_rest(loop_thread: LoopThread, secure: dragoman.Server, client_kind: Any) -> None:
+    with loop_thread.client(client_kind, secure.http_url, tls_verify=False) as client:
         assert client.infer("Echo", X)["x"].tolist() == [1]
 
 
@@ -130,7 +130,7 @@ def loaded_after(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("url", ["http://h:1", "grpc://h:1"])
 @pytest.mark.parametrize("name", ["Client", "AsyncClient"])
-def test_a_client_holds_no_part_of_a_server(url: str, name: str) -> None:
+def test_the_client_imports_no_server_modules(url: str, name: str) -> None:
     modules = loaded_after(f"import dragoman; dragoman.{name}('{url}')" if name == "Client" else _ASYNC.format(url))
     rooms = {m.split(".")[1] for m in modules if m.startswith("dragoman.")}
     assert not rooms & {"engine", "transports", "protocols", "workers", "runtimes", "server", "cli"}

@@ -1,4 +1,4 @@
-"""Errors, streams, time and model control, over both wires and from both clients."""
+"""Errors, streams, timeouts and model control, over REST and gRPC, with both clients."""
 
 import asyncio
 import threading
@@ -30,18 +30,18 @@ def test_errors_are_what_the_server_raised(client: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["NotReady", "Overloaded"])
-def test_what_is_worth_another_try_says_so(client: Any, name: str) -> None:
+def test_retryable_errors_have_retry_after(client: Any, name: str) -> None:
     with pytest.raises(getattr(errors, name), match="was asked for") as caught:
         client.infer("Faulty", X, parameters={"raise": name}, timeout_s=0.5)
     assert caught.value.retry_after_s == 1
 
 
-def test_faults_of_the_model_are_the_servers(client: Any) -> None:
+def test_model_failures_are_server_errors(client: Any) -> None:
     with pytest.raises(errors.ServerError, match="ValueError"):
         client.infer("Faulty", X, parameters={"raise": "ValueError"})
 
 
-def test_a_model_that_is_not_there(client: Any) -> None:
+def test_an_unknown_model(client: Any) -> None:
     for ask in (client.infer, lambda m, _: client.metadata(m)):
         with pytest.raises(errors.ModelNotFound, match="unknown model: 'no/such model'"):
             ask("no/such model", X)
@@ -57,13 +57,13 @@ def test_health_and_metadata(client: Any) -> None:
     assert client.ready()
     assert client.ready("Rows")
     assert client.metadata().name == "dragoman"
-    told = client.metadata("Rows")
-    assert (told.name, told.platform, told.versions) == ("Rows", "python", ())
-    assert told.signature.inputs == Rows.inputs
-    assert told.signature.outputs == Rows.outputs
+    metadata = client.metadata("Rows")
+    assert (metadata.name, metadata.platform, metadata.versions) == ("Rows", "python", ())
+    assert metadata.signature.inputs == Rows.inputs
+    assert metadata.signature.outputs == Rows.outputs
 
 
-def test_metadata_lists_what_a_typed_function_takes_and_gives(client: Any, kind: Kind) -> None:
+def test_metadata_of_a_typed_function(client: Any, kind: Kind) -> None:
     found = client.metadata("power").signature
     any_rank = None if kind[0] == "rest" else (-1,)  # over gRPC there is no place for it
     assert found.inputs == (TensorSpec("x", FP64, any_rank), TensorSpec("by", FP64, (1,)))
@@ -74,9 +74,9 @@ def test_metadata_lists_what_a_typed_function_takes_and_gives(client: Any, kind:
 
 
 def test_nothing_listens(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+    wire, client_kind = kind
     url = "http://127.0.0.1:1" if wire == "rest" else "grpc://127.0.0.1:1"
-    with loop_thread.client(twin, url, retries=2) as client:
+    with loop_thread.client(client_kind, url, retries=2) as client:
         assert not client.live()
         assert not client.ready("Echo")
         began = time.monotonic()
@@ -87,29 +87,29 @@ def test_nothing_listens(loop_thread: LoopThread, kind: Kind) -> None:
 
 
 def test_no_such_host(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+    wire, client_kind = kind
     scheme = "http" if wire == "rest" else "grpc"
-    with loop_thread.client(twin, f"{scheme}://nowhere.invalid:1") as client, pytest.raises(ConnectionError):
+    with loop_thread.client(client_kind, f"{scheme}://nowhere.invalid:1") as client, pytest.raises(ConnectionError):
         client.live()
 
 
-def test_a_server_that_comes_late(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+def test_a_server_that_starts_late(loop_thread: LoopThread, kind: Kind) -> None:
+    wire, client_kind = kind
     with loop_thread.serving(Echo) as early:
         port = early.http_ports[0] if wire == "rest" else early.grpc_port
     url = f"{'http' if wire == 'rest' else 'grpc'}://127.0.0.1:{port}"
-    with loop_thread.client(twin, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
+    with loop_thread.client(client_kind, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.infer, "Echo", X)
         time.sleep(0.1)
         with loop_thread.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
             assert asked.result(10)["x"].tolist() == [1]
 
 
-def test_a_server_that_went_and_came_back(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+def test_a_server_that_restarts(loop_thread: LoopThread, kind: Kind) -> None:
+    wire, client_kind = kind
     with loop_thread.serving(Echo) as server:
         ports = {"http_port": server.http_ports[0], "grpc_port": server.grpc_port}
-        with loop_thread.client(twin, url_of(server, wire), retries=6) as client:
+        with loop_thread.client(client_kind, url_of(server, wire), retries=6) as client:
             assert client.infer("Echo", X)["x"].tolist() == [1]
             loop_thread.run(server.stop(0))
             with loop_thread.serving(Echo, **ports):
@@ -119,10 +119,10 @@ def test_a_server_that_went_and_came_back(loop_thread: LoopThread, kind: Kind) -
 # --- time ------------------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_ends_the_call_here_and_there(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+def test_a_timeout_cancels_the_call_on_the_server_too(loop_thread: LoopThread, kind: Kind) -> None:
+    wire, client_kind = kind
     gate = Gate(dragoman.ModelSpec(name="Gate"))
-    with loop_thread.serving(gate) as server, loop_thread.client(twin, url_of(server, wire)) as client:
+    with loop_thread.serving(gate) as server, loop_thread.client(client_kind, url_of(server, wire)) as client:
         began = time.monotonic()
         with pytest.raises(errors.DeadlineExceeded, match=r"no response within 0\.2 s|Request timeout expired"):
             client.infer("Gate", X, timeout_s=0.2)
@@ -130,13 +130,13 @@ def test_a_timeout_ends_the_call_here_and_there(loop_thread: LoopThread, kind: K
         assert gate.cancelled.wait(5)
 
 
-def test_overload_is_waited_out(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
+    wire, client_kind = kind
     gate = Gate(dragoman.ModelSpec(name="Gate"))
     with (
         loop_thread.serving(gate, max_queue=1) as server,
         loop_thread.client("blocking", server.http_url) as first,
-        loop_thread.client(twin, url_of(server, wire)) as client,
+        loop_thread.client(client_kind, url_of(server, wire)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         held = pool.submit(first.infer, "Gate", X)
@@ -170,8 +170,8 @@ def test_cancelling_an_awaited_call_cancels_the_model(loop_thread: LoopThread) -
 
 
 def test_many_threads_share_a_client(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
-    wire, twin = kind
-    with loop_thread.client(twin, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
+    wire, client_kind = kind
+    with loop_thread.client(client_kind, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
 
         def ask(i: int) -> bool:
             return bool((client.infer("Echo", {"x": np.full(5000, i)})["x"] == i).all())
@@ -193,7 +193,7 @@ def test_a_stream_of_one_and_of_none(client: Any) -> None:
     assert list(client.stream("Counter", X, parameters={"n": 0})) == []
 
 
-def test_faults_of_a_stream(client: Any) -> None:
+def test_errors_of_a_stream(client: Any) -> None:
     with pytest.raises(errors.CallerError, match="that far"):
         next(client.stream("Counter", X, parameters={"fail": 0}))
     results = client.stream("Counter", X, parameters={"fail": 2})
@@ -201,20 +201,20 @@ def test_faults_of_a_stream(client: Any) -> None:
     with pytest.raises(errors.DragomanError, match="that far and no further"):
         next(results)
     with pytest.raises(errors.ModelNotFound):
-        next(client.stream("nobody", X))
+        next(client.stream("missing", X))
 
 
-def test_leaving_a_stream_ends_it(loop_thread: LoopThread, kind: Kind) -> None:
-    wire, twin = kind
+def test_closing_a_stream_cancels_it(loop_thread: LoopThread, kind: Kind) -> None:
+    wire, client_kind = kind
     counter = Counter(dragoman.ModelSpec(name="Counter"))
-    with loop_thread.serving(counter) as server, loop_thread.client(twin, url_of(server, wire)) as client:
+    with loop_thread.serving(counter) as server, loop_thread.client(client_kind, url_of(server, wire)) as client:
         with closing(client.stream("Counter", X, parameters={"n": -1})) as results:
             assert next(results)["i"].tolist() == [0]
         assert counter.closed.wait(5)
         assert client.infer("Counter", X, parameters={"n": 1})["i"].tolist() == [0]
 
 
-def test_a_stream_that_takes_too_long(client: Any) -> None:
+def test_a_stream_that_times_out(client: Any) -> None:
     with pytest.raises(errors.DeadlineExceeded):
         for _ in client.stream("Counter", X, parameters={"n": -1}, timeout_s=0.2):
             pass
@@ -224,15 +224,15 @@ def test_a_stream_that_takes_too_long(client: Any) -> None:
 
 
 def test_model_control_needs_the_token(loop_thread: LoopThread, kind: Kind, tmp_path: Any) -> None:
-    wire, twin = kind
+    wire, client_kind = kind
     (tmp_path / "m.py").write_text("def m(x: float) -> float:\n    return x\n")
     with loop_thread.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server:
         with (
-            loop_thread.client(twin, url_of(server, wire)) as client,
+            loop_thread.client(client_kind, url_of(server, wire)) as client,
             pytest.raises(errors.Unauthorized, match="Bearer"),
         ):
             client.index()
-        with loop_thread.client(twin, url_of(server, wire), token=TOKEN) as client:
+        with loop_thread.client(client_kind, url_of(server, wire), token=TOKEN) as client:
             assert [(e.name, e.state) for e in client.index()] == [("m", "READY")]
             assert client.models() == ["m"]
             client.unload("m")
@@ -241,8 +241,8 @@ def test_model_control_needs_the_token(loop_thread: LoopThread, kind: Kind, tmp_
             assert client.index(ready=True) == []
             client.load("m")
             assert client.ready("m")
-            with pytest.raises(errors.CallerError, match="failed to load 'nobody'"):
-                client.load("nobody")
+            with pytest.raises(errors.CallerError, match="failed to load 'missing'"):
+                client.load("missing")
 
 
 def test_model_control_that_is_off(client: Any) -> None:
@@ -250,14 +250,14 @@ def test_model_control_that_is_off(client: Any) -> None:
         client.load("Echo")
 
 
-def test_a_model_that_was_replaced_is_asked_anew(loop_thread: LoopThread, kind: Kind, tmp_path: Any) -> None:
-    wire, twin = kind
+def test_metadata_of_a_replaced_model_are_fetched_again(loop_thread: LoopThread, kind: Kind, tmp_path: Any) -> None:
+    wire, client_kind = kind
     write: Callable[[str], Any] = (tmp_path / "m.py").write_text
     write("def m(x: list[float]) -> list[float]:\n    return x\n")
     with (
         loop_thread.serving(f"{tmp_path}/m.py:m", control_token=TOKEN, placement="thread") as server,
         loop_thread.client("blocking", server.http_url, token=TOKEN) as operator,
-        loop_thread.client(twin, url_of(server, wire)) as client,
+        loop_thread.client(client_kind, url_of(server, wire)) as client,
     ):
         assert client.infer("m", [1])["output-0"].tolist() == [1]
         write("def m(longer: list[bool]) -> list[bool]:\n    return longer\n")
@@ -268,21 +268,21 @@ def test_a_model_that_was_replaced_is_asked_anew(loop_thread: LoopThread, kind: 
 
 
 def test_compression(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
-    wire, twin = kind
+    wire, client_kind = kind
     array = np.tile(np.arange(100.0), 1000)
     for compression in ("gzip", "deflate"):
-        with loop_thread.client(twin, url_of(server, wire), compression=compression) as client:
+        with loop_thread.client(client_kind, url_of(server, wire), compression=compression) as client:
             np.testing.assert_array_equal(client.infer("Echo", {"x": array})["x"], array)
 
 
-def test_headers_go_along(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
-    wire, twin = kind
-    with loop_thread.client(twin, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
+def test_headers_are_sent(loop_thread: LoopThread, server: dragoman.Server, kind: Kind) -> None:
+    wire, client_kind = kind
+    with loop_thread.client(client_kind, url_of(server, wire), headers={"X-Trace": "1", "x-bytes": "a b"}) as client:
         assert client.ready()
 
 
-def test_a_client_that_blocks_may_be_used_where_an_event_loop_runs(server: dragoman.Server) -> None:
-    """As in a notebook: it leaves the loop nothing to end for it."""
+def test_the_blocking_client_within_a_running_event_loop(server: dragoman.Server) -> None:
+    """As in a notebook."""
 
     async def cell(url: str) -> list[int]:
         with dragoman.Client(url) as client:

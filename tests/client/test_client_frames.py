@@ -1,4 +1,4 @@
-"""Data frames in and out, and values that only codecs know."""
+"""Data frames, and values of codecs."""
 
 from datetime import datetime
 from typing import Any
@@ -25,7 +25,7 @@ def frame() -> Any:
     )
 
 
-def test_a_frame_there_and_back(client: Any) -> None:
+def test_a_data_frame_roundtrip(client: Any) -> None:
     result = client.infer("Echo", frame())
     pd.testing.assert_frame_equal(result.to_frame(), frame())
     pd.testing.assert_frame_equal(result.value, frame())
@@ -47,7 +47,7 @@ def test_outputs_as_a_frame(client: Any) -> None:
         client.infer("Echo", {"n": np.arange(2), "m": np.arange(3)}).to_frame()
 
 
-def test_points_in_time_and_json(client: Any) -> None:
+def test_datetimes_and_json(client: Any) -> None:
     noon = datetime(2022, 1, 11, 12)
     result = client.infer("Echo", {"one": noon, "many": [noon, noon], "j": [{"a": [1, None]}]})
     assert dict(result) == {"one": [noon], "many": [noon, noon], "j": [{"a": [1, None]}]}

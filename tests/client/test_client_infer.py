@@ -1,4 +1,4 @@
-"""What goes in and what comes out, over both wires and from both clients."""
+"""Inputs and outputs, over REST and gRPC, with both clients."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_come_back_as_they_went(client: Any, name: str) -> None:
+def test_arrays_roundtrip(client: Any, name: str) -> None:
     array = ARRAYS[name]
     back = client.infer("Echo", {"x": array})["x"]
     assert back.dtype == array.dtype
@@ -35,7 +35,7 @@ def test_arrays_come_back_as_they_went(client: Any, name: str) -> None:
     np.testing.assert_array_equal(back, array)
 
 
-def test_a_big_endian_array_is_sent_as_numbers(client: Any) -> None:
+def test_big_endian_arrays_are_converted(client: Any) -> None:
     np.testing.assert_array_equal(client.infer("Echo", {"x": np.array([1, 2], ">i4")})["x"], [1, 2])
 
 
@@ -48,7 +48,7 @@ def test_bfloat16(client: Any) -> None:
     assert result["y"].tolist() == [0.5]
 
 
-def test_text_is_text_again(client: Any) -> None:
+def test_text_roundtrip(client: Any) -> None:
     result = client.infer("Echo", {"words": ["süß", "x\0"], "word": "one"})
     assert dict(result) == {"words": ["süß", "x\0"], "word": ["one"]}
     plain = client.infer("Echo", {"words": ["süß"]}, decode=False)
@@ -61,7 +61,7 @@ def test_arrays_of_text_and_lists_of_bytes_are_bytes(client: Any) -> None:
     assert result["b"].tolist() == [b"\xff", b"z"]
 
 
-def test_lists_and_numbers_without_metadata_are_as_numpy_has_them(client: Any) -> None:
+def test_lists_and_numbers_without_metadata_have_numpy_dtypes(client: Any) -> None:
     result = client.infer("Echo", {"x": [[1, 2], [3, 4]], "y": 2.5, "z": True, "w": []})
     assert (result["x"].dtype, result["x"].shape) == (np.int64, (2, 2))
     assert (result["y"].dtype, result["y"].tolist()) == (np.float64, [2.5])
@@ -69,7 +69,7 @@ def test_lists_and_numbers_without_metadata_are_as_numpy_has_them(client: Any) -
     assert result["w"].shape == (0,)
 
 
-def test_lists_and_numbers_become_what_the_model_takes(client: Any) -> None:
+def test_lists_and_numbers_have_the_datatypes_of_the_metadata(client: Any) -> None:
     result = client.infer("Mixed", {"small": [1, 255], "half": [1.5], "flag": True, "word": "w"})
     assert {n: str(t.datatype) for n, t in result.response.tensors.items()} == {
         "small": "UINT8",
@@ -81,7 +81,7 @@ def test_lists_and_numbers_become_what_the_model_takes(client: Any) -> None:
     assert client.infer("Mixed", {"small": []})["small"].dtype == np.uint8
 
 
-def test_what_does_not_fit_is_refused_before_it_is_sent(client: Any) -> None:
+def test_invalid_inputs_are_rejected_before_they_are_sent(client: Any) -> None:
     with pytest.raises(errors.InvalidInput, match="input 'small': 256 does not fit into UINT8"):
         client.infer("Mixed", {"small": [256]})
     with pytest.raises(errors.InvalidInput, match="input 'small': expected lists of equal lengths"):
@@ -108,13 +108,13 @@ def test_single_values_fit_typed_functions(client: Any) -> None:
     assert client.infer("power", {"x": np.array([3.0]), "by": 3}).value.tolist() == [27.0]
 
 
-def test_what_codecs_encoded_is_sent_as_it_is(client: Any) -> None:
+def test_encoded_inputs_are_sent_unchanged(client: Any) -> None:
     one = RequestInput("x", Tensor.of(np.arange(3)))
     for given in (one, [one], {"x": one}, {"x": one.tensor}, InferenceRequest(inputs=[one])):
         assert client.infer("Echo", given)["x"].tolist() == [0, 1, 2]
 
 
-def test_what_else_a_request_says(client: Any) -> None:
+def test_ids_versions_and_parameters(client: Any) -> None:
     made = InferenceRequest(
         inputs=[RequestInput("x", Tensor.of([1]))], outputs=[RequestOutput("x")], parameters={"a": 1}, id="one"
     )
@@ -125,7 +125,7 @@ def test_what_else_a_request_says(client: Any) -> None:
     assert response.model_name == "Echo"
 
 
-def test_wanted_outputs(client: Any) -> None:
+def test_requested_outputs(client: Any) -> None:
     given = {"x": np.ones(1), "y": np.zeros(1)}
     assert list(client.infer("Echo", given, outputs=["y"])) == ["y"]
     best = client.infer("Echo", given, outputs=[RequestOutput("x", {"classification": 1})])
@@ -145,7 +145,7 @@ def test_the_result(client: Any) -> None:
         result["z"]
 
 
-def test_an_unknown_content_type_stops_only_who_asks_for_it() -> None:
+def test_an_unknown_content_type_fails_only_on_access() -> None:
     tensor = Tensor.of([b"x"], BYTES, {"content_type": "mine"})
     result = Result(InferenceResponse.of({"x": tensor}, model_name="m"))
     assert result.to_numpy("x").tolist() == [b"x"]
@@ -153,12 +153,12 @@ def test_an_unknown_content_type_stops_only_who_asks_for_it() -> None:
         result["x"]
 
 
-def test_the_names_are_promised() -> None:
+def test_public_names() -> None:
     assert {"Client", "AsyncClient"} <= set(dragoman.__all__)
 
 
 @pytest.mark.parametrize("number", [3, np.float64(3), np.float32(3), np.int64(3), np.uint8(3)])
-def test_a_number_of_numpy_is_a_number(client: Any, number: Any) -> None:
+def test_numpy_scalars_are_numbers(client: Any, number: Any) -> None:
     assert client.infer("power", {"x": [2.0], "by": number})["output-0"].tolist() == [8.0]
     back = client.infer("Echo", {"n": number})["n"]
     assert back.tolist() == [3]
@@ -168,7 +168,7 @@ def test_a_number_of_numpy_is_a_number(client: Any, number: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "told"),
+    ("inputs", "message"),
     [
         ({"x": [1.0], "by": 10**400}, "input 'by': an integer of 1329 bits does not fit into FP64"),
         ({"x": [1.0], "by": [None]}, "input 'by': expected FP64, got NoneType"),
@@ -179,7 +179,7 @@ def test_a_number_of_numpy_is_a_number(client: Any, number: Any) -> None:
         ({"x": [1.0], "by": np.bool_(True)}, "input 'by': BOOL does not convert to FP64"),
     ],
 )
-def test_what_is_no_number_is_told(client: Any, inputs: Any, told: str) -> None:
+def test_values_that_are_not_numbers_are_rejected(client: Any, inputs: Any, message: str) -> None:
     with pytest.raises(errors.InvalidInput) as caught:
         client.infer("power", inputs)
-    assert str(caught.value) == told
+    assert str(caught.value) == message

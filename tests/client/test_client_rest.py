@@ -1,4 +1,4 @@
-"""REST against servers that answer what a test tells them: statuses, broken answers, connections."""
+"""The REST client against a scripted server: statuses, invalid responses, connections."""
 
 import socket
 import threading
@@ -19,20 +19,20 @@ X = {"x": np.ones(1)}
 JSON = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT64","shape":[1],"data":[7]}]}'
 
 
-def answer(status: int, body: bytes = b"", *headers: str) -> bytes:
+def response(status: int, body: bytes = b"", *headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-OK = answer(200, JSON)
-BUSY = answer(503, b'{"error":"too busy"}', "retry-after: 0")
+OK = response(200, JSON)
+BUSY = response(503, b'{"error":"too busy"}', "retry-after: 0")
 
 
-class Told:
-    """A server that gives its answers one after the other, whatever is asked; None closes the connection."""
+class ScriptedServer:
+    """A server that sends scripted responses in order; None closes the connection."""
 
-    def __init__(self, answers: Sequence[bytes | None]) -> None:
-        self._answers = list(answers)
+    def __init__(self, responses: Sequence[bytes | None]) -> None:
+        self._answers = list(responses)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.heard: list[bytes] = []
@@ -52,23 +52,23 @@ class Told:
                 self._speak(connection)
 
     def _speak(self, connection: socket.socket) -> None:
-        while self._answers and (heard := self._request(connection)):
-            self.heard.append(heard)
-            told = self._answers.pop(0)
-            if told is None:
+        while self._answers and (received := self._request(connection)):
+            self.heard.append(received)
+            raw = self._answers.pop(0)
+            if raw is None:
                 return
-            connection.sendall(told)
-            if b"close" in told.partition(b"\r\n\r\n")[0]:
+            connection.sendall(raw)
+            if b"close" in raw.partition(b"\r\n\r\n")[0]:
                 return
 
     def _request(self, connection: socket.socket) -> bytes:
-        heard = b""
-        while b"\r\n\r\n" not in heard:
+        received = b""
+        while b"\r\n\r\n" not in received:
             data = connection.recv(1 << 16)
             if not data:
                 return b""
-            heard += data
-        head, _, body = heard.partition(b"\r\n\r\n")
+            received += data
+        head, _, body = received.partition(b"\r\n\r\n")
         fields = dict(line.partition(b": ")[::2] for line in head.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         while len(body) < length:
@@ -81,68 +81,68 @@ class Told:
         self._thread.join(10)
 
 
-Telling = Callable[..., Any]
+StartScriptedServer = Callable[..., Any]
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def telling(request: Any, loop_thread: LoopThread) -> Telling:
+def scripted_server(request: Any, loop_thread: LoopThread) -> StartScriptedServer:
     @contextmanager
-    def told(*answers: bytes | None, **options: Any) -> Iterator[tuple[Any, Told]]:
-        server = Told(answers)
+    def raw(*responses: bytes | None, **options: Any) -> Iterator[tuple[Any, ScriptedServer]]:
+        server = ScriptedServer(responses)
         try:
             with loop_thread.client(request.param, server.url, **options) as client:
                 yield client, server
         finally:
             server.close()
 
-    return told
+    return raw
 
 
 # --- retries ---------------------------------------------------------------------------------------------------
 
 
-def test_busy_twice(telling: Telling) -> None:
-    with telling(BUSY, BUSY, OK) as (client, server):
+def test_busy_twice(scripted_server: StartScriptedServer) -> None:
+    with scripted_server(BUSY, BUSY, OK) as (client, server):
         assert client.infer("m", X)["y"].tolist() == [7]
         assert len(set(server.heard)) == 1
         assert len(server.heard) == 3
         assert server.connections == 1
 
 
-def test_busy_for_good(telling: Telling) -> None:
-    with telling(*[BUSY] * 3, retries=2) as (client, server):
+def test_busy_until_retries_are_used_up(scripted_server: StartScriptedServer) -> None:
+    with scripted_server(*[BUSY] * 3, retries=2) as (client, server):
         with pytest.raises(errors.Overloaded, match=r"^too busy$") as caught:
             client.infer("m", X)
         assert isinstance(caught.value, errors.NotReady)
         assert len(server.heard) == 3
 
 
-def test_retry_after_is_heeded(telling: Telling) -> None:
-    with telling(answer(503, b"", "retry-after: 1"), OK) as (client, _):
+def test_retry_after_is_honoured(scripted_server: StartScriptedServer) -> None:
+    with scripted_server(response(503, b"", "retry-after: 1"), OK) as (client, _):
         began = time.monotonic()
         client.infer("m", X)
         assert 1 <= time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 502, 503, 504])
-def test_what_does_not_ask_for_it_is_not_sent_again(telling: Telling, status: int) -> None:
-    with telling(answer(status, b'{"error":"no"}'), OK) as (client, server):
+def test_errors_without_retry_after_are_not_retried(scripted_server: StartScriptedServer, status: int) -> None:
+    with scripted_server(response(status, b'{"error":"no"}'), OK) as (client, server):
         with pytest.raises(errors.DragomanError, match=r"^no$"):
             client.infer("m", X)
         assert len(server.heard) == 1
 
 
-def test_a_call_that_may_have_been_taken_on_is_not_sent_again(telling: Telling) -> None:
-    with telling(None, OK) as (client, server):
+def test_a_call_that_may_have_run_is_not_retried(scripted_server: StartScriptedServer) -> None:
+    with scripted_server(None, OK) as (client, server):
         with pytest.raises(ConnectionError, match="closed before the response"):
             client.infer("m", X)
         assert len(server.heard) == 1
 
 
-def test_a_stream_is_retried_before_it_begins(telling: Telling) -> None:
+def test_a_stream_is_retried_before_it_begins(scripted_server: StartScriptedServer) -> None:
     folded = JSON.replace(b",", b",\ndata:", 1)
     events = b"data: %b\r\n\r\n: a comment\n\ndata: %b\n\ndata: [DONE]\n\n" % (JSON, folded)
-    with telling(BUSY, answer(200, events)) as (client, _):
+    with scripted_server(BUSY, response(200, events)) as (client, _):
         assert [r["y"].tolist() for r in client.stream("m", X)] == [[7], [7]]
 
 
@@ -171,7 +171,7 @@ def test_statuses(status: int, kind: type[errors.DragomanError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "raw"),
     [
         (b'{"error":"one"}', "one"),
         (b'{"detail":"two"}', "two"),
@@ -181,8 +181,8 @@ def test_statuses(status: int, kind: type[errors.DragomanError]) -> None:
         (b"", "the server answered 400 without a message"),
     ],
 )
-def test_the_servers_words(body: bytes, told: str) -> None:
-    assert error_of_status(400, {}, body).message == told
+def test_error_messages_of_the_server(body: bytes, raw: str) -> None:
+    assert error_of_status(400, {}, body).message == raw
 
 
 @pytest.mark.parametrize(("text", "wait_s"), [("2", 2), ("1.5", 1.5), ("-1", 0), ("soon", None), ("", None)])
@@ -195,26 +195,26 @@ def test_retry_after_a_date() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("raw", "kind"),
     [
         (b"SSH-2.0\r\n\r\n", errors.ServerError),
-        (answer(200, b"not json"), errors.InvalidOutput),
-        (answer(200, b'{"outputs":[{"name":"y","datatype":"INT9","shape":[1],"data":[7]}]}'), errors.InvalidOutput),
-        (answer(200, JSON, "inference-header-content-length: 5"), errors.InvalidOutput),
-        (answer(200, JSON, "content-encoding: br"), errors.ServerError),
-        (answer(200, JSON, "content-encoding: gzip"), errors.ServerError),
-        (answer(200, JSON)[:-5] + b"close", errors.InvalidOutput),
-        (answer(200, JSON)[:-5].replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1), ConnectionError),
+        (response(200, b"not json"), errors.InvalidOutput),
+        (response(200, b'{"outputs":[{"name":"y","datatype":"INT9","shape":[1],"data":[7]}]}'), errors.InvalidOutput),
+        (response(200, JSON, "inference-header-content-length: 5"), errors.InvalidOutput),
+        (response(200, JSON, "content-encoding: br"), errors.ServerError),
+        (response(200, JSON, "content-encoding: gzip"), errors.ServerError),
+        (response(200, JSON)[:-5] + b"close", errors.InvalidOutput),
+        (response(200, JSON)[:-5].replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1), ConnectionError),
     ],
 )
-def test_answers_that_cannot_be_read(telling: Telling, told: bytes, kind: type[Exception]) -> None:
-    with telling(told) as (client, _), pytest.raises(kind):
+def test_invalid_responses(scripted_server: StartScriptedServer, raw: bytes, kind: type[Exception]) -> None:
+    with scripted_server(raw) as (client, _), pytest.raises(kind):
         client.infer("m", X)
 
 
-def test_metadata_that_cannot_be_read(telling: Telling) -> None:
+def test_invalid_metadata(scripted_server: StartScriptedServer) -> None:
     with (
-        telling(answer(200, b'{"name":7}')) as (client, _),
+        scripted_server(response(200, b'{"name":7}')) as (client, _),
         pytest.raises(errors.InvalidOutput, match="cannot be read"),
     ):
         client.metadata("m")
@@ -224,9 +224,9 @@ def test_metadata_that_cannot_be_read(telling: Telling) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "raw",
     [
-        answer(200, zlib.compress(JSON), "Content-Encoding: deflate"),
+        response(200, zlib.compress(JSON), "Content-Encoding: deflate"),
         b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + OK,
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n"
         + JSON[:2]
@@ -238,14 +238,17 @@ def test_metadata_that_cannot_be_read(telling: Telling) -> None:
     ],
     ids=["deflate", "continue", "chunked", "close", "until the end"],
 )
-def test_an_answer_may_come_so(telling: Telling, told: bytes) -> None:
-    with telling(told) as (client, _):
+def test_valid_responses(scripted_server: StartScriptedServer, raw: bytes) -> None:
+    with scripted_server(raw) as (client, _):
         assert client.infer("m", X)["y"].tolist() == [7]
 
 
-def test_a_stream_whose_reader_is_slow(telling: Telling) -> None:
+def test_a_stream_with_a_slow_reader(scripted_server: StartScriptedServer) -> None:
     events = b"data: %b\n\n" % JSON.replace(b"[7]", b"[7%b]" % (b" " * 20_000)) * 300
-    with telling(answer(200, events), answer(200, events[:90], "connection: close"), OK) as (client, server):
+    with scripted_server(response(200, events), response(200, events[:90], "connection: close"), OK) as (
+        client,
+        server,
+    ):
         results = client.stream("m", X)
         next(results)
         time.sleep(0.2)
@@ -258,32 +261,32 @@ def test_a_stream_whose_reader_is_slow(telling: Telling) -> None:
 LARGE = b'{"outputs":[{"name":"y","datatype":"UINT8","shape":[300000],"data":[%b1]}]}' % (b"1," * 299_999)
 
 
-def test_a_large_answer(telling: Telling) -> None:
-    large = answer(200, LARGE)
-    with telling(large, large, OK) as (client, server):
+def test_a_large_response(scripted_server: StartScriptedServer) -> None:
+    large = response(200, LARGE)
+    with scripted_server(large, large, OK) as (client, server):
         for _ in range(2):
             assert client.infer("m", X)["y"].sum() == 300_000
         client.infer("m", X)
         assert server.connections == 1
 
 
-def test_a_large_answer_that_breaks_off(telling: Telling) -> None:
-    broken = answer(200, LARGE, "x: close")[:-100]
-    with telling(broken) as (client, _), pytest.raises(ConnectionError, match="closed before the response"):
+def test_a_large_response_that_is_truncated(scripted_server: StartScriptedServer) -> None:
+    broken = response(200, LARGE, "x: close")[:-100]
+    with scripted_server(broken) as (client, _), pytest.raises(ConnectionError, match="closed before the response"):
         client.infer("m", X)
 
 
-def test_more_than_an_answer(telling: Telling) -> None:
-    for told in (OK, answer(200, LARGE)):
-        with telling(told + OK, OK) as (client, server):
+def test_data_after_a_response(scripted_server: StartScriptedServer) -> None:
+    for raw in (OK, response(200, LARGE)):
+        with scripted_server(raw + OK, OK) as (client, server):
             for _ in range(2):
                 client.infer("m", X)
             assert server.connections == 2
 
 
-def test_connections_are_kept(telling: Telling) -> None:
+def test_connections_are_kept(scripted_server: StartScriptedServer) -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(JSON), JSON)
-    with telling(OK, chunked, OK, answer(400), OK) as (client, server):
+    with scripted_server(OK, chunked, OK, response(400), OK) as (client, server):
         for _ in range(3):
             client.infer("m", X)
         with pytest.raises(errors.InvalidInput):
@@ -292,38 +295,41 @@ def test_connections_are_kept(telling: Telling) -> None:
         assert server.connections == 1
 
 
-def test_a_connection_that_the_server_closed_is_not_used(telling: Telling) -> None:
-    with telling(answer(200, JSON, "x: close"), OK) as (client, server):  # it does not say so in advance
+def test_a_connection_that_the_server_closed_is_not_used(scripted_server: StartScriptedServer) -> None:
+    with scripted_server(response(200, JSON, "x: close"), OK) as (client, server):  # it does not say so in advance
         client.infer("m", X)
         time.sleep(0.1)
         client.infer("m", X)
         assert server.connections == 2
 
 
-def test_a_silent_server(telling: Telling) -> None:
-    told = r"^no response within 0\.2 s$"
+def test_a_silent_server(scripted_server: StartScriptedServer) -> None:
+    raw = r"^no response within 0\.2 s$"
     with (
-        telling(b"HTTP/1.1 200 OK\r\n", OK, timeout_s=0.2) as (client, _),
-        pytest.raises(errors.DeadlineExceeded, match=told),
+        scripted_server(b"HTTP/1.1 200 OK\r\n", OK, timeout_s=0.2) as (client, _),
+        pytest.raises(errors.DeadlineExceeded, match=raw),
     ):
         client.infer("m", X)
 
 
-def test_a_refusal_before_the_whole_body_is_sent(loop_thread: LoopThread) -> None:
+def test_an_error_response_before_the_body_is_sent(loop_thread: LoopThread) -> None:
     with loop_thread.serving(Echo, max_body_bytes=1000) as server:
         twins: tuple[Twin, ...] = ("blocking", "asyncio")
-        for twin in twins:
+        for client_kind in twins:
             for url in (server.http_url, f"grpc://{server.grpc_url}"):
-                with loop_thread.client(twin, url) as client, pytest.raises(errors.InvalidInput, match="1000 bytes"):
+                with (
+                    loop_thread.client(client_kind, url) as client,
+                    pytest.raises(errors.InvalidInput, match="1000 bytes"),
+                ):
                     client.infer("Echo", {"x": np.ones(1 << 20)})
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked(telling: Telling) -> None:
+def test_requests_on_the_wire(scripted_server: StartScriptedServer) -> None:
     headers = {"X-Trace": "seven"}
-    with telling(OK, OK, OK, token="t", headers=headers) as (client, server):
+    with scripted_server(OK, OK, OK, token="t", headers=headers) as (client, server):
         client.infer("a/b c", {"x": np.arange(2, dtype=np.int16)}, version="1", id="i")
         client.ready("m")
         client.load("m")
@@ -337,8 +343,8 @@ def test_what_is_asked(telling: Telling) -> None:
     assert server.heard[2].startswith(b"POST /v2/repository/models/m/load HTTP/1.1\r\n")
 
 
-def test_a_path_before_every_path(loop_thread: LoopThread) -> None:
-    server = Told([OK])
+def test_a_path_prefix(loop_thread: LoopThread) -> None:
+    server = ScriptedServer([OK])
     with loop_thread.client("blocking", f"{server.url}/models/one/") as client:
         client.infer("m", X)
     server.close()

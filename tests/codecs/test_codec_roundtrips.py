@@ -134,14 +134,14 @@ ARRAYS = DTYPES.flatmap(
 def test_arrays(encoding: Encoding, value: Any) -> None:
     if value.dtype.kind == "S" and encoding not in EXACT and any(max(e, default=0) > 127 for e in value.flat):
         return  # JSON cannot carry bytes that are not text: an error, tested elsewhere
-    wanted = value.reshape(-1, 1) if value.ndim == 1 else value
+    expected = value.reshape(-1, 1) if value.ndim == 1 else value
     for codec in (NumpyCodec, NumpyRequestCodec):
         if codec is NumpyCodec:
             back = round_trip(NumpyCodec, value, encoding)
         else:
             back = NumpyRequestCodec.decode_request(encoding(NumpyRequestCodec.encode_request(value)))
         assert back.dtype == value.dtype
-        np.testing.assert_array_equal(back, wanted)
+        np.testing.assert_array_equal(back, expected)
 
 
 @pytest.mark.parametrize("encoding", EXACT)

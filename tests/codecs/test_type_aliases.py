@@ -185,7 +185,7 @@ async def test_methods_of_mlserver_models(alias: Callable[..., Any]) -> None:
             {"name": "y", "shape": [1], "datatype": "BYTES", "data": ["b"]},
         ]
     )
-    answer = await decode_args(Model.predict)(Model(), request)
-    first, second = answer.outputs
+    response = await decode_args(Model.predict)(Model(), request)
+    first, second = response.outputs
     assert (first.datatype, list(first.data)) == ("FP64", [1.5, 2.5])
     assert (second.datatype, list(second.data)) == ("BYTES", ["b", "c"])

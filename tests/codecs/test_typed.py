@@ -378,10 +378,10 @@ def test_content_types_in_settings_take_precedence_over_annotations() -> None:
         return table.assign(x=x)
 
     typed = TypedFunction(f, defaults=Defaults("", {"x": "base64", "day": "datetime"}))
-    answer = typed.infer(Infer({"x": Tensor.of(["aGk="]), "day": Tensor.of(["2022-01-11"])}))
-    assert isinstance(answer, Inference)
-    assert list(answer.outputs) == ["day", "x"]
-    back = codecs.PandasCodec.to_value(answer.outputs)
+    response = typed.infer(Infer({"x": Tensor.of(["aGk="]), "day": Tensor.of(["2022-01-11"])}))
+    assert isinstance(response, Inference)
+    assert list(response.outputs) == ["day", "x"]
+    back = codecs.PandasCodec.to_value(response.outputs)
     assert back.x.tolist() == [b"hi"]
     assert back.day.tolist() == [pd.Timestamp(2022, 1, 11)]
 

@@ -79,11 +79,11 @@ class Raw:
         self.h2.send_data(number, data, end_stream=end)
         self.flush()
 
-    async def answer(self, number: int) -> Heard:
+    async def response(self, number: int) -> Heard:
         """All that comes on a stream, until it ends or is reset."""
-        heard = self.streams[number]
-        await self.until(lambda: heard.ended or heard.reset is not None)
-        return heard
+        received = self.streams[number]
+        await self.until(lambda: received.ended or received.reset is not None)
+        return received
 
     async def until(self, happened: Any) -> None:
         async with asyncio.timeout(TIMEOUT_S):

@@ -64,22 +64,22 @@ def talk(target: str) -> list[str]:
     """Everything that a synchronous grpcio client may do."""
     with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         infer = channel.unary_unary(SERVICE + "ModelInfer")
-        told = []
+        text = []
         for compression in grpc.Compression:
             reply = m.ModelInferResponse.FromString(
                 infer(LARGE.SerializeToString(), timeout=20, compression=compression)
             )
-            told.append("same" if reply.raw_output_contents == LARGE.raw_input_contents else "other")
+            text.append("same" if reply.raw_output_contents == LARGE.raw_input_contents else "other")
         waiting = [infer.future(infer_message(id=str(n)).SerializeToString()) for n in range(50)]
-        told += [m.ModelInferResponse.FromString(w.result(20)).id for w in waiting]
+        text += [m.ModelInferResponse.FromString(w.result(20)).id for w in waiting]
         stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
         replies = stream(iter([infer_message(id="a").SerializeToString()] * 2), timeout=20)
-        told += [m.ModelStreamInferResponse.FromString(r).infer_response.id for r in replies]
+        text += [m.ModelStreamInferResponse.FromString(r).infer_response.id for r in replies]
         try:
             infer(infer_message("slow").SerializeToString(), timeout=0.05)
-        except grpc.RpcError as fault:
-            told.append(fault.code().name)
-        return told
+        except grpc.RpcError as error:
+            text.append(error.code().name)
+        return text
 
 
 TOLD = [*["same"] * 3, *map(str, range(50)), *["a"] * 6, "DEADLINE_EXCEEDED"]
@@ -107,9 +107,9 @@ def said() -> bytes:
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"content-type", b"application/grpc")]
     parts = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 24}), frames.window_update(0, 1 << 24)]
     small, large = infer_message(id="7").SerializeToString(), LARGE.SerializeToString()[:40_000]
-    wanted = [("ModelInfer", 0, small), ("ModelInfer", 0, large), ("ModelInfer", 1, small), ("Nothing", 0, small)]
-    bodies = [bytes((flag,)) + len(message).to_bytes(4) + message for _, flag, message in wanted]
-    for n, (name, _, _) in enumerate(wanted):
+    expected = [("ModelInfer", 0, small), ("ModelInfer", 0, large), ("ModelInfer", 1, small), ("Nothing", 0, small)]
+    bodies = [bytes((flag,)) + len(message).to_bytes(4) + message for _, flag, message in expected]
+    for n, (name, _, _) in enumerate(expected):
         block = encoded([(b":path", (SERVICE + name).encode()), *head])
         parts.append(frames.frame(1, 4, 2 * n + 1, block))
     for at in range(0, max(map(len, bodies)), 10_000):

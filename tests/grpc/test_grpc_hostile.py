@@ -52,10 +52,10 @@ async def hasty(strict: int) -> AsyncIterator[Raw]:
         yield client
 
 
-async def answers(raw: Raw) -> bool:
+async def responses(raw: Raw) -> bool:
     """Whether an ordinary call is answered."""
-    heard = await raw.answer(raw.ask("ModelInfer", framed(MESSAGE)))
-    return heard.status[0] == OK and m.ModelInferResponse.FromString(heard.message).id == "7"
+    received = await raw.response(raw.ask("ModelInfer", framed(MESSAGE)))
+    return received.status[0] == OK and m.ModelInferResponse.FromString(received.message).id == "7"
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -70,33 +70,33 @@ async def test_a_call_is_answered_in_whatever_pieces_it_comes(raw: Raw) -> None:
         [data, b""],
         [data[n : n + 1] for n in range(len(data))],
     ):
-        heard = await raw.answer(raw.ask("ModelInfer", *pieces))
-        assert heard.status == (OK, "")
-        assert heard.headers[0] == {":status": "200", "content-type": "application/grpc"}
-        assert m.ModelInferResponse.FromString(heard.message).id == "7"
+        received = await raw.response(raw.ask("ModelInfer", *pieces))
+        assert received.status == (OK, "")
+        assert received.headers[0] == {":status": "200", "content-type": "application/grpc"}
+        assert m.ModelInferResponse.FromString(received.message).id == "7"
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "identity"])
 async def test_packed_messages(raw: Raw, name: str) -> None:
     packed = {"gzip": gzip.compress(MESSAGE), "deflate": zlib.compress(MESSAGE), "identity": MESSAGE}[name]
-    heard = await raw.answer(
+    received = await raw.response(
         raw.ask("ModelInfer", framed(packed, int(name != "identity")), fields={"grpc-encoding": name})
     )
-    assert heard.status == (OK, "")
-    heard = await raw.answer(
+    assert received.status == (OK, "")
+    received = await raw.response(
         raw.ask("ModelInfer", framed(MESSAGE), fields={"grpc-encoding": name})
     )  # may be left unpacked
-    assert heard.status == (OK, "")
+    assert received.status == (OK, "")
 
 
 async def test_an_unknown_encoding_is_told_what_is_known(raw: Raw) -> None:
-    heard = await raw.answer(raw.ask("ModelInfer", framed(MESSAGE, 1), fields={"grpc-encoding": "br"}))
-    assert heard.status == (
+    received = await raw.response(raw.ask("ModelInfer", framed(MESSAGE, 1), fields={"grpc-encoding": "br"}))
+    assert received.status == (
         UNIMPLEMENTED,
         "the encoding 'br' is not supported; expected one of identity, gzip, deflate",
     )
-    assert heard.headers[-1]["grpc-accept-encoding"] == "identity,gzip,deflate"
-    assert len(heard.headers) == 1
+    assert received.headers[-1]["grpc-accept-encoding"] == "identity,gzip,deflate"
+    assert len(received.headers) == 1
 
 
 BAD: dict[str, tuple[list[bytes], dict[str, str], int, str]] = {
@@ -120,26 +120,26 @@ BAD: dict[str, tuple[list[bytes], dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_what_is_no_call_gets_a_status(raw: Raw, name: str) -> None:
-    pieces, fields, code, told = BAD[name]
+    pieces, fields, code, text = BAD[name]
     path = fields.get("path", "")
-    heard = await raw.answer(raw.ask("ModelInfer", *pieces, path=path, fields={} if path else fields))
-    assert heard.status[0] == code
-    assert heard.status[1].startswith(told)
-    assert await answers(raw)
+    received = await raw.response(raw.ask("ModelInfer", *pieces, path=path, fields={} if path else fields))
+    assert received.status[0] == code
+    assert received.status[1].startswith(text)
+    assert await responses(raw)
 
 
 async def test_a_message_too_large_is_refused_before_it_comes(raw: Raw) -> None:
     number = raw.ask("ModelInfer", b"\0\x10\0\0\0" + bytes(100), end=False)
-    assert (await raw.answer(number)).status[0] == EXHAUSTED
+    assert (await raw.response(number)).status[0] == EXHAUSTED
     assert raw.streams[number].reset in (None, 0)
-    assert await answers(raw)
+    assert await responses(raw)
 
 
 async def test_other_requests_than_calls(raw: Raw) -> None:
-    heard = await raw.answer(raw.ask("ModelInfer", b"{}", fields={"content-type": "application/json"}))
-    assert heard.headers == [{":status": "415", "content-length": "0"}]
+    received = await raw.response(raw.ask("ModelInfer", b"{}", fields={"content-type": "application/json"}))
+    assert received.headers == [{":status": "415", "content-length": "0"}]
     assert (
-        await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields={"content-type": "application/grpc+proto"}))
+        await raw.response(raw.ask("ModelInfer", framed(MESSAGE), fields={"content-type": "application/grpc+proto"}))
     ).status[0] == OK
 
 
@@ -147,12 +147,14 @@ async def test_messages_of_faults_are_percent_encoded(raw: Raw, engine: FakeEngi
     from dragoman.core.errors import InvalidInput
 
     engine.faults = {"bad": InvalidInput("50 % of é\nis too much ")}
-    heard = await raw.answer(raw.ask("ModelInfer", framed(infer_message("bad").SerializeToString())))
-    assert heard.status == (3, "50 %25 of %C3%A9%0Ais too much")
+    received = await raw.response(raw.ask("ModelInfer", framed(infer_message("bad").SerializeToString())))
+    assert received.status == (3, "50 %25 of %C3%A9%0Ais too much")
 
 
 async def test_what_is_not_for_models_is_no_metadata(raw: Raw, engine: FakeEngine) -> None:
-    await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields={"x-a": "b", "x-bin": "AAAA", "grpc-timeout": "5S"}))
+    await raw.response(
+        raw.ask("ModelInfer", framed(MESSAGE), fields={"x-a": "b", "x-bin": "AAAA", "grpc-timeout": "5S"})
+    )
     metadata = dict(engine.seen[-1].metadata)
     assert "x-bin" not in metadata
     assert not any(name.startswith((":", "grpc-")) for name in metadata)
@@ -172,17 +174,17 @@ async def test_an_answer_that_is_there_takes_no_task(raw: Raw, engine: FakeEngin
     engine.call = seen  # type: ignore[method-assign]
     both: tuple[dict[str, str], ...] = ({}, {"grpc-timeout": "60S"})
     for fields in both:
-        assert (await raw.answer(raw.ask("ModelInfer", framed(MESSAGE), fields=fields))).status[0] == OK
+        assert (await raw.response(raw.ask("ModelInfer", framed(MESSAGE), fields=fields))).status[0] == OK
     assert tasks == [None, None]
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 async def test_a_deadline_ends_a_call(raw: Raw, engine: FakeEngine, method: str) -> None:
     slow = framed(infer_message("slow").SerializeToString())
-    heard = await raw.answer(raw.ask(method, slow, end=method == "ModelInfer", fields={"grpc-timeout": "50m"}))
-    assert heard.status == (LATE, "Request timeout expired")
+    received = await raw.response(raw.ask(method, slow, end=method == "ModelInfer", fields={"grpc-timeout": "50m"}))
+    assert received.status == (LATE, "Request timeout expired")
     await asyncio.wait_for(engine.cancelled.wait(), 10)
-    assert await answers(raw)
+    assert await responses(raw)
 
 
 @pytest.mark.parametrize("leave", ["reset", "hang up", "cut"])
@@ -208,7 +210,7 @@ async def test_a_client_that_never_greets_is_cut_off(strict: int) -> None:
 
 @pytest.mark.parametrize("said", [b"\0\0\x09\1", b"\0\0\x20\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1\0\1a"])
 async def test_a_frame_that_never_ends_is_not_awaited(hasty: Raw, said: bytes) -> None:
-    assert await answers(hasty)
+    assert await responses(hasty)
     hasty.writer.write(said)
     assert await hasty.end() == 11
 
@@ -217,17 +219,17 @@ async def test_a_message_that_never_ends_is_not_awaited(hasty: Raw) -> None:
     numbers = [hasty.ask("ModelInfer", framed(MESSAGE)[:9], end=False), hasty.ask("ModelInfer", end=False)]
     numbers.append(hasty.ask("ModelStreamInfer", framed(MESSAGE)[:9], end=False))
     for number in numbers:
-        code, told = (await hasty.answer(number)).status
+        code, text = (await hasty.response(number)).status
         assert code == LATE
-        assert told.startswith("the message came too slowly")
-    assert await answers(hasty)
+        assert text.startswith("the message came too slowly")
+    assert await responses(hasty)
 
 
 async def test_a_stream_may_be_silent_between_messages(hasty: Raw) -> None:
     number = hasty.ask("ModelStreamInfer", framed(MESSAGE), end=False)
     await asyncio.sleep(0.6)
     hasty.say(number, framed(MESSAGE), end=True)
-    assert (await hasty.answer(number)).status[0] == OK
+    assert (await hasty.response(number)).status[0] == OK
 
 
 async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
@@ -243,9 +245,9 @@ async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
         data = data[size:]
         if data and not hasty.h2.local_flow_control_window(number):
             await hasty.until(lambda: hasty.h2.local_flow_control_window(number))
-    heard = await hasty.answer(number)
-    assert heard.reset == 8
-    assert len(heard.body) == 65_535
+    received = await hasty.response(number)
+    assert received.reset == 8
+    assert len(received.body) == 65_535
 
 
 async def test_a_client_that_makes_room_drop_by_drop_is_not_awaited(hasty: Raw) -> None:
@@ -260,7 +262,7 @@ async def test_a_client_that_makes_room_drop_by_drop_is_not_awaited(hasty: Raw) 
             await asyncio.sleep(0.02)
 
     dripping = asyncio.ensure_future(drip())
-    assert (await hasty.answer(number)).reset == 8
+    assert (await hasty.response(number)).reset == 8
     await dripping
 
 
@@ -269,14 +271,14 @@ async def test_warnings_about_clients_that_read_nothing_are_few(hasty: Raw, capl
     hasty.takes = False
     numbers = [hasty.ask("ModelInfer", framed(MESSAGE)) for _ in range(20)]
     for number in numbers:
-        assert (await hasty.answer(number)).reset == 8
+        assert (await hasty.response(number)).reset == 8
     record, *others = [r for r in caplog.records if r.levelname == "WARNING"]
     assert not others
     assert record.getMessage() == "stream reset: the client read nothing of it for 0.2 s"
 
 
 async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine: FakeEngine) -> None:
-    assert await answers(raw)  # the server's settings have come
+    assert await responses(raw)  # the server's settings have come
     number = raw.ask("ModelStreamInfer", framed(infer_message("slow").SerializeToString()), end=False)
     await engine.started.wait()
     piece = framed(bytes(15_000))
@@ -284,7 +286,7 @@ async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine:
     while raw.h2.local_flow_control_window(number) >= len(piece):
         raw.say(number, piece)
         sent += len(piece)
-    assert await answers(raw)  # others go on meanwhile
+    assert await responses(raw)  # others go on meanwhile
     assert raw.h2.local_flow_control_window(number) < len(piece)
     assert sent > 1 << 19
 
@@ -292,20 +294,20 @@ async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine:
 async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
     server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
-        assert await answers(raw)
+        assert await responses(raw)
         half = framed(bytes(200_000))[:150_000]
         numbers = [raw.ask("ModelInfer", end=False) for _ in range(3)]
         for number in numbers[:2]:
             for at in range(0, len(half), 15_000):
                 raw.say(number, half[at : at + 15_000])
-        assert await answers(raw)  # small ones have room beside
+        assert await responses(raw)  # small ones have room beside
         for at in range(0, len(half), 15_000):
             raw.say(numbers[2], half[at : at + 15_000])
-        code, told = (await raw.answer(numbers[2])).status
+        code, text = (await raw.response(numbers[2])).status
         assert code == EXHAUSTED
-        assert told.startswith("the requests in flight take all of the 300000 bytes")
+        assert text.startswith("the requests in flight take all of the 300000 bytes")
         raw.h2.reset_stream(numbers[0], 8)
-        assert await answers(raw)
+        assert await responses(raw)
         large = infer_message()
         large.raw_input_contents[0] = bytes(100_000)
         large.inputs[0].datatype, large.inputs[0].shape[0] = "UINT8", 100_000
@@ -315,17 +317,17 @@ async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
             for at in range(0, len(data), 15_000):
                 raw.say(stream, data[at : at + 15_000], end=n == 8 and at + 15_000 >= len(data))
             await raw.until(lambda n=n: len(raw.streams[stream].body) > 3 * (n + 1) * 100_000)
-        assert (await raw.answer(stream)).status[0] == OK
+        assert (await raw.response(stream)).status[0] == OK
     await server.stop(0)
 
 
 async def test_a_claimed_length_takes_no_file_and_little_memory(engine: FakeEngine) -> None:
     server = make_server(engine, replace(LIMITS, max_body_bytes=64 << 20))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
-        assert await answers(raw)
+        assert await responses(raw)
         before = open_files(), address_space()
         numbers = [raw.ask("ModelInfer", b"\0\x03\xff\xff\xff" + b"x", end=False) for _ in range(20)]
-        assert await answers(raw)
+        assert await responses(raw)
         assert open_files() == before[0]
         assert address_space() - before[1] < 20 * (4 << 20)
         for number in numbers:
@@ -349,32 +351,32 @@ async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngin
     message.inputs[0].datatype, message.inputs[0].shape[0] = "UINT8", 200_000
     data = framed(message.SerializeToString())
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
-        assert await answers(raw)
+        assert await responses(raw)
         numbers = [raw.ask("ModelStreamInfer", end=False) for _ in range(2)]
         for number in numbers:
             for at in range(0, len(data), 15_000):
                 raw.say(number, data[at : at + 15_000])
             if number == numbers[0]:
                 await asyncio.wait_for(engine.started.wait(), 10)
-        code, told = (await raw.answer(numbers[1])).status
+        code, text = (await raw.response(numbers[1])).status
         assert code == EXHAUSTED
-        assert told.startswith("the requests in flight take all of the 300000 bytes")
+        assert text.startswith("the requests in flight take all of the 300000 bytes")
     await server.stop(0)
 
 
 async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
-    assert await answers(hasty)
+    assert await responses(hasty)
     pings = 0
     async with asyncio.timeout(10):
         while not pings:
             data = await hasty.reader.read(1 << 16)
             pings += data.count(b"\0\0\x08\6\0\0\0\0\0dragoman")
             hasty._take(data)
-    assert await answers(hasty)
+    assert await responses(hasty)
 
 
 async def test_pings_too_often_are_named(raw: Raw) -> None:
-    assert await answers(raw)
+    assert await responses(raw)
     for _ in range(10):
         raw.h2.ping(b"12345678")
         raw.flush()
@@ -388,15 +390,15 @@ async def test_stopping_says_goodbye(engine: FakeEngine) -> None:
 
 
 async def goodbye(raw: Raw, server: Any, engine: FakeEngine) -> None:
-    assert await answers(raw)
+    assert await responses(raw)
     number = raw.ask("ModelInfer", framed(infer_message("slow").SerializeToString()))
     await engine.started.wait()
     stopping = asyncio.ensure_future(server.stop(0.2))
     came = await asyncio.wait_for(raw.reader.read(), 10)  # the h2 package takes nothing after the first GOAWAY
-    first, told, last = (
+    first, text, last = (
         came.find(part) for part in (goaway(frames.NUMBER), b"the server is shutting down", goaway(number))
     )
-    assert 0 <= first < told < last
+    assert 0 <= first < text < last
     await asyncio.wait_for(stopping, 10)
 
 
@@ -450,7 +452,7 @@ async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: 
             if raw.h2.local_flow_control_window(number) < 16_000:
                 await raw.until(lambda n=number: raw.h2.local_flow_control_window(n) >= 16_000)
             raw.say(number, data[at : at + 16_000], end=at + 16_000 >= len(data))
-        assert (await raw.answer(number)).status[0] == OK
+        assert (await raw.response(number)).status[0] == OK
         owner = engine.seen[-1].call.inputs["x"].data  # type: ignore[attr-defined]
         assert owner.flags.aligned
         while isinstance(owner, np.ndarray):

@@ -47,9 +47,9 @@ async def serve(engine: FakeEngine) -> AsyncIterator[Serve]:
 async def health_is_answered(port: int, source: str = "127.0.0.1") -> None:
     async with connected(port, source) as raw:
         for path, body in HEALTH.values():
-            heard = await raw.answer(raw.ask("", framed(body), path=path))
-            assert heard.status == (OK, "")
-            assert heard.message == b"\x08\x01"
+            received = await raw.response(raw.ask("", framed(body), path=path))
+            assert received.status == (OK, "")
+            assert received.message == b"\x08\x01"
 
 
 @asynccontextmanager
@@ -62,13 +62,13 @@ async def connected(port: int, source: str) -> AsyncIterator[Raw]:
 
 
 async def status(raw: Raw, method: str = "ModelInfer", data: bytes = MESSAGE) -> tuple[int, str]:
-    return (await raw.answer(raw.ask(method, data))).status
+    return (await raw.response(raw.ask(method, data))).status
 
 
 async def synchronized(raw: Raw) -> None:
     """Return once the server has seen all that was sent."""
-    heard = await raw.answer(raw.ask("", framed(b""), path=f"{SERVICE}ServerLive"))
-    assert heard.status == (OK, "")
+    received = await raw.response(raw.ask("", framed(b""), path=f"{SERVICE}ServerLive"))
+    assert received.status == (OK, "")
 
 
 async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(serve: Serve) -> None:
@@ -78,8 +78,8 @@ async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(se
         await synchronized(first)
         await synchronized(second)
         for raw in (first, second):
-            code, told = await status(raw)
-            assert (code, told) == (
+            code, text = await status(raw)
+            assert (code, text) == (
                 EXHAUSTED,
                 "this address has 3 calls under way already (max_grpc_calls_per_address)",
             )
@@ -91,7 +91,7 @@ async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(se
             assert await status(other) == (EXHAUSTED, "the server has 5 calls under way already (max_grpc_calls)")
             await health_is_answered(port, "127.0.0.4")
         first.say(numbers[0], b"", end=True)
-        assert (await first.answer(numbers[0])).status == (OK, "")
+        assert (await first.response(numbers[0])).status == (OK, "")
         assert await status(second) == (OK, "")
 
 
@@ -133,8 +133,8 @@ async def test_health_checks_of_one_connection_are_bounded(serve: Serve) -> None
         watches = [
             raw.ask("", framed(b""), path="/grpc.health.v1.Health/Watch", end=False) for _ in range(MAX_HEALTH_CALLS)
         ]
-        code, told = await status(raw, "ServerLive", framed(b""))
-        assert (code, told) == (EXHAUSTED, "this connection has 16 health checks under way already")
+        code, text = await status(raw, "ServerLive", framed(b""))
+        assert (code, text) == (EXHAUSTED, "this connection has 16 health checks under way already")
         assert await status(raw) == (OK, "")
         await health_is_answered(port)
         raw.h2.reset_stream(watches[0], 8)
@@ -168,8 +168,8 @@ async def test_an_idle_stream_ends(serve: Serve, engine: FakeEngine) -> None:
         talked = raw.ask("ModelStreamInfer", MESSAGE, end=False)
         reflecting = raw.ask("", path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", end=False)
         for number in (silent, talked, reflecting):
-            heard = await raw.answer(number)
-            assert heard.status == (LATE, "no message came on this stream for 0.2 s (grpc_stream_idle_timeout_s)")
+            received = await raw.response(number)
+            assert received.status == (LATE, "no message came on this stream for 0.2 s (grpc_stream_idle_timeout_s)")
         await asyncio.sleep(0.3)
         await synchronized(raw)
         assert not raw.streams[busy].ended
@@ -182,7 +182,7 @@ async def test_a_stream_may_be_idle_for_ever(serve: Serve) -> None:
         number = raw.ask("ModelStreamInfer", end=False)
         await asyncio.sleep(0.3)
         raw.say(number, MESSAGE, end=True)
-        assert (await raw.answer(number)).status == (OK, "")
+        assert (await raw.response(number)).status == (OK, "")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ async def test_metadata_beyond_the_limit_is_told_in_full(serve: Serve) -> None:
     port = await serve(max_headers=20)
     async with connected(port, "127.0.0.1") as raw:
         large = raw.ask("ModelInfer", MESSAGE, fields={"x-a": "b" * 20_000})
-        heard = await raw.answer(large)
-        assert heard.status == (EXHAUSTED, "headers: expected at most 16384 bytes, got more")
-        assert heard.headers[0][":status"] == "200"
-        assert len(heard.headers) == 1
+        received = await raw.response(large)
+        assert received.status == (EXHAUSTED, "headers: expected at most 16384 bytes, got more")
+        assert received.headers[0][":status"] == "200"
+        assert len(received.headers) == 1
         many = raw.ask("ModelInfer", MESSAGE, fields={f"x-{n}": "" for n in range(20)})
-        assert (await raw.answer(many)).status == (EXHAUSTED, "headers: expected at most 20 fields, got 26")
+        assert (await raw.response(many)).status == (EXHAUSTED, "headers: expected at most 20 fields, got 26")
         assert await status(raw) == (OK, "")

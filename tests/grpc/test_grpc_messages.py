@@ -40,14 +40,14 @@ def test_field_numbers_and_types_are_those_of_triton_clients() -> None:
     triton = pytest.importorskip("tritonclient.grpc.service_pb2")
     theirs = FileDescriptorProto()
     triton.DESCRIPTOR.CopyToProto(theirs)
-    wanted: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
     for message in theirs.message_type:
-        wanted |= _fields(message)
+        expected |= _fields(message)
     (ours,) = FileDescriptorSet.FromString(m.DESCRIPTORS).file
     for message in ours.message_type:
         for name, field in _fields(message).items():
             if "ropert" not in name:  # field 6 of ModelMetadataResponse is newer than that client
-                assert field == wanted[name], name
+                assert field == expected[name], name
     rpcs = {r.name: (r.input_type, r.output_type) for r in theirs.service[0].method}
     for rpc in ours.service[0].method:
         assert rpcs[rpc.name] == (rpc.input_type, rpc.output_type)

@@ -17,22 +17,22 @@ async def asked(channel: Any, version: str, **question: Any) -> Any:
     path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     call = channel.stream_stream(path)()
     await call.write(reflection_pb2.ServerReflectionRequest(**question).SerializeToString())
-    answer: Any = reflection_pb2.ServerReflectionResponse.FromString(await call.read())
+    response: Any = reflection_pb2.ServerReflectionResponse.FromString(await call.read())
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
-    return answer
+    return response
 
 
-def files(answer: Any) -> dict[str, FileDescriptorProto]:
-    found = map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+def files(response: Any) -> dict[str, FileDescriptorProto]:
+    found = map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)
     return {file.name: file for file in found}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_every_service_can_be_described(channel: Any, version: str) -> None:
-    answer = await asked(channel, version, list_services="")
-    names = [service.name for service in answer.list_services_response.service]
+    response = await asked(channel, version, list_services="")
+    names = [service.name for service in response.list_services_response.service]
     assert names == sorted(names)
     assert m.SERVICE in names
     for name in names:
@@ -66,14 +66,14 @@ async def test_the_first_version_names_its_own_messages(channel: Any, version: s
     ],
 )
 async def test_what_is_not_there_is_said_and_the_stream_goes_on(channel: Any, question: Any, code: int) -> None:
-    answer = await asked(channel, "v1", host="here", **question)
-    assert answer.error_response.error_code == code
-    assert answer.error_response.error_message
-    assert answer.valid_host == answer.original_request.host == "here"
+    response = await asked(channel, "v1", host="here", **question)
+    assert response.error_response.error_code == code
+    assert response.error_response.error_message
+    assert response.valid_host == response.original_request.host == "here"
 
 
 async def test_types_without_extensions_have_none(channel: Any) -> None:
     name = "inference.ModelInferRequest"
-    answer = await asked(channel, "v1", all_extension_numbers_of_type=name)
-    assert answer.all_extension_numbers_response.base_type_name == name
-    assert list(answer.all_extension_numbers_response.extension_number) == []
+    response = await asked(channel, "v1", all_extension_numbers_of_type=name)
+    assert response.all_extension_numbers_response.base_type_name == name
+    assert list(response.all_extension_numbers_response.extension_number) == []

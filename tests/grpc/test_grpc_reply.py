@@ -13,9 +13,9 @@ from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc.handlers import join_chunks
 
 
-def replied(message: Any, answer: Inference) -> Any:
+def replied(message: Any, response: Inference) -> Any:
     exchange = ask("ModelInfer", message.SerializeToString())
-    return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(answer, "echo", "3"))))
+    return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(response, "echo", "3"))))
 
 
 def one(tensor: Tensor) -> Inference:
@@ -23,8 +23,8 @@ def one(tensor: Tensor) -> Inference:
 
 
 def test_a_raw_question_has_a_raw_answer() -> None:
-    answer = Inference({"y": Tensor(np.array([[1, 2]], "<i4"), INT32, {"q": "é"})}, {"p": True})
-    reply = replied(infer_message(id="7"), answer)
+    response = Inference({"y": Tensor(np.array([[1, 2]], "<i4"), INT32, {"q": "é"})}, {"p": True})
+    reply = replied(infer_message(id="7"), response)
     assert (reply.model_name, reply.model_version, reply.id) == ("echo", "3", "7")
     assert reply.parameters["p"].bool_param
     (output,) = reply.outputs
@@ -48,10 +48,10 @@ def test_a_question_without_inputs_has_a_raw_answer() -> None:
 
 @pytest.mark.parametrize("half", [FP16, BF16])
 def test_an_output_without_a_field_makes_the_whole_answer_raw(half: Any) -> None:
-    answer = Inference(
+    response = Inference(
         {"y": Tensor(np.array([1], "<i4"), INT32), "h": Tensor(np.zeros(1, half.dtype), half)},
     )
-    reply = replied(infer_message(raw=False), answer)
+    reply = replied(infer_message(raw=False), response)
     assert list(reply.raw_output_contents) == [b"\1\0\0\0", b"\0\0"]
     assert not any(o.HasField("contents") for o in reply.outputs)
 

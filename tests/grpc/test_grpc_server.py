@@ -40,12 +40,12 @@ async def test_many_calls_at_a_time(channel: Any, size: int) -> None:
 
 async def test_faults_have_their_status(channel: Any, engine: FakeEngine) -> None:
     engine.faults = {"bad": InvalidInput("x" * 5000 + "é"), "failed": ModelFailed("no")}
-    fault = await failed(infer(channel, infer_message("bad")))
-    assert (fault.code(), len(fault.details())) == (grpc.StatusCode.INVALID_ARGUMENT, 2000)
+    error = await failed(infer(channel, infer_message("bad")))
+    assert (error.code(), len(error.details())) == (grpc.StatusCode.INVALID_ARGUMENT, 2000)
     assert (await failed(infer(channel, infer_message("failed")))).code() == grpc.StatusCode.INTERNAL
-    fault = await failed(infer(channel, infer_message("nope")))
-    assert fault.code() == grpc.StatusCode.NOT_FOUND
-    assert fault.details() == "Request for unknown model: 'nope' is not found"
+    error = await failed(infer(channel, infer_message("nope")))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    assert error.details() == "Request for unknown model: 'nope' is not found"
     malformed = await failed(channel.unary_unary(SERVICE + "ModelInfer")(b"\xff"))
     assert malformed.code() == grpc.StatusCode.INVALID_ARGUMENT
     unknown = await failed(channel.unary_unary(SERVICE + "ModelStatistics")(b""))
@@ -54,10 +54,10 @@ async def test_faults_have_their_status(channel: Any, engine: FakeEngine) -> Non
 
 async def test_a_caller_is_told_when_to_come_again(channel: Any, engine: FakeEngine) -> None:
     engine.faults = {"busy": Overloaded("Exceeds maximum queue size")}
-    fault = await failed(infer(channel, infer_message("busy")))
-    assert fault.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    told = dict(fault.trailing_metadata())
-    assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("1", "1000")
+    error = await failed(infer(channel, infer_message("busy")))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    text = dict(error.trailing_metadata())
+    assert (text["retry-after"], text["grpc-retry-pushback-ms"]) == ("1", "1000")
 
 
 def headed(name: str, value: str, size: int = 4) -> bytes:
@@ -80,9 +80,9 @@ async def test_headers_of_a_model_follow_its_answer(channel: Any, size: int) -> 
     [("x-user", "b\u00f6b"), ("x~", "1"), ("grpc-status", "0"), ("x-bin", "1"), ("te", "1"), ("x", "\n")],
 )
 async def test_headers_that_are_no_metadata_are_refused(channel: Any, name: str, value: str) -> None:
-    fault = await failed(channel.unary_unary(SERVICE + "ModelInfer")(headed(name, value)))
-    assert fault.code() == grpc.StatusCode.INTERNAL
-    assert fault.details().startswith("the model set the header")
+    error = await failed(channel.unary_unary(SERVICE + "ModelInfer")(headed(name, value)))
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert error.details().startswith("the model set the header")
 
 
 async def test_an_unknown_fault_is_logged_and_told_blandly(
@@ -90,9 +90,9 @@ async def test_an_unknown_fault_is_logged_and_told_blandly(
 ) -> None:
     engine.faults = {"boom": ValueError("a secret")}
     with caplog.at_level(logging.ERROR, "dragoman.grpc"):
-        fault = await failed(infer(channel, infer_message("boom", id="7")))
+        error = await failed(infer(channel, infer_message("boom", id="7")))
         other = await failed(infer(channel, infer_message("boom")))
-    assert (fault.code(), fault.details()) == (grpc.StatusCode.INTERNAL, "internal error, request id 7")
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error, request id 7")
     assert "a secret" in caplog.text
     assert other.details().removeprefix("internal error, request id ") in caplog.text
 
@@ -124,8 +124,8 @@ async def test_a_message_beyond_the_limit_is_refused(channel: Any, compression: 
     message = m.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype="UINT8", shape=[LIMIT])
     message.raw_input_contents.append(bytes(LIMIT))
-    fault = await failed(infer(channel, message, compression=compression))
-    assert fault.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = await failed(infer(channel, message, compression=compression))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_answers_may_be_larger_than_requests(channel: Any) -> None:

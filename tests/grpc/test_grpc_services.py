@@ -147,14 +147,14 @@ async def test_tritons_client_streams(target: str) -> None:
     data = np.array([b"ab", b""], dtype=np.object_)
     given = triton.InferInput("x", [2], "BYTES")
     given.set_data_from_numpy(data)
-    heard: queue.Queue[Any] = queue.Queue()
+    received: queue.Queue[Any] = queue.Queue()
 
     def talk() -> list[str]:
         with triton.InferenceServerClient(target) as client:
-            client.start_stream(lambda result, error: heard.put(what(result, error)))
+            client.start_stream(lambda result, error: received.put(what(result, error)))
             for model in ("echo", "nope", "echo"):
                 client.async_stream_infer(model, [given], enable_empty_final_response=True)
-            return [heard.get(timeout=10) for _ in range(9)]
+            return [received.get(timeout=10) for _ in range(9)]
 
     def what(result: Any, error: Any) -> str:
         if error is not None:
@@ -163,5 +163,5 @@ async def test_tritons_client_streams(target: str) -> None:
             return "end"
         return "piece" if result.as_numpy("x").tolist() == data.tolist() else "wrong"
 
-    answer = ["piece", "piece", "piece", "end"]
-    assert await asyncio.to_thread(talk) == [*answer, "Request for unknown model: 'nope' is not found", *answer]
+    response = ["piece", "piece", "piece", "end"]
+    assert await asyncio.to_thread(talk) == [*response, "Request for unknown model: 'nope' is not found", *response]

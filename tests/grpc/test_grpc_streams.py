@@ -38,10 +38,10 @@ async def test_a_stream_answers_each_message_in_order(channel: Any) -> None:
 async def test_a_stream_outlives_faults(channel: Any, engine: FakeEngine) -> None:  # T74
     engine.faults = {"bad": InvalidInput("no"), "boom": ValueError("a secret")}
     talk = Talk(channel)
-    for model, told in (("bad", "no"), ("boom", "internal error, request id 7"), ("", "expected the name of a model")):
+    for model, text in (("bad", "no"), ("boom", "internal error, request id 7"), ("", "expected the name of a model")):
         await talk.say(infer_message(model, id="7"))
         reply = await talk.hear()
-        assert reply.error_message.startswith(told)
+        assert reply.error_message.startswith(text)
         assert reply.infer_response.id == "7"
     await talk.call.write(b"\xff")
     assert (await talk.hear()).error_message.startswith("the message is no")
@@ -54,8 +54,8 @@ async def test_a_stream_may_end_with_a_status(channel: Any, engine: FakeEngine, 
     engine.faults = {"bad": InvalidInput("no")}
     talk = Talk(channel, metadata)
     await talk.say(infer_message("bad"))
-    fault = await failed(talk.call.read())
-    assert (fault.code(), fault.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "no")
+    error = await failed(talk.call.read())
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "no")
 
 
 async def test_a_stream_marks_its_end(channel: Any) -> None:
@@ -85,11 +85,11 @@ async def test_a_client_that_does_not_read_holds_its_model_up(
     talk = Talk(channel)
     await talk.say(message)
     await talk.hear()
-    told = -1
-    while told != engine.told:  # until nothing moves any more
-        told = engine.told
+    text = -1
+    while text != engine.told:  # until nothing moves any more
+        text = engine.told
         await asyncio.sleep(0.2)
-    assert told < 200
+    assert text < 200
     with caplog.at_level(logging.ERROR):
         talk.call.cancel()
         await asyncio.wait_for(engine.cancelled.wait(), 10)

@@ -42,17 +42,17 @@ def test_the_table_is_found_by_name() -> None:
 # --- health and metadata ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", [True, False])
-def test_health(answer: bool) -> None:
+@pytest.mark.parametrize("response", [True, False])
+def test_health(response: bool) -> None:
     live = ask("ServerLive", b"")
     assert live.request.call == Live()
-    assert m.ServerLiveResponse.FromString(live.format_response(Response(answer))).live is answer
+    assert m.ServerLiveResponse.FromString(live.format_response(Response(response))).live is response
     ready = ask("ServerReady", b"")
     assert (ready.request.call, ready.request.model) == (Ready(), "")
-    assert m.ServerReadyResponse.FromString(ready.format_response(Response(answer))).ready is answer
+    assert m.ServerReadyResponse.FromString(ready.format_response(Response(response))).ready is response
     model = ask("ModelReady", m.ModelReadyRequest(name="a", version="2").SerializeToString())
     assert (model.request.call, model.request.model, model.request.version) == (Ready(), "a", "2")
-    assert m.ModelReadyResponse.FromString(model.format_response(Response(answer))).ready is answer
+    assert m.ModelReadyResponse.FromString(model.format_response(Response(response))).ready is response
 
 
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata"])
@@ -70,8 +70,8 @@ def test_every_method_refuses_a_malformed_message(name: str) -> None:
 def test_server_metadata() -> None:
     exchange = ask("ServerMetadata", b"")
     assert exchange.request.call == DescribeServer()
-    answer = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
-    reply = m.ServerMetadataResponse.FromString(exchange.format_response(answer))
+    response = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
+    reply = m.ServerMetadataResponse.FromString(exchange.format_response(response))
     assert (reply.name, reply.version) == ("dragoman", "1.2")
     assert list(reply.extensions) == [*oip.EXTENSIONS, "special"]
 
@@ -79,8 +79,8 @@ def test_server_metadata() -> None:
 def test_model_metadata_lists_the_tensors_that_are_known() -> None:
     exchange = ask("ModelMetadata", m.ModelMetadataRequest(name="a", version="1").SerializeToString())
     assert (exchange.request.call, exchange.request.model, exchange.request.version) == (Describe(), "a", "1")
-    answer = Response(ModelDescription("a", ("1", "2"), "onnx_onnxv1", SIGNATURE))
-    reply = m.ModelMetadataResponse.FromString(exchange.format_response(answer))
+    response = Response(ModelDescription("a", ("1", "2"), "onnx_onnxv1", SIGNATURE))
+    reply = m.ModelMetadataResponse.FromString(exchange.format_response(response))
     assert (reply.name, list(reply.versions), reply.platform) == ("a", ["1", "2"], "onnx_onnxv1")
     assert [(t.name, t.datatype, list(t.shape)) for t in reply.inputs] == [("x", "FP32", [-1, 2])]
     assert [(t.name, t.datatype, list(t.shape)) for t in reply.outputs] == [("y", "INT32", []), ("z", "FP32", [-1])]
@@ -90,7 +90,7 @@ def test_model_metadata_lists_the_tensors_that_are_known() -> None:
 # --- streams ---------------------------------------------------------------------------------------------
 
 
-def told(request: GrpcRequest, error: DragomanError) -> bytes | None:
+def text(request: GrpcRequest, error: DragomanError) -> bytes | None:
     row = method("ModelStreamInfer")
     assert isinstance(row, GrpcStreamMethod)
     return row.format_error(request, error)
@@ -129,17 +129,17 @@ def test_a_bare_stream() -> None:  # T2
     assert m.ModelInferResponse.FromString(stream.format_chunk(PIECE)).id == "7"
     assert stream.end is not None
     assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
-    assert told(GrpcRequest(b"", bare), InvalidInput("no")) is None
+    assert text(GrpcRequest(b"", bare), InvalidInput("no")) is None
 
 
 def test_a_fault_is_told_in_the_stream_unless_a_status_is_wanted() -> None:  # T74
     body = infer_message(id="7").SerializeToString()
-    in_band = told(GrpcRequest(body), InvalidInput("no"))
+    in_band = text(GrpcRequest(body), InvalidInput("no"))
     assert in_band is not None
     reply = m.ModelStreamInferResponse.FromString(in_band)
     assert (reply.error_message, reply.infer_response.id) == ("no", "7")
-    assert told(GrpcRequest(body, {"triton_grpc_error": "true"}), InvalidInput("no")) is None
-    malformed = told(GrpcRequest(b"\xff"), InvalidInput())
+    assert text(GrpcRequest(body, {"triton_grpc_error": "true"}), InvalidInput("no")) is None
+    malformed = text(GrpcRequest(b"\xff"), InvalidInput())
     assert malformed is not None
     assert m.ModelStreamInferResponse.FromString(malformed).error_message == "InvalidInput"
 

@@ -1,4 +1,4 @@
-"""What the REST tests share: models that do one thing each, a server with them, and clients with nothing in between."""
+"""Shared by the REST tests: models, a server and a client that works on bytes."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from dragoman import Infer, Inference, Tensor, TensorSpec
 
 
 class Identity(dragoman.Model):
-    """Gives back what came, whatever it is."""
+    """Return the inputs."""
 
     placement = "inline"
 
@@ -26,7 +26,7 @@ class Identity(dragoman.Model):
 
 
 class Adder(dragoman.Model):
-    """Two vectors of two INT32 in, their sum and difference out."""
+    """Sum and difference of two INT32 vectors."""
 
     placement = "inline"
     inputs = (TensorSpec("INPUT0", dragoman.INT32, (-1, 2)), TensorSpec("INPUT1", dragoman.INT32, (-1, 2)))
@@ -38,7 +38,7 @@ class Adder(dragoman.Model):
 
 
 class Picture(dragoman.Model):
-    """One input of one free axis, for raw binary requests."""
+    """One input with a free axis, for raw binary requests."""
 
     placement = "inline"
     inputs = (TensorSpec("x", dragoman.FP32, (-1, 2)),)
@@ -48,7 +48,7 @@ class Picture(dragoman.Model):
 
 
 class Phrase(dragoman.Model):
-    """One BYTES input of one element."""
+    """One BYTES input with one element."""
 
     placement = "inline"
     inputs = (TensorSpec("text", dragoman.BYTES, (1,)),)
@@ -58,7 +58,7 @@ class Phrase(dragoman.Model):
 
 
 class Trio(dragoman.Model):
-    """Three inputs of any kind; gives them back."""
+    """Three inputs of any datatype, returned as they are."""
 
     placement = "inline"
     inputs = outputs = (TensorSpec("x"), TensorSpec("y"), TensorSpec("z"))
@@ -68,7 +68,7 @@ class Trio(dragoman.Model):
 
 
 class Faulty(dragoman.Model):
-    """Raises what its parameter `raise` asks for."""
+    """Raise the error that the parameter `raise` names."""
 
     placement = "inline"
 
@@ -86,7 +86,7 @@ class Faulty(dragoman.Model):
 
 
 class Gate(dragoman.Model):
-    """Waits until a test opens it; tells when it began, and whether it was cancelled."""
+    """Wait until a test sets `open`; `begun` and `cancelled` record the state."""
 
     placement = "inline"
 
@@ -106,7 +106,7 @@ class Gate(dragoman.Model):
 
 
 class Counter(dragoman.Model):
-    """A stream: `n` pieces, and a fault before the piece `fail`; without end and large where n is negative."""
+    """A stream of `n` chunks with an error before chunk `fail`; endless and large if `n` is negative."""
 
     placement = "inline"
 
@@ -120,11 +120,11 @@ class Counter(dragoman.Model):
         try:
             while i != n:
                 if i == fail:
-                    raise ValueError(f"no piece {i}")
+                    raise ValueError(f"no chunk {i}")
                 yield {"i": np.full(size, i, np.int32)}
                 i += 1
             if i == fail:
-                raise ValueError(f"no piece {i}")
+                raise ValueError(f"no chunk {i}")
         finally:
             self.closed.set()
 
@@ -138,7 +138,7 @@ DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": -1}
 
 @asynccontextmanager
 async def serving(*models: Any, **settings: Any) -> AsyncIterator["RestServer"]:
-    """A server with these models, by default with all."""
+    """Start a server with these models, by default all."""
     server = dragoman.Server(*(models or MODELS), **{**DEFAULTS, **settings})
     async with server:
         yield RestServer(server.http_ports[0], server)
@@ -159,7 +159,7 @@ class RawResponse:
 
     @property
     def error(self) -> str:
-        """The message of an error, after a look at the shape that every error has."""
+        """Return the message of an error after checking its format."""
         assert self.status >= 400, self
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) == {"error"}
@@ -172,20 +172,20 @@ class RawResponse:
 
 @dataclass(frozen=True)
 class RestServer:
-    """A running server, as its clients see it."""
+    """A running server and a client of it."""
 
     port: int
     dragoman: Any
 
-    async def send(self, raw: bytes, *, answers: int = 1, head: bool = False) -> Any:
-        """Bytes straight into a socket of its own; the answer, or a list where there are several."""
+    async def send(self, raw: bytes, *, responses: int = 1, head: bool = False) -> Any:
+        """Send bytes over a new connection; return the response, or a list of several."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(raw)
-            found = [await read_response(reader, head=head) for _ in range(answers)]
+            found = [await read_response(reader, head=head) for _ in range(responses)]
         finally:
             writer.close()
-        return found[0] if answers == 1 else found
+        return found[0] if responses == 1 else found
 
     async def request(
         self,
@@ -194,15 +194,15 @@ class RestServer:
         body: bytes | str | dict[str, Any] | list[Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> RawResponse:
-        """One request on a connection of its own; a dict or list goes as JSON."""
-        answer: RawResponse = await self.send(request(method, path, body, headers), head=method == "HEAD")
-        return answer
+        """Send a request over a new connection; a dict or list is sent as JSON."""
+        response: RawResponse = await self.send(request(method, path, body, headers), head=method == "HEAD")
+        return response
 
     async def infer(self, model: str, body: Any, headers: Mapping[str, str] | None = None) -> RawResponse:
         return await self.request("POST", f"/v2/models/{model}/infer", body, headers)
 
     def model(self, name: str) -> Any:
-        """The model object itself, where it runs in this process."""
+        """Return the model object, which runs in this process."""
         deployment = next(d for d in self.dragoman.engine.deployments() if d.spec.name == name)
         pool: Any = deployment._pool
         return pool._executor.model
@@ -251,7 +251,7 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 class KeepAliveClient:
-    """A blocking client with one connection, for tests that ask thousands of times from a thread."""
+    """A blocking client with one connection, for tests that send thousands of requests from a thread."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -288,24 +288,24 @@ def inputs(*tensors: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def binary(head: dict[str, Any], *blobs: bytes) -> tuple[bytes, dict[str, str]]:
-    """A request in binary form: its body and the header that it needs."""
+    """Return the body and the header of a binary request."""
     text = json.dumps(head).encode()
     return b"".join([text, *blobs]), {"Inference-Header-Content-Length": str(len(text))}
 
 
-def blobs(answer: RawResponse) -> tuple[Any, list[bytes]]:
-    """A binary answer taken apart: its JSON, and the bytes of each output that has some."""
-    length = int(answer.headers["inference-header-content-length"])
-    head, at, found = json.loads(answer.body[:length]), length, []
+def blobs(response: RawResponse) -> tuple[Any, list[bytes]]:
+    """Split a binary response into its JSON and the bytes of each binary output."""
+    length = int(response.headers["inference-header-content-length"])
+    head, at, found = json.loads(response.body[:length]), length, []
     for output in head["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size", 0)
         if size:
-            found.append(answer.body[at : at + size])
+            found.append(response.body[at : at + size])
             at += size
-    assert at == len(answer.body)
+    assert at == len(response.body)
     return head, found
 
 
-def outputs(answer: RawResponse) -> Iterator[dict[str, Any]]:
-    assert answer.status == 200, answer.body
-    return iter(answer.json["outputs"])
+def outputs(response: RawResponse) -> Iterator[dict[str, Any]]:
+    assert response.status == 200, response.body
+    return iter(response.json["outputs"])

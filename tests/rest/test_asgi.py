@@ -52,7 +52,7 @@ class Loads(dragoman.Model):
 
 @pytest.fixture
 def events() -> list[str]:
-    """What has happened to the model `Loads`."""
+    """Return the events that the model `Loads` recorded."""
     Loads.events.clear()
     return Loads.events
 
@@ -68,10 +68,10 @@ async def test_httpx_without_lifespan(events: list[str]) -> None:
     app = dragoman.asgi(Identity, Loads, Counter)
     async with app, transport(app) as client:
         assert events == ["load"]
-        answer = await client.post(INFER, json=BODY)
-        assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [1])
-        assert answer.headers["content-type"] == "application/json"
-        assert int(answer.headers["content-length"]) == len(answer.content)
+        response = await client.post(INFER, json=BODY)
+        assert (response.status_code, response.json()["outputs"][0]["data"]) == (200, [1])
+        assert response.headers["content-type"] == "application/json"
+        assert int(response.headers["content-length"]) == len(response.content)
         assert (await client.get("/v2/health/ready")).status_code == 200
         stream = await client.post("/v2/models/Counter/infer_stream", json={**BODY, "parameters": {"n": 3}})
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -84,8 +84,8 @@ async def test_the_first_request_loads_the_models(events: list[str]) -> None:
     app = dragoman.asgi(Loads, Identity)
     async with transport(app) as client:
         assert events == []
-        answers = await asyncio.gather(*(client.post(INFER, json=BODY) for _ in range(5)))
-        assert [a.status_code for a in answers] == [200] * 5
+        responses = await asyncio.gather(*(client.post(INFER, json=BODY) for _ in range(5)))
+        assert [a.status_code for a in responses] == [200] * 5
     assert events == ["load"]
     async with app:
         pass
@@ -113,13 +113,13 @@ async def test_a_stopped_application_starts_again(events: list[str]) -> None:
 )
 async def test_statuses(method: str, path: str, status: int) -> None:
     async with dragoman.asgi(Identity) as app, transport(app) as client:
-        answer = await client.request(method, path)
-        assert answer.status_code == status
+        response = await client.request(method, path)
+        assert response.status_code == status
         if status >= 400:
-            assert set(answer.json()) == {"error"}
+            assert set(response.json()) == {"error"}
         if method == "HEAD":
-            assert answer.content == b""
-            assert int(answer.headers["content-length"]) > 0
+            assert response.content == b""
+            assert int(response.headers["content-length"]) > 0
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -131,21 +131,21 @@ async def test_limits_of_bodies() -> None:
     app = dragoman.asgi(Identity, max_body_bytes=1000, max_bodies_bytes=500)
     async with app, transport(app) as client:
         for content in (b"x" * 1001, chunks(b"x" * 600, b"x" * 600)):
-            answer = await client.post(INFER, content=content)
-            assert answer.status_code in (413, 503)
-        answer = await client.post(INFER, content=b"x" * 1001)
-        assert (answer.status_code, answer.json()) == (
+            response = await client.post(INFER, content=content)
+            assert response.status_code in (413, 503)
+        response = await client.post(INFER, content=b"x" * 1001)
+        assert (response.status_code, response.json()) == (
             413,
             {"error": "the body is larger than the limit of 1000 bytes"},
         )
-        answer = await client.post(INFER, content=b"x" * 501)
-        assert answer.status_code == 503
-        assert "500 bytes" in answer.json()["error"]
+        response = await client.post(INFER, content=b"x" * 501)
+        assert response.status_code == 503
+        assert "500 bytes" in response.json()["error"]
         assert (await client.post(INFER, json=BODY)).status_code == 200  # what was counted is given back
     app = dragoman.asgi(Identity, max_body_bytes=1000)
     async with app, transport(app) as client:
-        answer = await client.post(INFER, content=chunks(b"x" * 600, b"x" * 600))
-        assert (answer.status_code, answer.json()) == (
+        response = await client.post(INFER, content=chunks(b"x" * 600, b"x" * 600))
+        assert (response.status_code, response.json()) == (
             413,
             {"error": "the body is larger than the limit of 1000 bytes"},
         )
@@ -175,8 +175,8 @@ def test_worker_processes_end_with_the_event_loop(tmp_path: Path) -> None:
         "import os\nimport dragoman\n\n\nclass Pid(dragoman.Model):\n    placement = 'process'\n\n"
         "    def infer(self, call):\n        import numpy as np\n        return {'pid': np.array([os.getpid()])}\n"
     )
-    answer = TestClient(dragoman.asgi(f"{tmp_path / 'served.py'}:Pid")).post("/v2/models/Pid/infer", json=BODY)
-    (pid,) = answer.json()["outputs"][0]["data"]
+    response = TestClient(dragoman.asgi(f"{tmp_path / 'served.py'}:Pid")).post("/v2/models/Pid/infer", json=BODY)
+    (pid,) = response.json()["outputs"][0]["data"]
     assert pid != os.getpid()
     until(lambda: not Path(f"/proc/{pid}").exists())
 
@@ -226,12 +226,12 @@ def test_mounted_without_lifespan_and_behind_a_proxy(events: list[str]) -> None:
     app = Starlette(routes=[Mount("/one", Mount("/two", app=dragoman.asgi(Loads)))])
     with TestClient(app, root_path="/proxy") as client:
         assert events == []
-        answer = client.post("/proxy/one/two/v2/models/Loads/infer", json=BODY)
-        assert answer.json()["outputs"][0]["data"] == [1]
+        response = client.post("/proxy/one/two/v2/models/Loads/infer", json=BODY)
+        assert response.json()["outputs"][0]["data"] == [1]
     assert events == ["load", "close"]  # the event loop has ended
 
 
-def test_wrong_models_and_settings_are_named_at_once() -> None:
+def test_invalid_models_and_settings_are_reported_at_once() -> None:
     with pytest.raises(InvalidInput, match=r"setting 'http_port': not available in dragoman\.asgi"):
         dragoman.asgi(Identity, http_port=1)
     with pytest.raises(InvalidInput, match="unknown setting 'max_body'; did you mean 'max_body_bytes'"):
@@ -244,7 +244,7 @@ def test_wrong_models_and_settings_are_named_at_once() -> None:
 
 
 class Wire:
-    """One request of an ASGI server: what the application sends, and when the client leaves."""
+    """One request of an ASGI server: the messages of the application, and a disconnect at a chosen time."""
 
     def __init__(self, path: str, body: Any, **scope: Any) -> None:
         raw = json.dumps(body).encode()
@@ -271,7 +271,7 @@ class Wire:
 
 
 class Seen:
-    """Remembers the model that was loaded last, which runs in this process."""
+    """Keep a reference to the model that was loaded last, which runs in this process."""
 
     loaded: ClassVar[Any]
 
@@ -299,7 +299,7 @@ async def test_a_client_that_disconnects_cancels_its_call() -> None:
         assert wire.sent == []
 
 
-async def test_a_client_that_disconnects_within_its_body_is_not_answered() -> None:
+async def test_a_client_that_disconnects_within_its_body_gets_no_response() -> None:
     async with dragoman.asgi(Identity) as app:
         wire = Wire(INFER, BODY)
         wire.messages[1:] = [{"type": "http.disconnect"}]
@@ -307,7 +307,7 @@ async def test_a_client_that_disconnects_within_its_body_is_not_answered() -> No
         assert wire.sent == []
 
 
-async def test_a_cancelled_request_is_answered_with_503() -> None:
+async def test_a_cancelled_request_gets_503() -> None:
     async with dragoman.asgi(SeenGate) as app:
         wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
         answering = asyncio.ensure_future(wire.respond(app))
@@ -357,7 +357,7 @@ async def test_large_responses_are_sent_in_chunks() -> None:
         assert json.loads(whole)["outputs"][0]["data"] == data
 
 
-async def test_two_event_loops_at_a_time_are_refused() -> None:
+async def test_two_concurrent_event_loops_are_rejected() -> None:
     async with dragoman.asgi(Identity) as app:
         with pytest.raises(RuntimeError, match="runs in another event loop"):
             await asyncio.to_thread(asyncio.run, Wire(INFER, BODY).respond(app))
@@ -375,7 +375,7 @@ def until(condition: Any) -> None:
 
 @pytest.fixture(scope="module")
 def uvicorn() -> Iterator[int]:
-    """The port of `uvicorn asgi_server:app`, which ends well when it is told to."""
+    """Start `uvicorn asgi_server:app`; return its port. It must exit cleanly on SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port: int = bound.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "asgi_server:app", "--port", str(port), "--app-dir"]
@@ -405,8 +405,8 @@ def is_ready(port: int) -> bool:
 def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     connection.request(method, path, None if body is None else json.dumps(body))
-    answer = connection.getresponse()
-    found = answer.status, answer.read()
+    response = connection.getresponse()
+    found = response.status, response.read()
     connection.close()
     return found
 
@@ -425,21 +425,21 @@ def stream(port: int, folder: Path) -> Iterator[http.client.HTTPResponse]:
     with closing(connection):
         body = inputs(tensor(), parameters={"folder": str(folder)})
         connection.request("POST", "/v2/models/Steps/infer_stream", json.dumps(body))
-        with connection.getresponse() as answer:
-            yield answer
+        with connection.getresponse() as response:
+            yield response
 
 
-def test_chunks_come_when_they_are_computed(uvicorn: int, tmp_path: Path) -> None:
-    with stream(uvicorn, tmp_path) as answer:
-        assert answer.status == 200
-        assert json.loads(answer.readline()[6:])["outputs"][0]["data"] == [0]
+def test_chunks_are_sent_as_they_are_computed(uvicorn: int, tmp_path: Path) -> None:
+    with stream(uvicorn, tmp_path) as response:
+        assert response.status == 200
+        assert json.loads(response.readline()[6:])["outputs"][0]["data"] == [0]
         (tmp_path / "go").touch()
-        assert answer.readline() == b"\n"
-        assert json.loads(answer.readline()[6:])["outputs"][0]["data"] == [1]
+        assert response.readline() == b"\n"
+        assert json.loads(response.readline()[6:])["outputs"][0]["data"] == [1]
 
 
 def test_a_stream_is_closed_when_its_client_disconnects(uvicorn: int, tmp_path: Path) -> None:
-    with stream(uvicorn, tmp_path) as answer:
-        assert answer.readline()
+    with stream(uvicorn, tmp_path) as response:
+        assert response.readline()
     until((tmp_path / "closed").exists)
     assert not (tmp_path / "go").exists()

@@ -1,4 +1,4 @@
-"""gzip and deflate both ways, and what a hostile body would like them to do."""
+"""gzip and deflate in requests and responses, and malicious compressed bodies."""
 
 import gzip
 import time
@@ -56,79 +56,81 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def unpacked(answer: RawResponse) -> RawResponse:
+def unpacked(response: RawResponse) -> RawResponse:
     unpackers: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
-    return RawResponse(answer.status, answer.headers, unpackers[answer.headers["content-encoding"]](answer.body))
+    return RawResponse(
+        response.status, response.headers, unpackers[response.headers["content-encoding"]](response.body)
+    )
 
 
 # --- in ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(PACKERS))
-async def test_bodies_come_packed(server: RestServer, name: str) -> None:
+async def test_compressed_bodies(server: RestServer, name: str) -> None:
     for body in (inputs(tensor()), BIG):
-        answer = await server.infer("Identity", PACKERS[name](encode_body(body)), {"Content-Encoding": name})
-        assert next(outputs(answer))["data"] == list(body["inputs"][0]["data"])
+        response = await server.infer("Identity", PACKERS[name](encode_body(body)), {"Content-Encoding": name})
+        assert next(outputs(response))["data"] == list(body["inputs"][0]["data"])
 
 
-async def test_deflate_may_come_without_its_wrapper(server: RestServer) -> None:
+async def test_raw_deflate_is_accepted(server: RestServer) -> None:
     body = bare_deflate(encode_body(BIG))
     assert (await server.infer("Identity", body, {"Content-Encoding": "deflate"})).status == 200
 
 
-async def test_gzip_may_come_in_several_members(server: RestServer) -> None:
+async def test_gzip_with_several_members(server: RestServer) -> None:
     text = encode_body(BIG)
     body = b"".join(gzip.compress(text[i : i + 100]) for i in range(0, len(text), 100))
     assert (await server.infer("Identity", body, {"Content-Encoding": "gzip"})).status == 200
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_binary_tensors_come_packed(server: RestServer, name: str) -> None:
+async def test_compressed_binary_tensors(server: RestServer, name: str) -> None:
     given = {"name": "x", "shape": [1000], "datatype": "INT32", "parameters": {"binary_data_size": ROWS.nbytes}}
     body, headers = binary(inputs(given, parameters={"binary_data_output": True}), ROWS.tobytes())
     headers |= {"Content-Encoding": name, "Accept-Encoding": name}
-    answer = await server.infer("Identity", PACKERS[name](body), headers)
-    head, found = blobs(unpacked(answer))  # the header counts bytes before they are packed
+    response = await server.infer("Identity", PACKERS[name](body), headers)
+    head, found = blobs(unpacked(response))  # the header counts bytes before they are packed
     assert head["outputs"] == [given]
     assert found == [ROWS.tobytes()]
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_bodies_that_are_not_what_they_say(server: RestServer, name: str) -> None:
+async def test_bodies_that_do_not_match_their_encoding(server: RestServer, name: str) -> None:
     good = PACKERS[name](encode_body(BIG))
     for bad in (b"nonsense", good[:-1], good[: len(good) // 2], good + b"?", good[:20] + b"\0" * 20 + good[40:]):
-        answer = await server.infer("Identity", bad, {"Content-Encoding": name})
-        assert answer.status == 400
-        assert f"the body is not valid {name}" in answer.error
+        response = await server.infer("Identity", bad, {"Content-Encoding": name})
+        assert response.status == 400
+        assert f"the body is not valid {name}" in response.error
 
 
-async def test_an_empty_body_needs_no_unpacking(server: RestServer) -> None:
-    answer = await server.infer("Identity", b"", {"Content-Encoding": "gzip"})
-    assert answer.status == 400
-    assert "empty" in answer.error
+async def test_empty_bodies_are_not_decompressed(server: RestServer) -> None:
+    response = await server.infer("Identity", b"", {"Content-Encoding": "gzip"})
+    assert response.status == 400
+    assert "empty" in response.error
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "gzip, deflate"])
-async def test_t61_a_body_that_unpacks_to_more_than_the_limit(name: str) -> None:
+async def test_t61_a_decompressed_body_over_the_limit(name: str) -> None:
     async with serving(max_body_bytes=1 << 20) as server:
         bomb = PACKERS[name](b" " * ((1 << 20) + 1))
-        answer = await server.infer("Identity", bomb, {"Content-Encoding": name})
-        assert answer.status == 413
-        assert answer.error == "the decompressed body is larger than the limit of 1048576 bytes"
+        response = await server.infer("Identity", bomb, {"Content-Encoding": name})
+        assert response.status == 413
+        assert response.error == "the decompressed body is larger than the limit of 1048576 bytes"
         fine = PACKERS[name](encode_body(BIG).ljust(1 << 20))
         assert (await server.infer("Identity", fine, {"Content-Encoding": name})).status == 200
 
 
-async def test_a_body_packed_more_than_twice_is_rejected(server: RestServer) -> None:
+async def test_a_body_compressed_more_than_twice_is_rejected(server: RestServer) -> None:
     body = encode_body(BIG)
     for _ in range(3):
         body = gzip.compress(body)
-    answer = await server.infer("Identity", body, {"Content-Encoding": "gzip, gzip, gzip"})
-    assert answer.status == 415
-    assert "of 3 layers is not supported" in answer.error
+    response = await server.infer("Identity", body, {"Content-Encoding": "gzip, gzip, gzip"})
+    assert response.status == 415
+    assert "of 3 layers is not supported" in response.error
 
 
-async def test_gzip_of_countless_members_is_refused_soon() -> None:
+async def test_gzip_with_many_members_is_rejected_early() -> None:
     start = time.monotonic()
     with pytest.raises(HttpError, match="not valid gzip"):
         await decompress(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
@@ -139,27 +141,27 @@ async def test_gzip_of_countless_members_is_refused_soon() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
-async def test_answers_go_packed_to_those_who_accept_it(server: RestServer, name: str) -> None:
-    answer = await server.infer("Identity", BIG, {"Accept-Encoding": name})
-    assert answer.headers["vary"] == "accept-encoding"
-    assert len(answer.body) < 3000
-    assert next(outputs(unpacked(answer)))["data"] == ROWS.tolist()
+async def test_responses_are_compressed_if_accepted(server: RestServer, name: str) -> None:
+    response = await server.infer("Identity", BIG, {"Accept-Encoding": name})
+    assert response.headers["vary"] == "accept-encoding"
+    assert len(response.body) < 3000
+    assert next(outputs(unpacked(response)))["data"] == ROWS.tolist()
 
 
-async def test_small_answers_are_not_packed(server: RestServer) -> None:
-    answer = await server.infer("Identity", inputs(tensor()), {"Accept-Encoding": "gzip"})
-    assert "content-encoding" not in answer.headers
-    assert "vary" not in answer.headers
+async def test_small_responses_are_not_compressed(server: RestServer) -> None:
+    response = await server.infer("Identity", inputs(tensor()), {"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in response.headers
+    assert "vary" not in response.headers
 
 
-async def test_long_answers_tell_caches_that_others_may_get_them_packed(server: RestServer) -> None:
-    answer = await server.infer("Identity", BIG)
-    assert answer.headers["vary"] == "accept-encoding"
-    assert "content-encoding" not in answer.headers
+async def test_long_responses_have_vary_accept_encoding(server: RestServer) -> None:
+    response = await server.infer("Identity", BIG)
+    assert response.headers["vary"] == "accept-encoding"
+    assert "content-encoding" not in response.headers
 
 
 class Wide(dragoman.Model):
-    """So many inputs that its metadata are long."""
+    """Many inputs, so that the metadata are long."""
 
     placement = "inline"
     inputs = tuple(TensorSpec(f"input_{n}", dragoman.FP32, (-1, 3)) for n in range(30))
@@ -168,8 +170,8 @@ class Wide(dragoman.Model):
         return call.inputs
 
 
-async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
-    """Its client for asyncio unpacks only answers to `infer`."""
+async def test_triton_accepts_gzip_for_inference_only() -> None:
+    """Its asyncio client decompresses only responses to `infer`."""
     names = [f"m{n}" for n in range(20)]
     copies = [type(name, (Identity,), {}) for name in names]
     async with serving(Wide, Identity, *copies, control_token="sesame") as server:
@@ -187,8 +189,8 @@ async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
             with pytest.raises(InferenceServerException, match="n" * 2000):
                 await client.infer("n" * 2000, [given], headers=headers)
             for packing in ("gzip", "deflate"):
-                answer = await client.infer("Identity", [given], response_compression_algorithm=packing)
-                assert answer.as_numpy("x").tolist() == ROWS.tolist()
+                response = await client.infer("Identity", [given], response_compression_algorithm=packing)
+                assert response.as_numpy("x").tolist() == ROWS.tolist()
 
 
 @pytest.mark.parametrize(
@@ -200,18 +202,18 @@ async def test_triton_asks_for_gzip_and_gets_it_for_inference_alone() -> None:
         ("POST", "/v2/models/Wide/infer", inputs(tensor("y" * 2000, [1], "INT32", [1]))),
     ],
 )
-async def test_what_is_no_inference_is_never_packed(method: str, path: str, body: Any) -> None:
+async def test_only_inference_responses_are_compressed(method: str, path: str, body: Any) -> None:
     async with serving(Wide) as server:
-        answer = await server.request(method, path, body, {"Accept-Encoding": "gzip"})
-        assert len(answer.body) > 1024
-        assert not {"content-encoding", "vary"} & {*answer.headers}
+        response = await server.request(method, path, body, {"Accept-Encoding": "gzip"})
+        assert len(response.body) > 1024
+        assert not {"content-encoding", "vary"} & {*response.headers}
 
 
-async def test_the_operator_may_switch_it_off() -> None:
+async def test_compression_can_be_disabled() -> None:
     async with serving(compress_responses=False) as server:
-        answer = await server.infer("Identity", BIG, {"Accept-Encoding": "gzip"})
-        assert "content-encoding" not in answer.headers
-        assert answer.status == 200
+        response = await server.infer("Identity", BIG, {"Accept-Encoding": "gzip"})
+        assert "content-encoding" not in response.headers
+        assert response.status == 200
 
 
 @pytest.mark.parametrize(
@@ -245,8 +247,8 @@ async def test_quality_values(header: str, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1 << 15, (32 << 20) + 1])
-async def test_bodies_of_all_sizes_are_unpacked(size: int) -> None:
-    """A larger one goes into memory that was made for the largest that it might be."""
+async def test_bodies_of_all_sizes_are_decompressed(size: int) -> None:
+    """Larger bodies are decompressed into a preallocated buffer."""
     body = bytes(size - 1) + b"x"
     for pack in (gzip.compress, zlib.compress, bare_deflate):
         assert await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body

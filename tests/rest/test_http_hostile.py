@@ -1,4 +1,4 @@
-"""Clients that mean ill, or die: each is dealt with, and nobody else is hurt."""
+"""Malicious clients and lost connections do not affect other clients."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ PENDING = request("POST", "/v2/models/Gate/infer", inputs(tensor()))
 
 
 class Peer:
-    """A connection whose other end a test may treat as badly as it likes."""
+    """A raw connection to a server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -59,12 +59,12 @@ class Peer:
         return (await read_response(self.reader)).status
 
     def reset(self) -> None:
-        """Be gone without a word, as after a power cut."""
+        """Reset the connection."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def ended(self) -> bytes:
-        """What comes until the server hangs up."""
+        """Return everything until the server closes the connection."""
         try:
             return await asyncio.wait_for(self.reader.read(-1), 20)
         except ConnectionError:
@@ -89,7 +89,7 @@ def silent(caplog: pytest.LogCaptureFixture) -> bool:
 
 
 async def trickle(client: Peer, raw: bytes) -> None:
-    """A byte at a time, without end."""
+    """Send a byte at a time, without end."""
     while not client.writer.is_closing():
         for byte in raw:
             client.writer.write(bytes([byte]))
@@ -104,7 +104,7 @@ async def trickle(client: Peer, raw: bytes) -> None:
         (request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False), b"1\r\nx\r\n"),
     ],
 )
-async def test_who_trickles_is_cut_off(start: bytes, more: bytes) -> None:
+async def test_a_slow_sender_is_disconnected(start: bytes, more: bytes) -> None:
     async with serving(Identity, header_timeout_s=0.1, body_timeout_s=0.1) as server:
         clients = [await peer(server) for _ in range(20)]
         trickling = []
@@ -118,7 +118,7 @@ async def test_who_trickles_is_cut_off(start: bytes, more: bytes) -> None:
             client.writer.close()
 
 
-async def test_a_body_that_comes_fast_enough_may_take_long() -> None:
+async def test_a_long_body_at_sufficient_speed_is_accepted() -> None:
     async with serving(Identity, body_timeout_s=0.2) as server:
         client = await peer(server)
         size = 40 << 16  # which is worth forty seconds
@@ -147,7 +147,7 @@ async def test_a_body_that_comes_fast_enough_may_take_long() -> None:
         request("POST", INFER, b"", {"Content-Length": "99999999999"}, length=False) + b"x",
     ],
 )
-async def test_a_reset_anywhere_hurts_nobody(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reset_at_any_byte_affects_no_other_client(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Identity) as server:
         for _ in range(3):
             client = await peer(server)
@@ -157,7 +157,7 @@ async def test_a_reset_anywhere_hurts_nobody(raw: bytes, caplog: pytest.LogCaptu
     assert silent(caplog)
 
 
-async def test_a_reset_cancels_the_models_work(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reset_cancels_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Gate, Identity) as server:
         client = await peer(server)
         await client.send(PENDING)
@@ -180,7 +180,7 @@ async def test_a_reset_in_a_stream_closes_it(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("size", [1, 20_000])
-async def test_a_stream_that_never_waits_lets_others_live(size: int) -> None:
+async def test_a_stream_that_never_waits_does_not_block_other_requests(size: int) -> None:
     class Endless(dragoman.Model):
         placement = "inline"
 
@@ -211,7 +211,7 @@ async def test_a_stream_that_never_waits_lets_others_live(size: int) -> None:
             await still_serves(server)
 
 
-async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left() -> None:
+async def test_a_half_closed_connection() -> None:
     async with serving(Gate, Identity) as server:
         client = await peer(server)
         client.writer.write(ASK)
@@ -229,7 +229,7 @@ async def test_who_says_that_nothing_more_comes_is_answered_at_once_or_has_left(
 # --- those who take more than their share ---------------------------------------------------------------------------
 
 
-async def test_more_connections_than_are_allowed() -> None:
+async def test_connections_beyond_the_limit() -> None:
     async with serving(Identity, max_connections=3) as server:
         clients = [await peer(server) for _ in range(3)]
         for client in clients:
@@ -238,8 +238,8 @@ async def test_more_connections_than_are_allowed() -> None:
         for sent, status in ((ASK, 503), (request("GET", "/v2"), 503), (LIVE, 200)):  # beyond them, health alone
             further = await peer(server)
             await further.send(sent * 2)
-            answer = await read_response(further.reader)
-            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            response = await read_response(further.reader)
+            assert (response.status, response.headers["connection"]) == (status, "close")
             assert await further.ended() == b""
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
@@ -250,7 +250,7 @@ async def test_more_connections_than_are_allowed() -> None:
             client.writer.close()
 
 
-async def test_who_asks_and_never_reads_is_not_read_from(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_never_reads_is_not_read_from(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Identity, write_timeout_s=0.2, compress_responses=False) as server:
         client = await peer(server, limit=1024)
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
@@ -265,7 +265,7 @@ async def test_who_asks_and_never_reads_is_not_read_from(caplog: pytest.LogCaptu
     assert "did not read its response" in caplog.text
 
 
-async def test_requests_behind_a_slow_one_wait_outside() -> None:
+async def test_pipelined_requests_behind_a_slow_one_stay_in_the_socket() -> None:
     async with serving(Gate, Identity) as server:
         client = await peer(server)
         client.writer.write(PENDING + LIVE * 200_000)  # ten megabytes
@@ -281,7 +281,7 @@ async def test_requests_behind_a_slow_one_wait_outside() -> None:
         client.writer.close()
 
 
-async def test_a_flood_of_requests_on_one_connection_leaves_others_their_turn() -> None:
+async def test_a_flood_on_one_connection_does_not_starve_others() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         client.writer.write(ASK * 3000)
@@ -304,7 +304,7 @@ async def test_a_flood_of_requests_on_one_connection_leaves_others_their_turn() 
 
 
 @pytest.mark.parametrize("half", [True, False])
-async def test_whatever_is_sent_ends_with_an_answer_or_a_close(half: bool) -> None:
+async def test_any_bytes_end_with_a_response_or_a_close(half: bool) -> None:
     mutated = st.builds(
         lambda raw, at, put, drop: raw[: at % len(raw)] + put + raw[at % len(raw) + drop :],
         st.sampled_from([ASK, LIVE, ASK[:-9], LIVE + ASK, request("POST", INFER, b"5\r\nhello\r\n0\r\n\r\n")]),
@@ -336,7 +336,7 @@ async def test_whatever_is_sent_ends_with_an_answer_or_a_close(half: bool) -> No
 # --- what is said last ----------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_looked_at_behind_a_request_that_closes() -> None:
+async def test_nothing_is_parsed_after_connection_close() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         await client.send(request("GET", "/v2/health/live", headers={"Connection": "close"}) + LIVE + LIVE)
@@ -349,10 +349,10 @@ async def test_head_and_options_have_no_body() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         await client.send(request("HEAD", "/v2") + request("OPTIONS", "/v2") + request("HEAD", "/nowhere") + LIVE)
-        answers = [await read_response(client.reader, head=True) for _ in range(4)]
-        assert [a.status for a in answers] == [200, 204, 404, 200]
-        assert int(answers[0].headers["content-length"]) > 0
-        assert "content-length" not in answers[1].headers
+        responses = [await read_response(client.reader, head=True) for _ in range(4)]
+        assert [a.status for a in responses] == [200, 204, 404, 200]
+        assert int(responses[0].headers["content-length"]) > 0
+        assert "content-length" not in responses[1].headers
         client.writer.close()
 
 
@@ -367,17 +367,17 @@ async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
         assert (await client.ended()).count(b"data: ") == 3
 
 
-async def test_http_1_0_may_keep_its_connection() -> None:
+async def test_http_1_0_keep_alive() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         for _ in range(2):
             await client.send(b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            answer = await read_response(client.reader)
-            assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
+            response = await read_response(client.reader)
+            assert (response.status, response.headers["connection"]) == (200, "keep-alive")
         client.writer.close()
 
 
-async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
+async def test_requests_in_flight_finish_when_the_server_stops() -> None:
     async with serving(Gate, Identity) as server:
         idle, half, busy = [await peer(server) for _ in range(3)]
         await idle.send(LIVE)
@@ -391,8 +391,8 @@ async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
         with pytest.raises(ConnectionError):
             (await peer(server)).writer.close()
         server.model("Gate").open.set()
-        answer = await read_response(busy.reader)
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        response = await read_response(busy.reader)
+        assert (response.status, response.headers["connection"]) == (200, "close")
         await asyncio.wait_for(stopping, 5)
         assert await busy.ended() == b""
 
@@ -400,7 +400,7 @@ async def test_what_is_under_way_is_finished_when_the_server_stops() -> None:
 # --- no task where none is needed -----------------------------------------------------------------------------------
 
 
-async def test_a_model_that_answers_at_once_needs_no_task() -> None:
+async def test_an_inline_model_needs_no_task() -> None:
     class Asks(dragoman.Model):
         placement = "inline"
 
@@ -430,7 +430,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def self_signed(folder: Path) -> Path:
-    """A certificate for localhost with its key behind it."""
+    """Create a self-signed certificate for localhost, with its key in the same file."""
     import datetime
 
     from cryptography import x509
@@ -479,7 +479,7 @@ async def test_tls(secure: tuple[RestServer, ssl.SSLContext]) -> None:
     client.writer.close()
 
 
-async def test_tls_that_is_none_or_never_begins(secure: tuple[RestServer, ssl.SSLContext]) -> None:
+async def test_invalid_or_missing_tls_handshakes(secure: tuple[RestServer, ssl.SSLContext]) -> None:
     server, context = secure
     silent, plain, half = [await peer(server) for _ in range(3)]
     await plain.send(LIVE)

@@ -1,4 +1,4 @@
-"""Large bodies: read and written aside, in portions, and with bounds on what all of them take."""
+"""Large bodies: parsed and formatted in threads, in chunks, within a common memory limit."""
 
 import asyncio
 import itertools
@@ -33,12 +33,12 @@ async def test_long_lists_of_numbers(server: RestServer, datatype: str, text: st
     assert output["data"] == [value] * N
 
 
-async def test_the_place_of_a_wrong_number_in_a_long_list(server: RestServer) -> None:
+async def test_the_index_of_an_invalid_number_in_a_long_list(server: RestServer) -> None:
     data: list[Any] = [1] * N
     data[N - 2] = "x"
-    answer = await server.infer("Identity", inputs(tensor(shape=[N], data=data)))
-    assert answer.status == 400
-    assert f"[{N - 2}]" in answer.error
+    response = await server.infer("Identity", inputs(tensor(shape=[N], data=data)))
+    assert response.status == 400
+    assert f"[{N - 2}]" in response.error
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ async def test_the_place_of_a_wrong_number_in_a_long_list(server: RestServer) ->
 async def test_integers_written_as_floats_stay_exact(server: RestServer, data: str, status: int) -> None:
     count = data.count(",") + 1
     body = f'{{"inputs": [{{"name": "x", "shape": [{count}], "datatype": "INT64", "data": {data}}}]}}'
-    answer = await server.infer("Identity", body)
-    assert answer.status == status
+    response = await server.infer("Identity", body)
+    assert response.status == status
     if status == 200:
-        assert answer.json["outputs"][0]["data"] == [1, 9007199254740993]
+        assert response.json["outputs"][0]["data"] == [1, 9007199254740993]
 
 
-async def test_binary_tensors_that_come_again_with_other_ids_and_numbers(server: RestServer) -> None:
+async def test_repeated_binary_requests_with_other_ids_and_values(server: RestServer) -> None:
     for number in range(12):
         data = np.full(5000, number, np.float32).tobytes()
         one = {"name": "x", "shape": [5000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
         asked = {"id": "x" * number, "inputs": [one], "parameters": {"binary_data_output": True}}
-        answer = await server.infer("Identity", *binary(asked, data))
-        told, parts = blobs(answer)
-        assert told.get("id", "") == "x" * number
+        response = await server.infer("Identity", *binary(asked, data))
+        document, parts = blobs(response)
+        assert document.get("id", "") == "x" * number
         assert parts == [data]
 
 
-async def test_others_are_answered_while_a_large_request_is_read(server: RestServer) -> None:
+async def test_other_requests_are_served_while_a_large_one_is_parsed(server: RestServer) -> None:
     one = {"name": "x", "shape": [1_000_000], "datatype": "BYTES", "parameters": {"binary_data_size": 4_000_000}}
     body, headers = binary({"inputs": [one], "parameters": {"binary_data_output": True}}, bytes(4_000_000))
     large = asyncio.ensure_future(server.infer("Identity", body, headers))
@@ -83,18 +83,18 @@ async def test_others_are_answered_while_a_large_request_is_read(server: RestSer
     assert answered > 10
 
 
-async def test_bytes_have_a_limit_of_elements() -> None:
+async def test_max_bytes_elements() -> None:
     async with serving(max_bytes_elements=2) as server:
         for data, status in ((["a", "b"], 200), (["a", "b", "c"], 400)):
             one = tensor(datatype="BYTES", shape=[len(data)], data=data)
             assert (await server.infer("Identity", inputs(one))).status == status
 
 
-async def test_the_best_classes_of_many(server: RestServer) -> None:
+async def test_top_classes_of_many(server: RestServer) -> None:
     values = np.random.default_rng(1).integers(0, 50, (2, 5000)).astype(np.float32)
     one = {"name": "x", "shape": [2, 5000], "datatype": "FP32", "parameters": {"binary_data_size": 40_000}}
-    wanted = {"name": "x", "parameters": {"classification": 200}}
-    body, headers = binary({"inputs": [one], "outputs": [wanted]}, values.tobytes())
+    requested = {"name": "x", "parameters": {"classification": 200}}
+    body, headers = binary({"inputs": [one], "outputs": [requested]}, values.tobytes())
     (output,) = outputs(await server.infer("Identity", body, headers))
     expected = np.argsort(-values, axis=-1, kind="stable")[:, :200]
     assert [int(t.split(":")[1]) for t in output["data"]] == expected.ravel().tolist()
@@ -106,19 +106,19 @@ async def test_too_many_classes(server: RestServer) -> None:
 
 
 @pytest.mark.parametrize("timeout", ["1" + "0" * 400, "9223372036854775808"])
-async def test_a_timeout_beyond_what_a_clock_counts(server: RestServer, timeout: str) -> None:
-    answer = await server.infer("Identity", f'{{"parameters": {{"timeout": {timeout}}}, "inputs": []}}')
-    assert "'timeout'" in answer.error or "int" in answer.error
+async def test_a_timeout_beyond_the_range_of_the_clock(server: RestServer, timeout: str) -> None:
+    response = await server.infer("Identity", f'{{"parameters": {{"timeout": {timeout}}}, "inputs": []}}')
+    assert "'timeout'" in response.error or "int" in response.error
 
 
-async def test_bodies_have_a_bound_together() -> None:
+async def test_max_bodies_bytes() -> None:
     half = request("POST", INFER, b"x" * 400_000)[:300_000]
     async with serving(max_bodies_bytes=500_000) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(half)
         await asyncio.sleep(0.1)
-        answer = await server.request("POST", INFER, b"x" * 400_000)
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        response = await server.request("POST", INFER, b"x" * 400_000)
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert (await server.infer("Identity", inputs(tensor()))).status == 200
         writer.write(b"x" * 200_000)
         assert (await read_response(reader)).status == 400

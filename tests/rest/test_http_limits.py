@@ -1,4 +1,4 @@
-"""What HTTP allows a client: sizes, patience, malformed requests, and what happens when it leaves."""
+"""HTTP limits: sizes, timeouts, malformed requests and disconnects."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def server() -> AsyncIterator[RestServer]:
 
 
 class Wire:
-    """A connection of which a test writes and reads as it likes."""
+    """A raw connection to a server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -56,7 +56,7 @@ class Wire:
         self.writer.write(raw)
         await self.writer.drain()
 
-    async def answer(self) -> RawResponse:
+    async def response(self) -> RawResponse:
         return await read_response(self.reader)
 
     async def hung_up(self) -> bool:
@@ -70,13 +70,13 @@ async def wire(server: RestServer, **options: Any) -> Wire:
     return Wire(*await asyncio.open_connection("127.0.0.1", server.port, **options))
 
 
-async def refused(wire: Wire, status: int, *words: str) -> None:
-    """The next answer has this status and these words, and the connection ends behind it."""
-    answer = await wire.answer()
-    assert answer.status == status, answer
+async def check_rejected(wire: Wire, status: int, *words: str) -> None:
+    """Assert status and message of the next response, and that the connection closes after it."""
+    response = await wire.response()
+    assert response.status == status, response
     for word in words:
-        assert word in answer.error
-    assert answer.headers["connection"] == "close"
+        assert word in response.error
+    assert response.headers["connection"] == "close"
     assert await wire.hung_up()
 
 
@@ -92,67 +92,67 @@ async def refused(wire: Wire, status: int, *words: str) -> None:
         b"GET /v2 HTTP/1.1\r\nx: " + b"y" * 100_000,
     ],
 )
-async def test_a_head_too_large(server: RestServer, raw: bytes) -> None:
+async def test_headers_too_large(server: RestServer, raw: bytes) -> None:
     async with await wire(server) as client:
         await client.send(raw)
-        await refused(client, 431, "16384 bytes")
+        await check_rejected(client, 431, "16384 bytes")
 
 
-async def test_a_head_too_large_piece_by_piece_on_a_connection_in_use(server: RestServer) -> None:
+async def test_headers_too_large_in_chunks_on_a_used_connection(server: RestServer) -> None:
     async with await wire(server) as client:
         await client.send(LIVE)
-        assert (await client.answer()).status == 200
+        assert (await client.response()).status == 200
         await client.send(b"GET /v2 HTTP/1.1\r\n")
         for _ in range(20):
             await client.send(b"x: " + b"y" * 1000 + b"\r\n")
             await asyncio.sleep(0)
-        await refused(client, 431, "16384 bytes")
+        await check_rejected(client, 431, "16384 bytes")
 
 
-async def test_a_head_just_small_enough(server: RestServer) -> None:
+async def test_headers_at_the_limit(server: RestServer) -> None:
     assert (await server.request("GET", "/v2/health/live", headers={"X": "y" * 16_000})).status == 200
 
 
 @pytest.mark.parametrize("start", [b"GET /v2 HT", b"GET /v2/health/live HTTP/1.1\r\nHost: te"])
 @pytest.mark.parametrize("before", [b"", LIVE, LIVE + LIVE])
-async def test_a_slow_head(start: bytes, before: bytes) -> None:
+async def test_slow_headers(start: bytes, before: bytes) -> None:
     async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         for part in (before[len(LIVE) :], before[: len(LIVE)] + start):
             if part:
                 await client.send(part)
         for _ in range(before.count(b"GET")):
-            assert (await client.answer()).status == 200
-        await refused(client, 408, "0.05 s")
+            assert (await client.response()).status == 200
+        await check_rejected(client, 408, "0.05 s")
 
 
-async def test_empty_lines_are_no_head() -> None:
+async def test_empty_lines_before_a_request() -> None:
     async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(b"\r\n")
-        await refused(client, 408)
+        await check_rejected(client, 408)
 
 
-async def test_a_connection_that_says_nothing_is_hung_up_on_silently() -> None:
+async def test_a_silent_connection_is_closed_without_response() -> None:
     async with serving(header_timeout_s=0.05) as server, await wire(server) as client:
         assert await client.hung_up()
 
 
-async def test_an_idle_connection_stays_until_its_own_time_is_over() -> None:
+async def test_an_idle_connection_closes_after_its_timeout() -> None:
     async with serving(header_timeout_s=0.02, keep_alive_timeout_s=1) as server, await wire(server) as client:
         await client.send(LIVE)
-        assert (await client.answer()).status == 200
+        assert (await client.response()).status == 200
         await asyncio.sleep(0.1)
         await client.send(LIVE)
-        assert (await client.answer()).status == 200
+        assert (await client.response()).status == 200
         assert await client.hung_up()
 
 
-async def test_a_slow_head_behind_a_slow_answer_waits_its_turn() -> None:
+async def test_slow_headers_behind_a_slow_response() -> None:
     async with serving(Gate, header_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + b"GET /v2 HT")
         await asyncio.sleep(0.15)
         server.model("Gate").open.set()
-        assert next(outputs(await client.answer()))["data"] == [1]
-        await refused(client, 408)
+        assert next(outputs(await client.response()))["data"] == [1]
+        await check_rejected(client, 408)
 
 
 @pytest.mark.parametrize(
@@ -175,45 +175,45 @@ async def test_a_slow_head_behind_a_slow_answer_waits_its_turn() -> None:
         request("POST", INFER, b"0\r\n\r\n", {"Transfer-Encoding": "chunked, x"}, length=False),
     ],
 )
-async def test_what_is_no_http(server: RestServer, raw: bytes) -> None:
+async def test_invalid_http(server: RestServer, raw: bytes) -> None:
     async with await wire(server) as client:
         await client.send(raw)
-        await refused(client, 400, "not valid HTTP/1.1")
+        await check_rejected(client, 400, "not valid HTTP/1.1")
 
 
-async def test_what_is_no_http_in_the_middle_of_a_body(server: RestServer) -> None:
+async def test_invalid_http_within_a_body(server: RestServer) -> None:
     head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
     async with await wire(server) as client:
         await client.send(head + b"5\r\nhello\r\n")
         await client.send(b"zz\r\n")
-        await refused(client, 400, "not valid HTTP/1.1")
+        await check_rejected(client, 400, "not valid HTTP/1.1")
 
 
-async def test_nonsense_behind_a_good_request_does_not_lose_its_answer() -> None:
+async def test_invalid_bytes_after_a_valid_request_keep_its_response() -> None:
     async with serving(Gate) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())) + b"\x00nonsense\r\n\r\n")
         await server.model("Gate").begun.wait()
         server.model("Gate").open.set()
-        assert (await client.answer()).status == 200
-        await refused(client, 400)
+        assert (await client.response()).status == 200
+        await check_rejected(client, 400)
 
 
-async def test_an_offer_of_http_2_is_passed_over(server: RestServer) -> None:
+async def test_an_upgrade_to_http2_is_ignored(server: RestServer) -> None:
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}
     raws = [request("POST", INFER, inputs(tensor(data=[i]), id="7"), offer) for i in range(300)]
     async with await wire(server) as client:
         await client.send(b"".join(raws) + LIVE)
         for i in range(300):
-            assert (await client.answer()).json["outputs"][0]["data"] == [i]
-        assert (await client.answer()).status == 200
+            assert (await client.response()).json["outputs"][0]["data"] == [i]
+        assert (await client.response()).status == 200
         for at in (10, 40, 120, len(raws[0]) - 5):  # cut anywhere
             await client.send(raws[0][:at])
             await asyncio.sleep(0.01)
             await client.send(raws[0][at:])
-            assert (await client.answer()).status == 200
+            assert (await client.response()).status == 200
 
 
-async def test_an_offer_of_websocket_is_passed_over(server: RestServer) -> None:
+async def test_an_upgrade_to_websocket_is_ignored(server: RestServer) -> None:
     offer = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "x", "Sec-WebSocket-Version": "13"}
     assert (await server.request("GET", "/v2/health/live", headers=offer)).status == 200
 
@@ -221,8 +221,8 @@ async def test_an_offer_of_websocket_is_passed_over(server: RestServer) -> None:
 async def test_http_1_0(server: RestServer) -> None:
     async with await wire(server) as client:
         await client.send(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
-        answer = await client.answer()
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        response = await client.response()
+        assert (response.status, response.headers["connection"]) == (200, "close")
         assert await client.hung_up()
 
 
@@ -232,31 +232,31 @@ async def test_http_1_0(server: RestServer) -> None:
 async def test_a_slow_body() -> None:
     async with serving(body_timeout_s=0.05) as server, await wire(server) as client:
         await client.send(request("POST", INFER, b"", {"Content-Length": "100"}, length=False) + b"{")
-        answer = await client.answer()
-        assert (answer.status, answer.headers["connection"]) == (408, "close")
-        assert "too slowly" in answer.error
+        response = await client.response()
+        assert (response.status, response.headers["connection"]) == (408, "close")
+        assert "too slowly" in response.error
 
 
 @pytest.mark.parametrize("size", [1001, 5_000_000])
-async def test_a_body_too_large_is_told_to_a_client_that_sends_it_all(size: int) -> None:
+async def test_a_client_that_sends_all_of_a_too_large_body_gets_413(size: int) -> None:
     async with serving(max_body_bytes=1000) as server:
         text = "larger than the limit of 1000 bytes"
         async with await wire(server) as client:
             await client.send(request("POST", INFER, b" " * size))
-            await refused(client, 413, text)
+            await check_rejected(client, 413, text)
         chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
         head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
         async with await wire(server) as client:
             await client.send(head + chunk + b"0\r\n\r\n")
-            await refused(client, 413, text)
+            await check_rejected(client, 413, text)
         assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
-async def test_a_body_too_large_is_refused_before_it_is_sent() -> None:
+async def test_a_too_large_body_is_rejected_before_it_is_sent() -> None:
     async with serving(max_body_bytes=1000) as server, await wire(server) as client:
         head = {"Content-Length": "5000", "Expect": "100-continue"}
         await client.send(request("POST", INFER, b"", head, length=False))
-        assert (await client.answer()).status == 413
+        assert (await client.response()).status == 413
 
 
 async def test_100_continue(server: RestServer) -> None:
@@ -264,9 +264,9 @@ async def test_100_continue(server: RestServer) -> None:
     head = {"Content-Length": str(len(body)), "Expect": "100-continue"}
     async with await wire(server) as client:
         await client.send(request("POST", INFER, b"", head, length=False))
-        assert (await client.answer()).status == 100
+        assert (await client.response()).status == 100
         await client.send(body)
-        assert (await client.answer()).status == 200
+        assert (await client.response()).status == 200
 
 
 async def test_a_chunked_body(server: RestServer) -> None:
@@ -278,11 +278,11 @@ async def test_a_chunked_body(server: RestServer) -> None:
 
 async def test_ten_thousand_tiny_inputs(server: RestServer) -> None:
     many = inputs(*(tensor(f"x{i}", [1], "INT32", [i]) for i in range(10_000)))
-    answer = await server.infer("Identity", many)
-    assert answer.status == 400
-    assert answer.error == "'inputs': expected at most 1024, got 10000"
-    wanted = [{"name": f"x{i}"} for i in range(1025)]
-    assert "'outputs'" in (await server.infer("Identity", inputs(tensor(), outputs=wanted))).error
+    response = await server.infer("Identity", many)
+    assert response.status == 400
+    assert response.error == "'inputs': expected at most 1024, got 10000"
+    expected = [{"name": f"x{i}"} for i in range(1025)]
+    assert "'outputs'" in (await server.infer("Identity", inputs(tensor(), outputs=expected))).error
     async with serving(max_tensors=10_000) as generous:
         assert len(list(outputs(await generous.infer("Identity", many)))) == 10_000
 
@@ -294,32 +294,32 @@ async def test_pipelined_requests_are_answered_in_order(server: RestServer) -> N
     async with await wire(server) as client:
         await client.send(b"".join(request("POST", INFER, inputs(tensor(data=[i]))) + LIVE for i in range(500)))
         for i in range(500):
-            assert next(outputs(await client.answer()))["data"] == [i]
-            assert (await client.answer()).body == b""
+            assert next(outputs(await client.response()))["data"] == [i]
+            assert (await client.response()).body == b""
 
 
-async def test_a_refused_request_does_not_spoil_the_connection(server: RestServer) -> None:
+async def test_a_rejected_request_keeps_the_connection_usable(server: RestServer) -> None:
     async with await wire(server) as client:
         for path in ("/nope", "/v2", INFER):  # whose bodies are partly not even read
             await client.send(request("POST", path, b"{" * 100_000))
-            assert (await client.answer()).status in (400, 404, 405)
+            assert (await client.response()).status in (400, 404, 405)
         await client.send(LIVE)
-        assert (await client.answer()).status == 200
+        assert (await client.response()).status == 200
 
 
-async def test_answers_do_not_wait_for_acknowledgements(server: RestServer) -> None:
+async def test_responses_do_not_wait_for_acknowledgements(server: RestServer) -> None:
     async with await wire(server) as client:
         start = time.monotonic()
         for _ in range(30):
             await client.send(request("POST", INFER, inputs(tensor())))
-            await client.answer()
+            await client.response()
         assert time.monotonic() - start < 0.9  # 30 times 40 ms where a head and its body go apart
 
 
 # --- clients that leave ----------------------------------------------------------------------------------------------
 
 
-async def test_a_client_that_leaves_cancels_the_models_work(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_cancels_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Gate) as server:
         gate = server.model("Gate")
         async with await wire(server) as client:
@@ -329,7 +329,7 @@ async def test_a_client_that_leaves_cancels_the_models_work(caplog: pytest.LogCa
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_body(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_within_a_body(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         async with await wire(server) as client:
             await client.send(request("POST", INFER, b"", {"Content-Length": "100"}, length=False) + b"{")
@@ -338,7 +338,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_body(caplog: pytest.LogCa
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-async def test_a_client_that_leaves_a_stream_closes_the_models_generator(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_closes_the_models_generator(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         counter = server.model("Counter")
         async with await wire(server) as client:
@@ -348,7 +348,7 @@ async def test_a_client_that_leaves_a_stream_closes_the_models_generator(caplog:
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-async def test_a_client_that_does_not_read_a_stream_is_hung_up_on() -> None:
+async def test_a_client_that_does_not_read_a_stream_is_disconnected() -> None:
     async with serving(write_timeout_s=0.1) as server, await wire(server, limit=1024) as client:
         await client.send(stream(n=-1))
         await asyncio.wait_for(server.model("Counter").closed.wait(), 10)
@@ -357,7 +357,7 @@ async def test_a_client_that_does_not_read_a_stream_is_hung_up_on() -> None:
                 await client.reader.readexactly(1 << 16)
 
 
-async def test_a_client_that_does_not_read_its_answers_is_hung_up_on() -> None:
+async def test_a_client_that_does_not_read_responses_is_disconnected() -> None:
     async with (
         serving(write_timeout_s=0.1, compress_responses=False) as server,
         await wire(server, limit=1024) as client,
@@ -369,30 +369,30 @@ async def test_a_client_that_does_not_read_its_answers_is_hung_up_on() -> None:
         assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
-async def test_a_client_that_reads_slowly_gets_it_all() -> None:
+async def test_a_slow_reader_gets_the_whole_response() -> None:
     async with serving(write_timeout_s=0.3, compress_responses=False) as server:
         size = 24 << 20
         given = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
         body, headers = binary(inputs(given, parameters={"binary_data_output": True}), bytes(size))
         async with await wire(server, limit=1 << 16) as client:
             await client.send(request("POST", INFER, body, headers))
-            status, told = await read_head(client.reader)
+            status, found_headers = await read_head(client.reader)
             assert status == 200
-            left = int(told["content-length"])
+            left = int(found_headers["content-length"])
             while left:
                 left -= len(await client.reader.readexactly(min(left, 1 << 19)))
                 await asyncio.sleep(0.02)
 
 
-async def test_requests_under_way_when_the_server_stops_are_answered() -> None:
+async def test_requests_in_flight_get_a_response_when_the_server_stops() -> None:
     async with serving(Gate) as server:
         client = await wire(server)
         await client.send(request("POST", "/v2/models/Gate/infer", inputs(tensor())))
         await server.model("Gate").begun.wait()
     async with client:
-        answer = await client.answer()
-        assert answer.status in (500, 503)
-        assert answer.error
+        response = await client.response()
+        assert response.status in (500, 503)
+        assert response.error
 
 
 # --- streams of events -------------------------------------------------------------------------------------------
@@ -402,22 +402,22 @@ def stream(**parameters: Any) -> bytes:
     return request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), id="7", parameters=parameters))
 
 
-def events(answer: RawResponse) -> list[Any]:
-    assert answer.headers["content-type"] == "text/event-stream"
-    *parts, rest = answer.body.split(b"\n\n")
+def events(response: RawResponse) -> list[Any]:
+    assert response.headers["content-type"] == "text/event-stream"
+    *parts, rest = response.body.split(b"\n\n")
     assert rest == b""
     return [json.loads(part.removeprefix(b"data: ")) for part in parts]
 
 
-async def test_a_stream_is_one_event_a_piece(server: RestServer) -> None:
-    answer = await server.send(stream(n=3))
-    assert (answer.status, answer.headers["cache-control"]) == (200, "no-cache")
-    found = events(answer)
+async def test_a_stream_has_one_event_per_chunk(server: RestServer) -> None:
+    response = await server.send(stream(n=3))
+    assert (response.status, response.headers["cache-control"]) == (200, "no-cache")
+    found = events(response)
     assert [e["outputs"][0]["data"] for e in found] == [[0], [1], [2]]
     assert {(e["id"], e["model_name"]) for e in found} == {("7", "Counter")}
 
 
-async def test_a_piece_is_sent_as_soon_as_it_is_there() -> None:
+async def test_chunks_are_sent_immediately() -> None:
     class Slow(dragoman.Model):
         placement = "inline"
 
@@ -439,54 +439,54 @@ async def test_a_piece_is_sent_as_soon_as_it_is_there() -> None:
         assert await anext(chunks, None) is None
 
 
-async def test_a_stream_of_no_pieces(server: RestServer) -> None:
+async def test_an_empty_stream(server: RestServer) -> None:
     assert events(await server.send(stream(n=0))) == []
 
 
-async def test_a_fault_before_the_first_piece_has_its_status(server: RestServer) -> None:
-    answer = await server.send(stream(n=3, fail=0))
-    assert (answer.status, answer.error) == (500, "model 'Counter' failed: ValueError: no piece 0")
-    answer = await server.request("POST", "/v2/models/nope/infer_stream", inputs(tensor()))
-    assert answer.status == 404
+async def test_an_error_before_the_first_chunk_has_its_status(server: RestServer) -> None:
+    response = await server.send(stream(n=3, fail=0))
+    assert (response.status, response.error) == (500, "model 'Counter' failed: ValueError: no chunk 0")
+    response = await server.request("POST", "/v2/models/nope/infer_stream", inputs(tensor()))
+    assert response.status == 404
     assert (await server.request("POST", "/v2/models/Adder/infer_stream", inputs(tensor()))).status == 400
 
 
-async def test_a_fault_after_the_first_piece_is_an_event(server: RestServer) -> None:
+async def test_an_error_after_the_first_chunk_is_an_event(server: RestServer) -> None:
     found = events(await server.send(stream(n=3, fail=2)))
-    assert [e.get("error") for e in found] == [None, None, "model 'Counter' failed: ValueError: no piece 2"]
+    assert [e.get("error") for e in found] == [None, None, "model 'Counter' failed: ValueError: no chunk 2"]
 
 
-async def test_a_first_piece_that_json_cannot_carry_has_its_status(server: RestServer) -> None:
+async def test_a_first_chunk_that_json_cannot_represent_has_its_status(server: RestServer) -> None:
     body = inputs(tensor("x", [1], "FP32", [1]), parameters={"raise": "parameter"})
-    answer = await server.request("POST", "/v2/models/Faulty/infer_stream", body)
-    assert answer.status == 500
-    assert "request id" in answer.error
+    response = await server.request("POST", "/v2/models/Faulty/infer_stream", body)
+    assert response.status == 500
+    assert "request id" in response.error
 
 
-async def test_a_plain_model_streams_its_one_answer(server: RestServer) -> None:
+async def test_a_plain_model_streams_one_response(server: RestServer) -> None:
     found = events(await server.request("POST", "/v2/models/Identity/infer_stream", inputs(tensor())))
     assert [e["outputs"][0]["data"] for e in found] == [[1]]
 
 
-async def test_a_stream_of_several_pieces_is_no_plain_answer(server: RestServer) -> None:
-    answer = await server.infer("Counter", inputs(tensor(), parameters={"n": 2}))
-    assert answer.status == 400
-    assert "request a stream" in answer.error
+async def test_a_stream_of_several_chunks_is_not_a_plain_response(server: RestServer) -> None:
+    response = await server.infer("Counter", inputs(tensor(), parameters={"n": 2}))
+    assert response.status == 400
+    assert "request a stream" in response.error
     assert next(outputs(await server.infer("Counter", inputs(tensor(), parameters={"n": 1}))))["data"] == [0]
 
 
 async def test_events_carry_no_binary(server: RestServer) -> None:
     body = inputs(tensor(), parameters={"binary_data_output": True})
-    answer = await server.request("POST", "/v2/models/Counter/infer_stream", body)
-    assert answer.status == 400
-    assert "expected no binary outputs" in answer.error
+    response = await server.request("POST", "/v2/models/Counter/infer_stream", body)
+    assert response.status == 400
+    assert "expected no binary outputs" in response.error
 
 
 async def test_a_stream_ends_at_its_deadline() -> None:
     async with serving(Gate) as server:
         body = inputs(tensor(), parameters={"timeout": 20_000})
-        answer = await server.request("POST", "/v2/models/Gate/infer_stream", body)
-        assert (answer.status, answer.error) == (504, "Request timeout expired")
+        response = await server.request("POST", "/v2/models/Gate/infer_stream", body)
+        assert (response.status, response.error) == (504, "Request timeout expired")
 
 
 # --- NaN and infinities in JSON ----------------------------------------------------------------------------------
@@ -501,29 +501,29 @@ def from_bits(*values: float) -> tuple[bytes, dict[str, str]]:
     return head + raw, {"Inference-Header-Content-Length": str(len(head))}
 
 
-async def test_by_default_nan_is_null_and_infinities_are_refused(server: RestServer) -> None:
-    answer = await server.infer("Identity", *from_bits(1.5, float("nan")))
-    assert next(outputs(answer))["data"] == [1.5, None]
-    answer = await server.infer("Identity", *from_bits(float("nan"), float("-inf")))
-    assert answer.status == 400
-    assert "output 'x' holds -inf at element 1" in answer.error
-    assert "binary output" in answer.error
+async def test_by_default_nan_is_null_and_infinities_are_rejected(server: RestServer) -> None:
+    response = await server.infer("Identity", *from_bits(1.5, float("nan")))
+    assert next(outputs(response))["data"] == [1.5, None]
+    response = await server.infer("Identity", *from_bits(float("nan"), float("-inf")))
+    assert response.status == 400
+    assert "output 'x' holds -inf at element 1" in response.error
+    assert "binary output" in response.error
 
 
-async def test_policy_error_refuses_nan_too() -> None:
+async def test_nonfinite_error_rejects_nan_too() -> None:
     async with serving(nonfinite="error") as server:
-        answer = await server.infer("Identity", *from_bits(1.5, float("nan")))
-        assert answer.status == 400
-        assert "output 'x' holds nan at element 1" in answer.error
+        response = await server.infer("Identity", *from_bits(1.5, float("nan")))
+        assert response.status == 400
+        assert "output 'x' holds nan at element 1" in response.error
         assert next(outputs(await server.infer("Identity", *from_bits(1.5))))["data"] == [1.5]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-async def test_policy_literal_takes_and_gives_the_bare_words(datatype: str) -> None:
+async def test_nonfinite_literal_accepts_and_returns_literals(datatype: str) -> None:
     async with serving(nonfinite="literal") as server:
-        answer = await server.infer("Identity", INFINITE % datatype)
-        assert answer.status == 200
-        assert b'"data":[NaN,Infinity,-Infinity]' in answer.body
+        response = await server.infer("Identity", INFINITE % datatype)
+        assert response.status == 200
+        assert b'"data":[NaN,Infinity,-Infinity]' in response.body
         assert (await server.infer("Identity", INFINITE % "INT32")).status == 400
         assert (await server.infer("Identity", "{" + INFINITE % datatype)).status == 400
         half = INFINITE.replace('"x"', '"\\ud800"') % datatype

@@ -33,7 +33,7 @@ ARRAYS: dict[str, Any] = {
 
 
 class Scores(dragoman.Model):
-    """Gives the array that its parameter names."""
+    """Return the array that the parameter names."""
 
     placement = "inline"
 
@@ -57,9 +57,9 @@ def sized(name: str = "x", size: Any = 4, shape: Any = (1,), datatype: str = "IN
 async def refused(
     server: RestServer, body: bytes, headers: dict[str, str], *words: str, model: str = "Identity"
 ) -> None:
-    answer = await server.infer(model, body, headers)
-    text = answer.error
-    assert answer.status == 400
+    response = await server.infer(model, body, headers)
+    text = response.error
+    assert response.status == 400
     for word in words:
         assert word in text, text
 
@@ -68,7 +68,7 @@ async def refused(
 
 
 @pytest.mark.parametrize("value", ["abc", "", "1.0", "0x10", "1_0", "5 5", "+5", "\xb2", "9" * 5000])
-async def test_a_header_that_is_no_number(server: RestServer, value: str) -> None:
+async def test_a_header_that_is_not_a_number(server: RestServer, value: str) -> None:
     body = json.dumps(inputs(tensor())).encode()
     text = f"Unable to parse {HEADER}, got: {value[:64]}"
     await refused(server, body, {HEADER: value}, text)
@@ -111,7 +111,7 @@ async def test_bytes_that_do_not_fill_the_shape(server: RestServer) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "4", True])
-async def test_a_size_that_is_none(server: RestServer, size: Any) -> None:
+async def test_invalid_sizes(server: RestServer, size: Any) -> None:
     body, headers = binary(inputs(sized("mine", size)), ONE)
     await refused(server, body, headers, "'mine'", "'binary_data_size' expects a number of bytes")
 
@@ -121,14 +121,14 @@ async def test_both_data_and_binary_size(server: RestServer) -> None:
     await refused(server, body, headers, "'mine'", "Input must set only one of the following fields")
 
 
-async def test_blobs_lie_in_the_order_of_the_inputs(server: RestServer) -> None:
+async def test_binary_data_is_in_the_order_of_the_inputs(server: RestServer) -> None:
     given = inputs(sized("a"), tensor("b", [1], "INT32", [2]), sized("c", 0, [0]), sized("d"))
     body, headers = binary(given, ONE, b"\x04\0\0\0")
-    answer = await server.infer("Identity", body, headers)
-    assert [(o["name"], o["data"]) for o in outputs(answer)] == [("a", [1]), ("b", [2]), ("c", []), ("d", [4])]
-    assert "parameters" not in next(outputs(answer))
-    assert answer.headers["content-type"] == "application/json"
-    assert HEADER.lower() not in answer.headers
+    response = await server.infer("Identity", body, headers)
+    assert [(o["name"], o["data"]) for o in outputs(response)] == [("a", [1]), ("b", [2]), ("c", []), ("d", [4])]
+    assert "parameters" not in next(outputs(response))
+    assert response.headers["content-type"] == "application/json"
+    assert HEADER.lower() not in response.headers
 
 
 # --- outputs -----------------------------------------------------------------------------------------------------
@@ -152,17 +152,17 @@ async def test_which_outputs_are_binary(
     server: RestServer, every: bool | None, a: bool | None, b: bool | None, binary_ones: list[str]
 ) -> None:
     forms = {n: {} if form is None else {"binary_data": form} for n, form in (("a", a), ("b", b))}
-    wanted = [{"name": n, "parameters": form} for n, form in forms.items()]
+    expected = [{"name": n, "parameters": form} for n, form in forms.items()]
     more = {} if every is None else {"parameters": {"binary_data_output": every}}
-    answer = await server.infer("Identity", inputs(*TWO, outputs=wanted, id="i", **more))
-    assert answer.status == 200
+    response = await server.infer("Identity", inputs(*TWO, outputs=expected, id="i", **more))
+    assert response.status == 200
     if not binary_ones:
-        assert answer.headers["content-type"] == "application/json"
-        assert HEADER.lower() not in answer.headers
-        assert [o["data"] for o in answer.json["outputs"]] == [[1], [2]]
+        assert response.headers["content-type"] == "application/json"
+        assert HEADER.lower() not in response.headers
+        assert [o["data"] for o in response.json["outputs"]] == [[1], [2]]
         return
-    head, found = blobs(answer)
-    assert answer.headers["content-type"] == "application/octet-stream"
+    head, found = blobs(response)
+    assert response.headers["content-type"] == "application/octet-stream"
     assert head["id"] == "i"
     for output in head["outputs"]:
         if output["name"] in binary_ones:
@@ -174,13 +174,13 @@ async def test_which_outputs_are_binary(
     assert len(found) == len(binary_ones)
 
 
-async def test_an_empty_output_goes_as_json(server: RestServer) -> None:
+async def test_an_empty_output_is_json(server: RestServer) -> None:
     every = {"parameters": {"binary_data_output": True}}
-    answer = await server.infer("Identity", inputs(tensor("e", [2, 0], "FP32", []), **every))
-    assert answer.headers["content-type"] == "application/json"
-    assert next(outputs(answer)) == {"name": "e", "datatype": "FP32", "shape": [2, 0], "data": []}
-    answer = await server.infer("Identity", inputs(tensor("e", [0], "BYTES", []), *TWO, **every))
-    head, found = blobs(answer)
+    response = await server.infer("Identity", inputs(tensor("e", [2, 0], "FP32", []), **every))
+    assert response.headers["content-type"] == "application/json"
+    assert next(outputs(response)) == {"name": "e", "datatype": "FP32", "shape": [2, 0], "data": []}
+    response = await server.infer("Identity", inputs(tensor("e", [0], "BYTES", []), *TWO, **every))
+    head, found = blobs(response)
     assert [o.get("data") for o in head["outputs"]] == [[], None, None]
     assert found == [ONE, b"\x02\0\0\0"]
 
@@ -208,14 +208,14 @@ async def test_a_raw_request_is_the_one_inputs_bytes(server: RestServer) -> None
     assert found == [rows.tobytes()]
 
 
-async def test_a_raw_request_for_text_gets_its_length_added(server: RestServer) -> None:
+async def test_a_raw_request_for_bytes_has_one_element(server: RestServer) -> None:
     for text in (b"some text \xff", b""):
         head, found = blobs(await server.infer("Phrase", text, RAW))
         assert head["outputs"][0]["shape"] == [1]
         assert found == [len(text).to_bytes(4, "little") + text]
 
 
-async def test_raw_requests_that_do_not_fit(server: RestServer) -> None:
+async def test_invalid_raw_requests(server: RestServer) -> None:
     await refused(server, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
     await refused(server, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
     await refused(server, bytes(8), RAW, "one input", model="Identity")
@@ -225,7 +225,7 @@ async def test_raw_requests_that_do_not_fit(server: RestServer) -> None:
 
 
 @pytest.mark.parametrize("spaces", range(4))
-async def test_the_array_that_a_model_sees_is_the_body_where_it_is_aligned(spaces: int) -> None:
+async def test_aligned_inputs_are_views_of_the_body(spaces: int) -> None:
     rows = np.arange(1000, dtype=np.int32)
     head = json.dumps(inputs(sized("x", rows.nbytes, [1000]))).encode()
     head += b" " * (-len(head) % 4 + spaces)
@@ -240,16 +240,16 @@ async def test_the_array_that_a_model_sees_is_the_body_where_it_is_aligned(space
     assert (seen == rows).all()
 
 
-async def test_the_bytes_that_are_sent_are_the_models_array() -> None:
+async def test_outputs_are_sent_without_copy() -> None:
     rows = np.arange(1000, dtype=np.int32)
     body = json.dumps(inputs(tensor(), parameters={"binary_data_output": True})).encode()
     exchange = OpenInferenceRest(Policy()).infer(HttpRequest("POST", "", {"model": "m"}, {}, body))
-    answer: Any = Response(Inference({"y": dragoman.Tensor.of(rows)}), "m")
-    sent = exchange.format_response(answer).body[1]
+    response: Any = Response(Inference({"y": dragoman.Tensor.of(rows)}), "m")
+    sent = exchange.format_response(response).body[1]
     assert np.shares_memory(np.frombuffer(sent, np.int32), rows)
 
 
-async def test_arrays_are_read_only_whatever_they_came_as() -> None:
+async def test_input_arrays_are_read_only() -> None:
     seen: list[bool] = []
 
     class Looking(dragoman.Model):
@@ -285,8 +285,8 @@ async def test_arrays_are_read_only_whatever_they_came_as() -> None:
 
 
 async def classes(server: RestServer, which: str, count: Any, **more: Any) -> RawResponse:
-    wanted = [{"name": "y", "parameters": {"classification": count, **more}}]
-    return await server.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=wanted))
+    expected = [{"name": "y", "parameters": {"classification": count, **more}}]
+    return await server.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=expected))
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,9 @@ async def classes(server: RestServer, which: str, count: Any, **more: Any) -> Ra
         ("empty", 1, [2, 0], []),
     ],
 )
-async def test_t76_the_best_classes(
-    server: RestServer, which: str, count: int, shape: list[int], data: list[Any]
-) -> None:
-    answer = next(outputs(await classes(server, which, count)))
-    assert (answer["shape"], answer["data"]) == (shape, data)
+async def test_t76_top_classes(server: RestServer, which: str, count: int, shape: list[int], data: list[Any]) -> None:
+    response = next(outputs(await classes(server, which, count)))
+    assert (response["shape"], response["data"]) == (shape, data)
 
 
 async def test_t76_classes_in_binary_form(server: RestServer) -> None:
@@ -316,18 +314,18 @@ async def test_t76_classes_in_binary_form(server: RestServer) -> None:
     assert found == [b"\x0a\0\0\0000.500000:1\x0a\0\0\0002.000000:1"]
 
 
-async def test_t76_only_the_output_that_asks(server: RestServer) -> None:
-    wanted = [{"name": "y", "parameters": {"classification": 1}}, {"name": "other"}]
-    answer = await server.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=wanted))
-    assert [o["datatype"] for o in outputs(answer)] == ["BYTES", "INT32"]
+async def test_t76_only_the_requested_output(server: RestServer) -> None:
+    expected = [{"name": "y", "parameters": {"classification": 1}}, {"name": "other"}]
+    response = await server.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=expected))
+    assert [o["datatype"] for o in outputs(response)] == ["BYTES", "INT32"]
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, "1", True])
-async def test_t76_a_count_that_is_none(server: RestServer, count: Any) -> None:
-    answer = await classes(server, "floats", count)
-    assert answer.status == 400
-    assert "output 'y': parameter 'classification' expects a number of classes" in answer.error
+async def test_t76_invalid_counts(server: RestServer, count: Any) -> None:
+    response = await classes(server, "floats", count)
+    assert response.status == 400
+    assert "output 'y': parameter 'classification' expects a number of classes" in response.error
 
 
-async def test_t76_no_classes_are_the_output_itself(server: RestServer) -> None:
+async def test_t76_zero_classes_return_the_output(server: RestServer) -> None:
     assert next(outputs(await classes(server, "integers", 0)))["datatype"] == "INT64"

@@ -1,4 +1,4 @@
-"""Whatever garbage comes in over REST, the server answers decently and lives."""
+"""Fuzzing: random changes of REST requests get a well-formed response, and the server keeps running."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def bodies() -> st.SearchStrategy[bytes]:
 
     @st.composite
     def mutated(draw: st.DrawFn) -> bytes:
-        """Some bytes of a valid request replaced, dropped or doubled."""
+        """Replace, remove or duplicate some bytes of a valid request."""
         found = bytearray(text)
         for _ in range(draw(st.integers(1, 4))):
             at = draw(st.integers(0, len(found) - 1))
@@ -79,7 +79,7 @@ def bodies() -> st.SearchStrategy[bytes]:
 
     @st.composite
     def replaced(draw: st.DrawFn) -> bytes:
-        """One value anywhere inside a valid request replaced by any other."""
+        """Replace one value inside a valid request by another."""
         value: Any = json.loads(text)
         places = list(_places(value))
         where = draw(st.sampled_from(places))
@@ -99,19 +99,19 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from _places(value[key], (*path, key))
 
 
-def check_decent(answer: RawResponse) -> None:
-    assert answer.status in (200, 400), answer
-    if answer.status == 400:
-        assert answer.error
-    elif answer.headers["content-type"] == "application/json":
-        json.loads(answer.body, parse_constant=_no_constant)
+def check_decent(response: RawResponse) -> None:
+    assert response.status in (200, 400), response
+    if response.status == 400:
+        assert response.error
+    elif response.headers["content-type"] == "application/json":
+        json.loads(response.body, parse_constant=_no_constant)
 
 
 def _no_constant(word: str) -> None:
     raise AssertionError(f"{word} is no JSON")
 
 
-async def test_garbage_is_refused_decently(server: RestServer) -> None:
+async def test_random_changes_get_a_valid_response(server: RestServer) -> None:
     def attack() -> None:
         client = KeepAliveClient(server.port)
 
@@ -129,7 +129,7 @@ async def test_garbage_is_refused_decently(server: RestServer) -> None:
     await asyncio.to_thread(attack)
 
 
-async def test_garbage_in_binary_form_is_refused_decently(server: RestServer) -> None:
+async def test_random_changes_of_binary_requests_get_a_valid_response(server: RestServer) -> None:
     def attack() -> None:
         client = KeepAliveClient(server.port)
 
@@ -160,7 +160,7 @@ async def test_garbage_in_binary_form_is_refused_decently(server: RestServer) ->
     await asyncio.to_thread(attack)
 
 
-async def test_garbage_for_http_never_silences_the_server(server: RestServer) -> None:
+async def test_random_bytes_do_not_stop_the_server(server: RestServer) -> None:
     def attack() -> None:
         @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.one_of(st.binary(max_size=80), _mutated_heads()))

@@ -1,4 +1,4 @@
-"""The whole message for each thing that can be wrong with a request, and nothing wrong with its neighbours."""
+"""The complete message of each error in a request, and similar requests that are valid."""
 
 import struct
 from collections.abc import AsyncIterator
@@ -21,9 +21,9 @@ async def server() -> AsyncIterator[RestServer]:
 
 
 async def message(server: RestServer, *tensors: dict[str, Any], status: int = 400, **more: Any) -> str:
-    answer = await server.infer("Identity", inputs(*tensors, **more))
-    assert answer.status == status, answer.body
-    return answer.error
+    response = await server.infer("Identity", inputs(*tensors, **more))
+    assert response.status == status, response.body
+    return response.error
 
 
 X = "input 'x'"
@@ -79,22 +79,22 @@ X = "input 'x'"
         ),
     ],
 )
-async def test_an_input_that_is_wrong_is_named(server: RestServer, given: dict[str, Any], expected: str) -> None:
+async def test_an_invalid_input_is_named(server: RestServer, given: dict[str, Any], expected: str) -> None:
     body = {"name": "x", "datatype": "INT32", **given}
-    answer = await server.infer("Identity", {"inputs": [tensor("good", [1], "INT32", [1]), body]})
-    assert answer.status in (400, 501)
-    assert answer.error == expected
+    response = await server.infer("Identity", {"inputs": [tensor("good", [1], "INT32", [1]), body]})
+    assert response.status in (400, 501)
+    assert response.error == expected
 
 
-async def test_an_input_that_comes_twice_is_named(server: RestServer) -> None:
+async def test_a_duplicate_input_is_named(server: RestServer) -> None:
     twice = tensor("x", [1], "INT32", [1])
     assert await message(server, twice, twice) == "input 'x' already exists in request"
 
 
-async def test_what_fits_beside_it_is_taken(server: RestServer) -> None:
+async def test_valid_requests_next_to_invalid_ones_are_accepted(server: RestServer) -> None:
     for shape, data in (([2, 2], [1, 2, 3, 4]), ([2, 2], [[1, 2], [3, 4]]), ([0, 3], []), ([], [5]), ([1] * 32, [7])):
-        answer = await server.infer("Identity", inputs(tensor("x", shape, "INT32", data)))
-        (found,) = outputs(answer)
+        response = await server.infer("Identity", inputs(tensor("x", shape, "INT32", data)))
+        (found,) = outputs(response)
         flat = data if not data or not isinstance(data[0], list) else [n for row in data for n in row]
         assert (found["shape"], found["data"]) == (shape, flat)
 
@@ -122,11 +122,11 @@ async def test_elements_of_bytes_are_counted(
     server: RestServer, shape: list[int], datatype: str, blob: bytes, expected: str
 ) -> None:
     body, headers = binary({"inputs": [described(shape, datatype, len(blob))]}, blob)
-    answer = await server.infer("Identity", body, headers)
-    assert (answer.status, answer.error) == (400, expected)
+    response = await server.infer("Identity", body, headers)
+    assert (response.status, response.error) == (400, expected)
 
 
-async def test_binary_data_is_used_up_exactly(server: RestServer) -> None:
+async def test_binary_data_is_consumed_exactly(server: RestServer) -> None:
     numbers = struct.pack("<3i", 1, 2, 3)
     body, headers = binary({"inputs": [described([2], "INT32", 8), described([1], "INT32", 4, "y")]}, numbers)
     assert [(o["name"], o["data"]) for o in outputs(await server.infer("Identity", body, headers))] == [
@@ -134,14 +134,14 @@ async def test_binary_data_is_used_up_exactly(server: RestServer) -> None:
         ("y", [3]),
     ]
     body, headers = binary({"inputs": [described([2], "INT32", 8)]}, numbers)
-    answer = await server.infer("Identity", body, headers)
-    assert (answer.status, answer.error) == (
+    response = await server.infer("Identity", body, headers)
+    assert (response.status, response.error) == (
         400,
         "unexpected additional input data: 4 bytes are left after all inputs",
     )
     body, headers = binary({"inputs": [described([2], "INT32", 8), described([2], "INT32", 8, "y")]}, numbers)
-    answer = await server.infer("Identity", body, headers)
-    assert (answer.status, answer.error) == (400, "input 'y': expecting 4 additional bytes of binary data")
+    response = await server.infer("Identity", body, headers)
+    assert (response.status, response.error) == (400, "input 'y': expecting 4 additional bytes of binary data")
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ async def test_binary_data_is_used_up_exactly(server: RestServer) -> None:
     ],
 )
 async def test_a_header_that_gives_no_length_is_rejected(server: RestServer, length: str, expected: str) -> None:
-    answer = await server.infer("Identity", b"{}", {HEADER: length})
-    assert (answer.status, answer.error) == (400, expected)
+    response = await server.infer("Identity", b"{}", {HEADER: length})
+    assert (response.status, response.error) == (400, expected)
 
 
 async def test_a_shape_has_fewer_elements_than_the_limit() -> None:

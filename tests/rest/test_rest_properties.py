@@ -1,4 +1,4 @@
-"""Whatever a tensor holds comes back bit for bit over REST, in JSON and in binary form."""
+"""Property tests: tensors roundtrip over REST bit by bit, in JSON and in binary form."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ TEXT = st.text(max_size=8)
 
 
 def elements(datatype: Datatype) -> st.SearchStrategy[Any]:
-    """All bit patterns, the telling ones more often."""
+    """All bit patterns, edge cases more often."""
     if datatype is BYTES:
         return st.one_of(TEXT.map(str.encode), st.binary(max_size=8))
     if datatype is BOOL:
@@ -42,7 +42,7 @@ def elements(datatype: Datatype) -> st.SearchStrategy[Any]:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> tuple[Datatype, Any]:
-    """A datatype and an array of it, from bits."""
+    """A datatype and an array with random bits."""
     datatype = draw(st.sampled_from(list(DATATYPES.values())))
     shape = draw(SHAPES)
     count = math.prod(shape)
@@ -54,7 +54,7 @@ def tensors(draw: st.DrawFn) -> tuple[Datatype, Any]:
 
 
 def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> tuple[Any, Infer, bytes]:
-    """The answer's JSON, what an identity model saw, and the whole answer, by the table's pure functions alone."""
+    """Return the response's JSON, the inputs of an identity model, and the response, without a server."""
     lower = {k.lower(): v for k, v in (headers or {}).items()}
     exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encode_body(body)))
     call = exchange.request.call
@@ -67,14 +67,14 @@ def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = Non
 
 
 def raw_of(datatype: Datatype, array: Any) -> bytes:
-    """The binary form, written down here a second time."""
+    """Return the binary form, implemented independently."""
     if datatype is BYTES:
         return b"".join(len(e).to_bytes(4, "little") + e for e in array.flat)
     return bytes(array.tobytes())
 
 
 def json_of(datatype: Datatype, array: Any) -> Any:
-    """Nested lists, NaN as null."""
+    """Return nested lists, NaN as null."""
     if datatype is BYTES:
         array = object_array([e.decode() for e in array.flat], array.shape)
     listed = array.tolist()
@@ -88,7 +88,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def same(datatype: Datatype, one: Any, other: Any, *, payloads: bool = True) -> bool:
-    """Bit for bit; without `payloads` every NaN is as good as another."""
+    """Return whether the bits are equal; without `payloads` all NaNs are equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if datatype is BYTES:
@@ -116,13 +116,13 @@ def test_binary_comes_back_bit_for_bit(given: list[tuple[Datatype, Any]]) -> Non
         for i, ((d, a), raw) in enumerate(zip(given, raws, strict=True))
     ]
     body, headers = binary(inputs(*head, parameters={"binary_data_output": True}), *raws)
-    answer, call, rest = answer_to(body, headers)
+    result, call, rest = answer_to(body, headers)
     for (datatype, array), seen in zip(given, call.inputs.values(), strict=True):
         assert seen.datatype is datatype
         assert same(datatype, array, seen.data)
         assert not seen.data.flags.writeable
     assert rest == b"".join(raws)
-    for output, raw in zip(answer["outputs"], raws, strict=True):
+    for output, raw in zip(result["outputs"], raws, strict=True):
         assert output.get("parameters", {}).get("binary_data_size", 0) == len(raw)
         assert output.get("data") == (None if raw else [])
 
@@ -136,11 +136,11 @@ def test_json_comes_back_bit_for_bit(given: tuple[Datatype, Any], nested: bool) 
     if datatype.kind == "float":
         assume(not np.isinf(array).any())
     data = json_of(datatype, array if nested and array.ndim else array.reshape(-1))
-    answer, call, _ = answer_to(inputs(declared("x", datatype, array.shape, data=data)))
+    result, call, _ = answer_to(inputs(declared("x", datatype, array.shape, data=data)))
     seen = call.inputs["x"].data
     assert same(datatype, array, seen, payloads=False)
     assert not seen.flags.writeable
-    output = answer["outputs"][0]
+    output = result["outputs"][0]
     assert (output["datatype"], output["shape"]) == (datatype.name, list(array.shape))
     # What went out is read again, flat, and is still the same.
     _, again, _ = answer_to(inputs(declared("x", datatype, array.shape, data=output["data"])))
@@ -157,21 +157,21 @@ def _is_text(element: bytes) -> bool:
 
 @quick
 @given(st.lists(st.tuples(tensors(), st.booleans(), st.booleans()), min_size=1, max_size=5))
-def test_json_and_binary_mix_in_one_request(given: list[tuple[tuple[Datatype, Any], bool, bool]]) -> None:
-    head, raws, wanted = [], [], []
+def test_json_and_binary_in_one_request(given: list[tuple[tuple[Datatype, Any], bool, bool]]) -> None:
+    head, raws, expected = [], [], []
     for i, ((datatype, array), binary_in, binary_out) in enumerate(given):
         in_json = datatype is not BYTES and not (datatype.kind == "float" and not np.isfinite(array).all())
-        wanted.append({"name": f"x{i}", "parameters": {"binary_data": binary_out or not in_json}})
+        expected.append({"name": f"x{i}", "parameters": {"binary_data": binary_out or not in_json}})
         if binary_in or not in_json:
             raws.append(raw_of(datatype, array))
             head.append(declared(f"x{i}", datatype, array.shape, parameters={"binary_data_size": len(raws[-1])}))
         else:
             head.append(declared(f"x{i}", datatype, array.shape, data=json_of(datatype, array.reshape(-1))))
-    body, headers = binary(inputs(*head, outputs=wanted), *raws)
-    answer, call, rest = answer_to(body, headers)
+    body, headers = binary(inputs(*head, outputs=expected), *raws)
+    result, call, rest = answer_to(body, headers)
     assert list(call.inputs) == [f"x{i}" for i in range(len(given))]
     at = 0
-    for ((datatype, array), _, _), seen, output in zip(given, call.inputs.values(), answer["outputs"], strict=True):
+    for ((datatype, array), _, _), seen, output in zip(given, call.inputs.values(), result["outputs"], strict=True):
         assert same(datatype, array, seen.data)
         size = output.get("parameters", {}).get("binary_data_size", 0)
         if size:
@@ -188,16 +188,16 @@ def test_every_half_float_survives_json(datatype: str) -> None:
         bits = bits[np.isfinite(bits.view(kind.dtype))]
     array = bits.view(kind.dtype)
     data = json_of(kind, array)
-    answer, call, _ = answer_to(inputs(declared("x", kind, array.shape, data=data)))
+    result, call, _ = answer_to(inputs(declared("x", kind, array.shape, data=data)))
     assert call.inputs["x"].data.tobytes() == bits.tobytes()
-    _, again, _ = answer_to(inputs(declared("x", kind, array.shape, data=answer["outputs"][0]["data"])))
+    _, again, _ = answer_to(inputs(declared("x", kind, array.shape, data=result["outputs"][0]["data"])))
     assert again.inputs["x"].data.tobytes() == bits.tobytes()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 @quick
 def test_fp32_prints_as_its_shortest_digits(values: list[float]) -> None:
-    answer, _, _ = answer_to(inputs(tensor("x", [len(values)], "FP32", values)))
-    for value, printed in zip(values, answer["outputs"][0]["data"], strict=True):
+    result, _, _ = answer_to(inputs(tensor("x", [len(values)], "FP32", values)))
+    for value, printed in zip(values, result["outputs"][0]["data"], strict=True):
         assert len(repr(printed)) <= len(repr(float(np.float32(value))))
         assert np.float32(printed).tobytes() == np.float32(value).tobytes()

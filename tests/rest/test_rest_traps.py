@@ -1,4 +1,4 @@
-"""Each trap of the protocol that concerns REST, by its row: what goes in, which status, and what the message says."""
+"""Pitfalls of the protocol over REST, by their numbers: request, status and message."""
 
 import asyncio
 import json
@@ -21,11 +21,11 @@ async def server() -> AsyncIterator[RestServer]:
         yield server
 
 
-async def refused(server: RestServer, body: Any, *words: str, model: str = "Identity") -> str:
-    """The message of a request that gets 400; it holds each of the words."""
-    answer = await server.infer(model, body)
-    text = answer.error
-    assert answer.status == 400, text
+async def check_rejected(server: RestServer, body: Any, *words: str, model: str = "Identity") -> str:
+    """Return the message of a request that gets 400 and check that it contains each of the words."""
+    response = await server.infer(model, body)
+    text = response.error
+    assert response.status == 400, text
     for word in words:
         assert word in text, text
     return text
@@ -40,11 +40,11 @@ async def data_of(server: RestServer, body: Any) -> Any:
 
 async def test_t1_health_has_an_empty_body(server: RestServer) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/Identity/ready"):
-        answer = await server.request("GET", path)
-        assert (answer.status, answer.body) == (200, b"")
+        response = await server.request("GET", path)
+        assert (response.status, response.body) == (200, b"")
 
 
-async def test_t1_health_tells_json_where_the_operator_wants_it() -> None:
+async def test_t1_health_with_a_json_body() -> None:
     async with serving(health_json=True) as server:
         assert (await server.request("GET", "/v2/health/live")).json == {"live": True}
         assert (await server.request("GET", "/v2/health/ready")).json == {"ready": True}
@@ -62,31 +62,31 @@ async def test_t1_not_ready_is_a_4xx() -> None:
 
     async with serving(Broken) as server:
         for path in ("/v2/health/ready", "/v2/models/Broken/ready"):
-            answer = await server.request("GET", path)
-            assert (answer.status, answer.body) == (400, b"")
+            response = await server.request("GET", path)
+            assert (response.status, response.body) == (400, b"")
         assert (await server.request("GET", "/v2/health/live")).status == 200
-        answer = await server.infer("Broken", inputs(tensor()))
-        assert answer.status == 503
-        assert "no weights" in answer.error
+        response = await server.infer("Broken", inputs(tensor()))
+        assert response.status == 503
+        assert "no weights" in response.error
 
 
-async def test_t5_control_takes_a_version_parameter_and_heeds_it() -> None:
+async def test_t5_control_has_a_version_parameter() -> None:
     async with serving(control_token="t") as server:
         token = {"Authorization": "Bearer t"}
         unload = "/v2/repository/models/Adder/unload"
         for path in (unload, unload.replace("unload", "load")):
-            answer = await server.request("POST", path, {"parameters": {"version": "77"}}, token)
-            assert answer.status == (404 if path == unload else 400)
-            assert "version '77'" in answer.error
+            response = await server.request("POST", path, {"parameters": {"version": "77"}}, token)
+            assert response.status == (404 if path == unload else 400)
+            assert "version '77'" in response.error
         assert (await server.infer("Adder", both())).status == 200
         body = {"parameters": {"unload_dependents": True}}
-        answer = await server.request("POST", unload, body, token)
-        assert (answer.status, answer.body) == (200, b"")
+        response = await server.request("POST", unload, body, token)
+        assert (response.status, response.body) == (200, b"")
         assert (await server.infer("Adder", both())).status == 404
 
 
-async def test_t6_the_example_of_the_specification_does_not_count_right(server: RestServer) -> None:
-    await refused(server, inputs(tensor("input1", [3], "BOOL", [True])), "'input1'", "needs 3 elements, got 1")
+async def test_t6_the_example_in_the_specification_has_a_wrong_length(server: RestServer) -> None:
+    await check_rejected(server, inputs(tensor("input1", [3], "BOOL", [True])), "'input1'", "needs 3 elements, got 1")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ async def test_t6_the_example_of_the_specification_does_not_count_right(server: 
         ("PUT", "/v2/health/live", 405),
     ],
 )
-async def test_t7_every_odd_path_answers_in_the_one_shape(
+async def test_t7_unknown_paths_have_the_same_error_format(
     server: RestServer, method: str, path: str, status: int
 ) -> None:
-    answer = await server.request(method, path, b"" if method in ("POST", "PUT") else None)
-    assert answer.status == status
-    assert answer.error
+    response = await server.request(method, path, b"" if method in ("POST", "PUT") else None)
+    assert response.status == status
+    assert response.error
 
 
 # --- the envelope --------------------------------------------------------------------------------------------
@@ -133,21 +133,21 @@ async def test_t7_every_odd_path_answers_in_the_one_shape(
     "body", ["{", "nonsense", '{"inputs": [}', '{"inputs":[]} x', "[]", '"text"', "1", "true", "\x00", "{'inputs': []}"]
 )
 async def test_t8_malformed_json(server: RestServer, body: str) -> None:
-    await refused(server, body, "not an inference request")
+    await check_rejected(server, body, "not an inference request")
 
 
 @pytest.mark.parametrize("field", ["name", "shape", "datatype"])
 async def test_t9_a_missing_field_of_an_input(server: RestServer, field: str) -> None:
     given = tensor()
     del given[field]
-    await refused(server, inputs(tensor("first"), given), "inputs[1]", f"'{field}'")
+    await check_rejected(server, inputs(tensor("first"), given), "inputs[1]", f"'{field}'")
 
 
 async def test_t9_missing_data_and_missing_inputs(server: RestServer) -> None:
     given = tensor("mine")
     del given["data"]
-    await refused(server, inputs(given), "'mine'", "expected 'data'")
-    await refused(server, {}, "'inputs'")
+    await check_rejected(server, inputs(given), "'mine'", "expected 'data'")
+    await check_rejected(server, {}, "'inputs'")
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ async def test_t9_missing_data_and_missing_inputs(server: RestServer) -> None:
         ({"parameters": "p"}, "inputs[0].parameters"),
     ],
 )
-async def test_t9_a_field_of_the_wrong_kind(server: RestServer, change: dict[str, Any], where: str) -> None:
-    await refused(server, inputs({**tensor(), **change}), where, "expected", "got")
+async def test_t9_a_field_of_the_wrong_type(server: RestServer, change: dict[str, Any], where: str) -> None:
+    await check_rejected(server, inputs({**tensor(), **change}), where, "expected", "got")
 
 
 @pytest.mark.parametrize("body", ["", "null", " ", "\n"])
 async def test_t10_an_empty_body_or_null(server: RestServer, body: str) -> None:
-    await refused(server, body)
+    await check_rejected(server, body)
 
 
 @pytest.mark.parametrize("id_", ["42", "", 'ü \\ " \u2028 😀', "a" * 5000])
@@ -182,19 +182,19 @@ async def test_t11_no_id_no_key(server: RestServer) -> None:
 
 @pytest.mark.parametrize("id_", [1, 1.5, True, [], {}])
 async def test_t12_the_id_is_text(server: RestServer, id_: Any) -> None:
-    await refused(server, inputs(tensor(), id=id_), "id", "expected 'str")
+    await check_rejected(server, inputs(tensor(), id=id_), "id", "expected 'str")
 
 
-async def test_t13_keys_of_the_answer_in_order_and_none_without_a_value(server: RestServer) -> None:
-    answer = await server.infer("Identity", inputs(tensor(parameters={"p": 1}), id="7", parameters={"q": 1}))
-    assert answer.headers["content-type"] == "application/json"
-    assert list(answer.json) == ["id", "model_name", "outputs"]
-    assert [list(o) for o in answer.json["outputs"]] == [["name", "datatype", "shape", "parameters", "data"]]
+async def test_t13_keys_of_the_response_in_order_without_empty_ones(server: RestServer) -> None:
+    response = await server.infer("Identity", inputs(tensor(parameters={"p": 1}), id="7", parameters={"q": 1}))
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json) == ["id", "model_name", "outputs"]
+    assert [list(o) for o in response.json["outputs"]] == [["name", "datatype", "shape", "parameters", "data"]]
     plain = await server.infer("Identity", inputs(tensor()))
     assert [list(o) for o in plain.json["outputs"]] == [["name", "datatype", "shape", "data"]]
 
 
-async def test_t13_parameters_of_the_answer_stand_before_its_outputs() -> None:
+async def test_t13_parameters_precede_outputs_in_the_response() -> None:
     class Telling(dragoman.Model):
         placement = "inline"
 
@@ -210,7 +210,7 @@ async def test_t13_parameters_of_the_answer_stand_before_its_outputs() -> None:
         ]
 
 
-async def test_t14_the_version_is_text_or_left_out(server: RestServer, tmp_path: Path) -> None:
+async def test_t14_the_version_is_a_string_or_missing(server: RestServer, tmp_path: Path) -> None:
     assert "model_version" not in (await server.infer("Identity", inputs(tensor()))).json
     folder = tmp_path / "echo" / "3"
     folder.mkdir(parents=True)
@@ -222,38 +222,38 @@ async def test_t14_the_version_is_text_or_left_out(server: RestServer, tmp_path:
         for path in ("/v2/models/echo", "/v2/models/echo/versions/3"):
             assert (await versioned.request("POST", f"{path}/infer", inputs(tensor()))).json["model_version"] == "3"
             assert (await versioned.request("GET", path)).json["versions"] == ["3"]
-        answer = await versioned.request("POST", "/v2/models/echo/versions/4/infer", inputs(tensor()))
-        assert answer.status == 404
-        assert answer.error.startswith("Request for unknown model: 'echo' version '4' is not found")
+        response = await versioned.request("POST", "/v2/models/echo/versions/4/infer", inputs(tensor()))
+        assert response.status == 404
+        assert response.error.startswith("Request for unknown model: 'echo' version '4' is not found")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream", "x", ""])
-async def test_t15_any_content_type_may_carry_json(server: RestServer, kind: str) -> None:
-    answer = await server.infer("Identity", inputs(tensor()), {"Content-Type": kind})
-    assert answer.status == 200
+async def test_t15_any_content_type_is_accepted_for_json(server: RestServer, kind: str) -> None:
+    response = await server.infer("Identity", inputs(tensor()), {"Content-Type": kind})
+    assert response.status == 200
 
 
 async def test_t15_bytes_need_their_header(server: RestServer) -> None:
     body, _ = binary(inputs({**tensor(), "parameters": {"binary_data_size": 4}}), b"\x01\0\0\0")
-    answer = await server.infer("Identity", body, {"Content-Type": "application/octet-stream"})
-    assert answer.status == 400
-    assert "needs the header Inference-Header-Content-Length" in answer.error
+    response = await server.infer("Identity", body, {"Content-Type": "application/octet-stream"})
+    assert response.status == 400
+    assert "needs the header Inference-Header-Content-Length" in response.error
 
 
-async def test_t16_a_byte_order_mark_does_not_matter(server: RestServer) -> None:
+async def test_t16_a_byte_order_mark_is_ignored(server: RestServer) -> None:
     assert (await server.infer("Identity", b"\xef\xbb\xbf" + json.dumps(inputs(tensor())).encode())).status == 200
 
 
 @pytest.mark.parametrize("text", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\\ud800", b"\\udc00\\ud800"])
-async def test_t17_text_that_is_no_unicode(server: RestServer, text: bytes) -> None:
+async def test_t17_invalid_unicode(server: RestServer, text: bytes) -> None:
     body = json.dumps(inputs(tensor(), id="@")).encode().replace(b"@", text)
-    await refused(server, body)
+    await check_rejected(server, body)
 
 
-async def test_t18_of_duplicate_keys_the_last_one_counts(server: RestServer) -> None:
+async def test_t18_the_last_duplicate_key_wins(server: RestServer) -> None:
     one, two = json.dumps([tensor("one")]), json.dumps([tensor("two")])
-    answer = await server.infer("Identity", f'{{"inputs": {one}, "inputs": {two}}}')
-    assert [o["name"] for o in outputs(answer)] == ["two"]
+    response = await server.infer("Identity", f'{{"inputs": {one}, "inputs": {two}}}')
+    assert [o["name"] for o in outputs(response)] == ["two"]
 
 
 async def test_t19_unknown_keys_are_ignored(server: RestServer) -> None:
@@ -263,65 +263,65 @@ async def test_t19_unknown_keys_are_ignored(server: RestServer) -> None:
 
 @pytest.mark.parametrize("value", [{}, [], {"a": 1}, [1]])
 @pytest.mark.parametrize("where", ["request", "input", "output"])
-async def test_t20_parameters_of_other_kinds(server: RestServer, value: Any, where: str) -> None:
+async def test_t20_parameters_of_other_types(server: RestServer, value: Any, where: str) -> None:
     parameters = {"parameters": {"p": value}}
     body = {
         "request": inputs(tensor(), **parameters),
         "input": inputs(tensor(parameters={"p": value})),
         "output": inputs(tensor(), outputs=[{"name": "x", **parameters}]),
     }[where]
-    await refused(server, body, "parameters")
+    await check_rejected(server, body, "parameters")
 
 
-async def test_t20_a_parameter_that_is_null_is_as_good_as_none(server: RestServer) -> None:
+async def test_t20_null_parameters_are_ignored(server: RestServer) -> None:
     # The clients of MLServer write every parameter that their types know: "headers": null.
     body = inputs(
         tensor(parameters={"p": None, "q": 1}),
         parameters={"p": None},
         outputs=[{"name": "x", "parameters": {"p": None}}],
     )
-    answer = await server.infer("Identity", body)
-    assert next(outputs(answer))["parameters"] == {"q": 1}
-    assert "parameters" not in answer.json
+    response = await server.infer("Identity", body)
+    assert next(outputs(response))["parameters"] == {"q": 1}
+    assert "parameters" not in response.json
 
 
-async def test_t20_parameters_of_each_kind_reach_the_model(server: RestServer) -> None:
+async def test_t20_parameters_of_each_type_reach_the_model(server: RestServer) -> None:
     given = {"s": "text", "b": True, "i": 7, "f": 0.5, "big": 2**63 - 1, "n": -(2**63)}
-    answer = await server.infer("Identity", inputs(tensor(parameters=given)))
-    assert next(outputs(answer))["parameters"] == given
+    response = await server.infer("Identity", inputs(tensor(parameters=given)))
+    assert next(outputs(response))["parameters"] == given
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**400])
-async def test_t20_integers_that_no_wire_carries_back_are_refused(server: RestServer, value: int) -> None:
-    await refused(server, inputs(tensor(parameters={"big": value})), "'big'")
-    await refused(server, inputs(tensor(), parameters={"big": value}), "'big'")
-    await refused(server, inputs(tensor(), outputs=[{"name": "x", "parameters": {"big": value}}]), "'big'")
+async def test_t20_integers_beyond_64_bits_are_rejected(server: RestServer, value: int) -> None:
+    await check_rejected(server, inputs(tensor(parameters={"big": value})), "'big'")
+    await check_rejected(server, inputs(tensor(), parameters={"big": value}), "'big'")
+    await check_rejected(server, inputs(tensor(), outputs=[{"name": "x", "parameters": {"big": value}}]), "'big'")
 
 
-async def test_t21_bare_nan_is_no_json(server: RestServer) -> None:
+async def test_t21_literal_nan_is_invalid_json(server: RestServer) -> None:
     for word in ("NaN", "Infinity", "-Infinity"):
-        await refused(server, f'{{"inputs":[{{"name":"x","shape":[1],"datatype":"FP32","data":[{word}]}}]}}')
+        await check_rejected(server, f'{{"inputs":[{{"name":"x","shape":[1],"datatype":"FP32","data":[{word}]}}]}}')
 
 
 @pytest.mark.parametrize("depth", [65, 1000, 100_000, 1_000_000])
-async def test_t22_nesting_bombs(server: RestServer, depth: int) -> None:
+async def test_t22_deep_nesting(server: RestServer, depth: int) -> None:
     bomb = "[" * depth + "]" * depth
-    await refused(server, bomb, "nests too deep")
-    await refused(server, '{"inputs": [], "x": ' + '{"a":' * depth + "1" + "}" * depth + "}", "nests too deep")
-    await refused(server, f'{{"inputs":[{{"name":"x","shape":[1],"datatype":"FP32","data":{bomb}}}]}}', "deep")
-    await refused(server, "[" * depth)
+    await check_rejected(server, bomb, "nests too deep")
+    await check_rejected(server, '{"inputs": [], "x": ' + '{"a":' * depth + "1" + "}" * depth + "}", "nests too deep")
+    await check_rejected(server, f'{{"inputs":[{{"name":"x","shape":[1],"datatype":"FP32","data":{bomb}}}]}}', "deep")
+    await check_rejected(server, "[" * depth)
     assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
-async def test_t22_brackets_in_text_do_not_nest(server: RestServer) -> None:
+async def test_t22_brackets_in_strings_do_not_nest(server: RestServer) -> None:
     for text in ("[" * 500, '"[{' * 100, '\\"[' * 100, "\\" * 101 + "[" * 100):
         assert await data_of(server, inputs(tensor("x", [1], "BYTES", [text]))) == [text]
 
 
-async def test_t22_the_limit_is_the_operators() -> None:
+async def test_t22_the_limit_is_configurable() -> None:
     async with serving(max_json_depth=4) as server:
         assert (await server.infer("Identity", inputs(tensor(data=[1])))).status == 200
-        await refused(server, inputs(tensor("x", [1, 1], "INT32", [[1]])), "limit is 4")
+        await check_rejected(server, inputs(tensor("x", [1, 1], "INT32", [[1]])), "limit is 4")
 
 
 # --- tensors -------------------------------------------------------------------------------------------------
@@ -332,12 +332,12 @@ async def test_t22_the_limit_is_the_operators() -> None:
 )
 async def test_t23_count_differs_from_shape(server: RestServer, shape: list[int], data: list[int], got: int) -> None:
     count = 2 if 2 in shape else 0 if 0 in shape else 1
-    text = await refused(server, inputs(tensor("mine", shape, "INT32", data)))
+    text = await check_rejected(server, inputs(tensor("mine", shape, "INT32", data)))
     assert text == f"input 'mine': shape {shape} needs {count} elements, got {got}"
 
 
 @pytest.mark.parametrize(("datatype", "values"), [("INT32", [1, 2, 3, 4]), ("BYTES", ["a", "b", "c", "d"])])
-async def test_t24_nested_data_is_the_same_as_flat(server: RestServer, datatype: str, values: list[Any]) -> None:
+async def test_t24_nested_data_equals_flat_data(server: RestServer, datatype: str, values: list[Any]) -> None:
     for data in (values, [values[:2], values[2:]]):
         assert await data_of(server, inputs(tensor("x", [2, 2], datatype, data))) == values
 
@@ -354,20 +354,20 @@ async def test_t24_nested_data_is_the_same_as_flat(server: RestServer, datatype:
         ([], [[1]]),
     ],
 )
-async def test_t24_nesting_that_is_not_the_shape(server: RestServer, shape: list[int], data: list[Any]) -> None:
-    await refused(server, inputs(tensor("mine", shape, "INT32", data)), "'mine'", "nests")
+async def test_t24_nesting_that_does_not_match_the_shape(server: RestServer, shape: list[int], data: list[Any]) -> None:
+    await check_rejected(server, inputs(tensor("mine", shape, "INT32", data)), "'mine'", "nests")
 
 
 @pytest.mark.parametrize("datatype", ["INT32", "FP32", "BYTES", "BOOL"])
 async def test_t25_ragged_data(server: RestServer, datatype: str) -> None:
     one: Any = {"INT32": 1, "FP32": 1.5, "BYTES": "a", "BOOL": True}[datatype]
-    await refused(server, inputs(tensor("mine", [2, 2], datatype, [[one], [one] * 3])), "'mine'", "ragged")
-    await refused(server, inputs(tensor("mine", [2, 2], datatype, [[one, one], one])), "'mine'")
+    await check_rejected(server, inputs(tensor("mine", [2, 2], datatype, [[one], [one] * 3])), "'mine'", "ragged")
+    await check_rejected(server, inputs(tensor("mine", [2, 2], datatype, [[one, one], one])), "'mine'")
 
 
 @pytest.mark.parametrize("data", [1, 1.5, "a", True, {}, {"a": 1}, None])
 async def test_t26_data_is_an_array(server: RestServer, data: Any) -> None:
-    await refused(server, inputs(tensor("mine", [1], "INT32", data)), "'mine'", "expected 'data' to be an array")
+    await check_rejected(server, inputs(tensor("mine", [1], "INT32", data)), "'mine'", "expected 'data' to be an array")
 
 
 INTEGERS = {"INT8": (-(2**7), 2**7), "INT16": (-(2**15), 2**15), "INT32": (-(2**31), 2**31), "INT64": (-(2**63), 2**63)}
@@ -375,10 +375,10 @@ UNSIGNED = {"UINT8": (0, 2**8), "UINT16": (0, 2**16), "UINT32": (0, 2**32), "UIN
 
 
 @pytest.mark.parametrize(("datatype", "low", "end"), [(k, *v) for k, v in (INTEGERS | UNSIGNED).items()])
-async def test_t27_integers_that_do_not_fit(server: RestServer, datatype: str, low: int, end: int) -> None:
+async def test_t27_integers_out_of_range(server: RestServer, datatype: str, low: int, end: int) -> None:
     for bad in (low - 1, end, 10**30, -(10**30)):
         body = inputs(tensor("mine", [2], datatype, [1, bad]))
-        await refused(server, body, f"input 'mine': {bad} does not fit into {datatype}")
+        await check_rejected(server, body, f"input 'mine': {bad} does not fit into {datatype}")
     assert await data_of(server, inputs(tensor("x", [2], datatype, [low, end - 1]))) == [low, end - 1]
 
 
@@ -386,9 +386,9 @@ async def test_t27_integers_that_do_not_fit(server: RestServer, datatype: str, l
     ("datatype", "bad"),
     [("FP16", 70000), ("FP32", 1e39), ("BF16", -3.4e38 * 1.2), ("FP64", "1e400"), ("FP64", 10**400)],
 )
-async def test_t27_floats_that_do_not_fit(server: RestServer, datatype: str, bad: Any) -> None:
+async def test_t27_floats_out_of_range(server: RestServer, datatype: str, bad: Any) -> None:
     body = json.dumps(inputs(tensor("mine", [1], datatype, ["@"]))).replace('"@"', str(bad))
-    await refused(server, body, "'mine'")
+    await check_rejected(server, body, "'mine'")
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ async def test_t27_floats_that_do_not_fit(server: RestServer, datatype: str, bad
     ],
 )
 async def test_t28_nothing_is_coerced(server: RestServer, datatype: str, value: Any) -> None:
-    await refused(server, inputs(tensor("mine", [1], datatype, [value])), "'mine'", "expected", "got")
+    await check_rejected(server, inputs(tensor("mine", [1], datatype, [value])), "'mine'", "expected", "got")
 
 
 async def test_t28_integral_floats_are_integers(server: RestServer) -> None:
@@ -431,22 +431,22 @@ async def test_t30_null_is_nan(server: RestServer) -> None:
     for datatype in ("FP16", "BF16", "FP32", "FP64"):
         assert await data_of(server, inputs(tensor("x", [2], datatype, [None, 1.5]))) == [None, 1.5]
     for datatype in ("INT32", "BOOL", "BYTES"):
-        await refused(server, inputs(tensor("x", [1], datatype, [None])))
+        await check_rejected(server, inputs(tensor("x", [1], datatype, [None])))
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-async def test_t31_half_floats_are_numbers_in_json(server: RestServer, datatype: str) -> None:
+async def test_t31_fp16_and_bf16_in_json(server: RestServer, datatype: str) -> None:
     assert await data_of(server, inputs(tensor("x", [3], datatype, [0.5, -2, 1e-5])))
 
 
-async def test_t32_floats_print_as_short_as_they_can(server: RestServer) -> None:
-    answer = await server.infer("Identity", inputs(tensor("x", [2], "FP32", [0.1, 16777216])))
-    assert b'"data":[0.1,16777216.0]' in answer.body
+async def test_t32_floats_have_shortest_repr(server: RestServer) -> None:
+    response = await server.infer("Identity", inputs(tensor("x", [2], "FP32", [0.1, 16777216])))
+    assert b'"data":[0.1,16777216.0]' in response.body
 
 
 async def test_t35_a_scalar_is_one_element(server: RestServer) -> None:
-    answer = next(outputs(await server.infer("Identity", inputs(tensor("x", [], "INT32", [5])))))
-    assert (answer["shape"], answer["data"]) == ([], [5])
+    response = next(outputs(await server.infer("Identity", inputs(tensor("x", [], "INT32", [5])))))
+    assert (response["shape"], response["data"]) == ([], [5])
 
 
 @pytest.mark.parametrize(
@@ -454,18 +454,18 @@ async def test_t35_a_scalar_is_one_element(server: RestServer) -> None:
 )
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL", "BF16"])
 async def test_t35b_no_elements(server: RestServer, shape: list[int], data: list[Any], datatype: str) -> None:
-    answer = next(outputs(await server.infer("Identity", inputs(tensor("x", shape, datatype, data)))))
-    assert (answer["shape"], answer["data"]) == (shape, [])
+    response = next(outputs(await server.infer("Identity", inputs(tensor("x", shape, datatype, data)))))
+    assert (response["shape"], response["data"]) == (shape, [])
 
 
 @pytest.mark.parametrize("n", [-1, -(2**63), 2**63, 2**64])
-async def test_t35c_negative_and_vast_dims(server: RestServer, n: int) -> None:
-    await refused(server, inputs(tensor("mine", [n], "INT32", [1])), "'mine'", "from 0 to 2^63-1")
+async def test_t35c_negative_and_huge_dims(server: RestServer, n: int) -> None:
+    await check_rejected(server, inputs(tensor("mine", [n], "INT32", [1])), "'mine'", "from 0 to 2^63-1")
 
 
 @pytest.mark.parametrize("n", [1.0, 1.5, "1", True, None, [1]])
 async def test_t35d_dims_are_integers(server: RestServer, n: Any) -> None:
-    await refused(server, inputs(tensor("mine", [n], "INT32", [1])), "inputs[0].shape")
+    await check_rejected(server, inputs(tensor("mine", [n], "INT32", [1])), "inputs[0].shape")
 
 
 @pytest.mark.parametrize(
@@ -473,18 +473,18 @@ async def test_t35d_dims_are_integers(server: RestServer, n: Any) -> None:
 )
 async def test_t36_overflowing_shapes(server: RestServer, shape: list[int]) -> None:
     for data in ([1], []):
-        await refused(server, inputs(tensor("mine", shape, "FP64", data)), "'mine'")
+        await check_rejected(server, inputs(tensor("mine", shape, "FP64", data)), "'mine'")
     body, headers = binary(inputs({**tensor("mine", shape, "FP64"), "parameters": {"binary_data_size": 8}}), bytes(8))
     body = body.replace(b', "data": [1]', b"")
     headers = {"Inference-Header-Content-Length": str(len(body) - 8)}
-    answer = await server.infer("Identity", body, headers)
-    assert answer.status == 400
-    assert "'mine'" in answer.error
+    response = await server.infer("Identity", body, headers)
+    assert response.status == 400
+    assert "'mine'" in response.error
     assert (await server.infer("Identity", inputs(tensor()))).status == 200
 
 
 async def test_t36_rank_is_bounded(server: RestServer) -> None:
-    await refused(server, inputs(tensor("mine", [1] * 33, "INT32", [1])), "'mine'", "at most 32 axes, got 33")
+    await check_rejected(server, inputs(tensor("mine", [1] * 33, "INT32", [1])), "'mine'", "at most 32 axes, got 33")
     assert await data_of(server, inputs(tensor("x", [1] * 32, "INT32", [1]))) == [1]
     deep: Any = 1
     for _ in range(32):
@@ -492,18 +492,18 @@ async def test_t36_rank_is_bounded(server: RestServer) -> None:
     assert await data_of(server, inputs(tensor("x", [1] * 32, "INT32", deep))) == [1]
 
 
-async def test_t37_metadata_tells_free_axes_and_requests_are_held_to_them(server: RestServer) -> None:
-    told = (await server.request("GET", "/v2/models/Adder")).json
-    assert told == {
+async def test_t37_requests_are_checked_against_free_axes_in_metadata(server: RestServer) -> None:
+    expected = (await server.request("GET", "/v2/models/Adder")).json
+    assert expected == {
         "name": "Adder",
         "platform": "python",
         "inputs": [{"name": n, "datatype": "INT32", "shape": [-1, 2]} for n in ("INPUT0", "INPUT1")],
         "outputs": [{"name": n, "datatype": "INT32", "shape": [-1, 2]} for n in ("SUM", "DIFF")],
     }
     bad = inputs(tensor("INPUT0", [1, 3], "INT32", [1, 2, 3]), tensor("INPUT1", [1, 2], "INT32", [1, 2]))
-    await refused(server, bad, "'INPUT0'", "expected shape [-1, 2], got [1, 3]", model="Adder")
+    await check_rejected(server, bad, "'INPUT0'", "expected shape [-1, 2], got [1, 3]", model="Adder")
     flat = inputs(tensor("INPUT0", [2], "INT32", [1, 2]), tensor("INPUT1", [1, 2], "INT32", [1, 2]))
-    await refused(server, flat, "expected shape [-1, 2], got [2]", model="Adder")
+    await check_rejected(server, flat, "expected shape [-1, 2], got [2]", model="Adder")
 
 
 async def test_t38_batches_are_bounded() -> None:
@@ -519,7 +519,7 @@ async def test_t38_batches_are_bounded() -> None:
     async with serving(Rows, max_batch_size=8) as server:
         assert (await server.infer("Rows", inputs(tensor("x", [8], "FP32", [0] * 8)))).status == 200
         body = inputs(tensor("x", [9], "FP32", [0] * 9))
-        await refused(server, body, "inference request batch-size must be <= 8", model="Rows")
+        await check_rejected(server, body, "inference request batch-size must be <= 8", model="Rows")
 
 
 async def test_t39_a_vector_stays_a_vector(server: RestServer) -> None:
@@ -527,38 +527,38 @@ async def test_t39_a_vector_stays_a_vector(server: RestServer) -> None:
 
 
 async def test_t40_bytes_are_text_in_json(server: RestServer) -> None:
-    await refused(server, inputs(tensor("mine", [2], "BYTES", [1, 2])), "'mine'", "expected 'str', got 'int'")
+    await check_rejected(server, inputs(tensor("mine", [2], "BYTES", [1, 2])), "'mine'", "expected 'str', got 'int'")
 
 
-async def test_t41_bytes_that_are_no_text(server: RestServer) -> None:
+async def test_t41_bytes_that_are_not_utf_8(server: RestServer) -> None:
     given = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
     body, headers = binary(inputs(given), b"\x01\0\0\0\xff")
-    answer = await server.infer("Identity", body, headers)
-    assert answer.status == 400
-    assert "output 'x'" in answer.error
-    assert "ask for binary output" in answer.error
+    response = await server.infer("Identity", body, headers)
+    assert response.status == 400
+    assert "output 'x'" in response.error
+    assert "ask for binary output" in response.error
 
 
 @pytest.mark.parametrize("raw", [b"\x01", b"\x05\0\0\0ab", b"\xff\xff\xff\xffab", b"\x01\0\0\0a\x00\x00"])
 async def test_t42_truncated_bytes(server: RestServer, raw: bytes) -> None:
     given = {"name": "mine", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
-    answer = await server.infer("Identity", *binary(inputs(given), raw))
-    assert answer.status == 400
-    assert "'mine'" in answer.error
-    assert "BYTES element" in answer.error
+    response = await server.infer("Identity", *binary(inputs(given), raw))
+    assert response.status == 400
+    assert "'mine'" in response.error
+    assert "BYTES element" in response.error
 
 
 @pytest.mark.parametrize("byte", [b"\x02", b"\xff"])
 async def test_t43_a_bool_is_0_or_1(server: RestServer, byte: bytes) -> None:
     given = {"name": "mine", "shape": [2], "datatype": "BOOL", "parameters": {"binary_data_size": 2}}
-    answer = await server.infer("Identity", *binary(inputs(given), b"\x01" + byte))
-    assert answer.status == 400
-    assert "input 'mine': expected BOOL bytes of 0 or 1" in answer.error
+    response = await server.infer("Identity", *binary(inputs(given), b"\x01" + byte))
+    assert response.status == 400
+    assert "input 'mine': expected BOOL bytes of 0 or 1" in response.error
 
 
 @pytest.mark.parametrize("name", ["fp32", "Int32", "FLOAT", "", "STRING", "FP32 "])
 async def test_t44_datatypes_are_exact(server: RestServer, name: str) -> None:
-    await refused(server, inputs(tensor("mine", [1], name)), "'mine'", f"'{name}'", "FP32")
+    await check_rejected(server, inputs(tensor("mine", [1], name)), "'mine'", f"'{name}'", "FP32")
 
 
 # --- names and subsets ---------------------------------------------------------------------------------------
@@ -569,22 +569,22 @@ def both(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "given"),
+    ("expected_value", "given"),
     [(["DIFF"], ["DIFF"]), (["SUM"], ["SUM"]), (["DIFF", "SUM"], ["SUM", "DIFF"]), ([], ["SUM", "DIFF"])],
 )
-async def test_t45_only_the_outputs_that_are_wanted(server: RestServer, wanted: list[str], given: list[str]) -> None:
-    answer = await server.infer("Adder", both(outputs=[{"name": n} for n in wanted]))
-    assert [o["name"] for o in outputs(answer)] == given
+async def test_t45_only_the_requested_outputs(server: RestServer, expected_value: list[str], given: list[str]) -> None:
+    response = await server.infer("Adder", both(outputs=[{"name": n} for n in expected_value]))
+    assert [o["name"] for o in outputs(response)] == given
 
 
 async def test_t46_an_unknown_output(server: RestServer) -> None:
     body = both(outputs=[{"name": "NOPE"}])
-    await refused(server, body, "unexpected inference output 'NOPE' for model 'Adder'", "'SUM'", model="Adder")
+    await check_rejected(server, body, "unexpected inference output 'NOPE' for model 'Adder'", "'SUM'", model="Adder")
 
 
 async def test_t47_the_same_output_twice(server: RestServer) -> None:
     body = both(outputs=[{"name": "SUM"}, {"name": "SUM"}])
-    await refused(server, body, "output 'SUM' already exists in request", model="Adder")
+    await check_rejected(server, body, "output 'SUM' already exists in request", model="Adder")
 
 
 async def test_t48_null_outputs_are_all(server: RestServer) -> None:
@@ -592,70 +592,70 @@ async def test_t48_null_outputs_are_all(server: RestServer) -> None:
 
 
 async def test_t49_the_same_input_twice(server: RestServer) -> None:
-    await refused(server, inputs(tensor("mine"), tensor("mine")), "input 'mine' already exists in request")
+    await check_rejected(server, inputs(tensor("mine"), tensor("mine")), "input 'mine' already exists in request")
 
 
 async def test_t50_unknown_and_missing_inputs(server: RestServer) -> None:
     text = "unexpected inference input 'INPUT2' for model 'Adder'"
-    await refused(server, inputs(*both()["inputs"], tensor("INPUT2")), text, model="Adder")
+    await check_rejected(server, inputs(*both()["inputs"], tensor("INPUT2")), text, model="Adder")
     text = "expected 2 inputs but got 1 inputs for model 'Adder'"
-    await refused(server, inputs(both()["inputs"][0]), text, "'INPUT1'", model="Adder")
+    await check_rejected(server, inputs(both()["inputs"][0]), text, "'INPUT1'", model="Adder")
 
 
 async def test_t51_no_inputs(server: RestServer) -> None:
-    await refused(server, inputs(), "expected 2 inputs but got 0 inputs for model 'Adder'", model="Adder")
+    await check_rejected(server, inputs(), "expected 2 inputs but got 0 inputs for model 'Adder'", model="Adder")
 
 
-async def test_t52_another_datatype_than_told(server: RestServer) -> None:
+async def test_t52_a_datatype_other_than_in_the_metadata(server: RestServer) -> None:
     body = inputs(tensor("INPUT0", [1, 2], "FP32", [5, 6]), both()["inputs"][1])
-    await refused(server, body, "input 'INPUT0': expected datatype INT32, got FP32", model="Adder")
+    await check_rejected(server, body, "input 'INPUT0': expected datatype INT32, got FP32", model="Adder")
 
 
 # --- status codes and paths ----------------------------------------------------------------------------------
 
 
 async def test_t53_an_unknown_model(server: RestServer) -> None:
-    answer = await server.infer("nope", inputs(tensor()))
-    assert answer.status == 404
-    assert answer.error.startswith("Request for unknown model: 'nope' is not found")
+    response = await server.infer("nope", inputs(tensor()))
+    assert response.status == 404
+    assert response.error.startswith("Request for unknown model: 'nope' is not found")
 
 
 async def test_t54_ready_of_an_unknown_model(server: RestServer) -> None:
-    answer = await server.request("GET", "/v2/models/nope/ready")
-    assert answer.status == 404
-    assert answer.error
+    response = await server.request("GET", "/v2/models/nope/ready")
+    assert response.status == 404
+    assert response.error
 
 
-async def test_t55_a_version_that_is_not_there(server: RestServer) -> None:
+async def test_t55_an_unknown_version(server: RestServer) -> None:
     for method, rest in (("GET", ""), ("GET", "/ready"), ("POST", "/infer")):
-        answer = await server.request(
+        response = await server.request(
             method, f"/v2/models/Adder/versions/abc{rest}", both() if method == "POST" else None
         )
-        assert answer.status == 404
-        assert "'abc'" in answer.error
+        assert response.status == 404
+        assert "'abc'" in response.error
 
 
 async def test_t56_the_wrong_method_and_options(server: RestServer) -> None:
-    answer = await server.request("GET", "/v2/models/Adder/infer")
-    assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, POST")
-    assert "POST" in answer.error
-    answer = await server.request("POST", "/v2/health/live", b"")
-    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
-    answer = await server.request("OPTIONS", "/v2/models/Adder/infer")
-    assert (answer.status, answer.headers["allow"], answer.body) == (204, "OPTIONS, POST", b"")
+    response = await server.request("GET", "/v2/models/Adder/infer")
+    assert (response.status, response.headers["allow"]) == (405, "OPTIONS, POST")
+    assert "POST" in response.error
+    response = await server.request("POST", "/v2/health/live", b"")
+    assert (response.status, response.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+    response = await server.request("OPTIONS", "/v2/models/Adder/infer")
+    assert (response.status, response.headers["allow"], response.body) == (204, "OPTIONS, POST", b"")
     assert (await server.request("OPTIONS", "/v2/nope")).status == 404
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/Adder"])
 async def test_t57_head(server: RestServer, path: str) -> None:
-    answer = await server.request("HEAD", path)
-    told = await server.request("GET", path)
-    assert answer.status == told.status == 200
-    assert answer.headers["content-length"] == told.headers["content-length"] == str(len(told.body))
+    response = await server.request("HEAD", path)
+    expected = await server.request("GET", path)
+    assert response.status == expected.status == 200
+    assert response.headers["content-length"] == expected.headers["content-length"] == str(len(expected.body))
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/models/Adder", "/v2/models/Adder/ready", "/v2/models"])
-async def test_t58_a_slash_at_the_end(server: RestServer, path: str) -> None:
+async def test_t58_a_trailing_slash(server: RestServer, path: str) -> None:
     assert (await server.request("GET", path + "/")).body == (await server.request("GET", path)).body
     assert (await server.request("GET", path + "/?a=b#c")).status == 200
 
@@ -665,9 +665,9 @@ async def test_t59_a_full_queue() -> None:
         gate = server.model("Gate")
         first = asyncio.ensure_future(server.infer("Gate", inputs(tensor())))
         await gate.begun.wait()
-        answer = await server.infer("Gate", inputs(tensor()))
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert answer.error.startswith("Exceeds maximum queue size")
+        response = await server.infer("Gate", inputs(tensor()))
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert response.error.startswith("Exceeds maximum queue size")
         gate.open.set()
         assert (await first).status == 200
         assert (await server.infer("Gate", inputs(tensor()))).status == 200
@@ -675,71 +675,71 @@ async def test_t59_a_full_queue() -> None:
 
 async def test_the_parameter_timeout_counts_microseconds() -> None:
     async with serving(Gate) as server:
-        answer = await server.infer("Gate", inputs(tensor(), parameters={"timeout": 20_000}))
-        assert answer.status == 504
-        assert answer.error == "Request timeout expired"
+        response = await server.infer("Gate", inputs(tensor(), parameters={"timeout": 20_000}))
+        assert response.status == 504
+        assert response.error == "Request timeout expired"
         assert server.model("Gate").cancelled.is_set()
         server.model("Gate").open.set()
         for fine in (0, 10_000_000):
             assert (await server.infer("Gate", inputs(tensor(), parameters={"timeout": fine}))).status == 200
         for bad in (-1, 1.5, "soon", True):
-            await refused(server, inputs(tensor(), parameters={"timeout": bad}), "'timeout'", model="Gate")
+            await check_rejected(server, inputs(tensor(), parameters={"timeout": bad}), "'timeout'", model="Gate")
 
 
-async def test_the_operators_timeout_holds_where_the_caller_has_none() -> None:
+async def test_the_default_timeout_applies_without_one_in_the_request() -> None:
     async with serving(Gate, timeout_s=0.02) as server:
         assert (await server.infer("Gate", inputs(tensor()))).status == 504
 
 
 @pytest.mark.parametrize("name", ["br", "zstd", "gzip, br", "compress", "gzip, gzip, gzip"])
 async def test_t60_an_unknown_encoding(server: RestServer, name: str) -> None:
-    answer = await server.infer("Identity", inputs(tensor()), {"Content-Encoding": name})
-    assert (answer.status, answer.headers["accept-encoding"]) == (415, "gzip, deflate")
-    assert "not supported" in answer.error
+    response = await server.infer("Identity", inputs(tensor()), {"Content-Encoding": name})
+    assert (response.status, response.headers["accept-encoding"]) == (415, "gzip, deflate")
+    assert "not supported" in response.error
 
 
 async def test_t61_a_body_that_is_too_large() -> None:
     async with serving(max_body_bytes=1000) as server:
-        answer = await server.infer("Identity", b" " * 1001)
-        assert answer.status == 413
-        assert answer.error == "the body is larger than the limit of 1000 bytes"
+        response = await server.infer("Identity", b" " * 1001)
+        assert response.status == 413
+        assert response.error == "the body is larger than the limit of 1000 bytes"
         assert (await server.infer("Identity", json.dumps(inputs(tensor())).ljust(1000))).status == 200
 
 
 async def test_t62_a_model_that_raises(server: RestServer, caplog: pytest.LogCaptureFixture) -> None:
-    answer = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "value"}, id="request 7"))
-    assert answer.status == 500
-    assert answer.error == "model 'Faulty' failed: ValueError: that was too much"
+    response = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "value"}, id="request 7"))
+    assert response.status == 500
+    assert response.error == "model 'Faulty' failed: ValueError: that was too much"
     assert "request 7" in caplog.text
     assert "Traceback" in caplog.text
 
 
-async def test_t62_a_model_that_raises_what_no_utf_8_can_hold(server: RestServer) -> None:
-    answer = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "surrogate"}))
-    assert (answer.status, answer.error) == (500, "model 'Faulty' failed: ValueError: half a character: ?")
+async def test_t62_an_error_message_with_a_lone_surrogate(server: RestServer) -> None:
+    response = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "surrogate"}))
+    assert (response.status, response.error) == (500, "model 'Faulty' failed: ValueError: half a character: ?")
 
 
-async def test_t62_a_model_that_blames_the_caller(server: RestServer) -> None:
+async def test_t62_a_model_that_raises_a_caller_error(server: RestServer) -> None:
     body = inputs(tensor(), parameters={"raise": "not supported"})
-    assert await refused(server, body, model="Faulty") == "not today"
+    assert await check_rejected(server, body, model="Faulty") == "not today"
 
 
-async def test_t62_our_own_faults_are_told_blandly(server: RestServer, caplog: pytest.LogCaptureFixture) -> None:
-    answer = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "parameter"}))
-    assert answer.status == 500
-    assert answer.error.startswith("internal error; the log has more under request id ")
-    assert answer.error.split()[-1] in caplog.text
-    assert "object" not in answer.error
+async def test_t62_internal_errors_hide_details(server: RestServer, caplog: pytest.LogCaptureFixture) -> None:
+    response = await server.infer("Faulty", inputs(tensor(), parameters={"raise": "parameter"}))
+    assert response.status == 500
+    assert response.error.startswith("internal error; the log has more under request id ")
+    assert response.error.split()[-1] in caplog.text
+    assert "object" not in response.error
 
 
 @pytest.mark.parametrize("name", ["..%2Fx", "%2e%2e", ".hidden", "a%00b", "a%2fb", "-x", "x" * 257])
-async def test_t63_names_that_are_none(tmp_path: Path, name: str) -> None:
+async def test_t63_invalid_names(tmp_path: Path, name: str) -> None:
     async with serving(control_token="t") as server:
         for verb in ("load", "unload"):
             path = f"/v2/repository/models/{name}/{verb}"
-            answer = await server.request("POST", path, b"", {"Authorization": "Bearer t"})
-            assert answer.status == 400
-            assert "is not allowed" in answer.error
+            response = await server.request("POST", path, b"", {"Authorization": "Bearer t"})
+            assert response.status == 400
+            assert "is not allowed" in response.error
 
 
 # --- model control ---------------------------------------------------------------------------------------------
@@ -751,9 +751,9 @@ NULLS = {"ready": None, "parameters": None}
 
 async def test_control_is_off_by_default(server: RestServer) -> None:
     for path in CONTROL:
-        answer = await server.request("POST", path, b"", {"Authorization": "Bearer "})
-        assert answer.status == 403
-        assert "--control-token" in answer.error
+        response = await server.request("POST", path, b"", {"Authorization": "Bearer "})
+        assert response.status == 403
+        assert "--control-token" in response.error
     assert (await server.request("GET", "/v2/models/Adder/ready")).status == 200
 
 
@@ -763,9 +763,9 @@ async def test_control_is_off_by_default(server: RestServer) -> None:
 async def test_control_with_a_wrong_token(given: str) -> None:
     async with serving(control_token="secret") as server:
         for path in CONTROL:
-            answer = await server.request("POST", path, b"", {"Authorization": given} if given else {})
-            assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-            assert answer.error.startswith("This API is restricted, expecting header")
+            response = await server.request("POST", path, b"", {"Authorization": given} if given else {})
+            assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
+            assert response.error.startswith("This API is restricted, expecting header")
         assert (await server.request("GET", "/v2/models/Adder/ready")).status == 200
 
 
@@ -786,28 +786,28 @@ async def test_control_with_the_right_token() -> None:
         assert {e["state"] for e in ready} == {"READY"}
         assert (await server.request("POST", CONTROL[1], b"null", right)).status == 200
         assert (await server.infer("Adder", both())).status == 200
-        answer = await server.request("POST", "/v2/repository/models/nope/load", b"", right)
-        assert answer.status == 400
-        assert answer.error.startswith("failed to load 'nope',")
+        response = await server.request("POST", "/v2/repository/models/nope/load", b"", right)
+        assert response.status == 400
+        assert response.error.startswith("failed to load 'nope',")
         assert (await server.request("POST", "/v2/repository/models/nope/unload", b"", right)).status in (400, 404)
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"ready": "yes"}', '{"parameters": {"a": {}}}', "[" * 100000])
-async def test_control_with_a_body_that_is_none(body: str) -> None:
+async def test_control_with_an_invalid_body(body: str) -> None:
     async with serving(control_token="t") as server:
         for path in CONTROL:
-            answer = await server.request("POST", path, body, {"Authorization": "Bearer t"})
-            assert answer.status == 400
-            assert answer.error
+            response = await server.request("POST", path, body, {"Authorization": "Bearer t"})
+            assert response.status == 400
+            assert response.error
 
 
 @pytest.mark.parametrize("key", ["config", "file:1/model.onnx"])
-async def test_models_are_not_sent_over_the_wire(key: str) -> None:
+async def test_load_parameters_with_files_are_rejected(key: str) -> None:
     async with serving(control_token="t") as server:
         body = {"parameters": {key: "{}"}}
-        answer = await server.request("POST", CONTROL[1], body, {"Authorization": "Bearer t"})
-        assert answer.status == 400
-        assert f"'{key}'" in answer.error
+        response = await server.request("POST", CONTROL[1], body, {"Authorization": "Bearer t"})
+        assert response.status == 400
+        assert f"'{key}'" in response.error
 
 
 # --- names in paths --------------------------------------------------------------------------------------------
@@ -820,22 +820,22 @@ async def test_names_are_percent_decoded_once(server: RestServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adder%2Fready", "%2FAdder", "Adder%2F..%2FAdder", "Adder%3F"])
-async def test_an_encoded_slash_belongs_to_the_name(server: RestServer, name: str) -> None:
-    answer = await server.request("GET", f"/v2/models/{name}")
-    assert answer.status == 404
-    assert answer.error.startswith("Request for unknown model: ")
+async def test_an_encoded_slash_is_part_of_the_name(server: RestServer, name: str) -> None:
+    response = await server.request("GET", f"/v2/models/{name}")
+    assert response.status == 404
+    assert response.error.startswith("Request for unknown model: ")
 
 
-async def test_a_query_does_not_matter(server: RestServer) -> None:
+async def test_a_query_is_ignored(server: RestServer) -> None:
     assert (await server.request("GET", "/v2/health/live?probe=1&x=%ff")).status == 200
 
 
-async def test_shared_memory_is_refused_by_name(server: RestServer) -> None:
+async def test_shared_memory_is_rejected_by_name(server: RestServer) -> None:
     given = tensor("mine", parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})
-    await refused(server, inputs(given), "'mine'", "shared memory")
+    await check_rejected(server, inputs(given), "'mine'", "shared memory")
 
 
-async def test_two_requests_on_one_connection_keep_apart(server: RestServer) -> None:
+async def test_two_requests_on_one_connection_do_not_mix(server: RestServer) -> None:
     bodies = [request("POST", "/v2/models/Identity/infer", inputs(tensor(data=[i]), id=str(i))) for i in range(20)]
-    answers = await server.send(b"".join(bodies), answers=20)
-    assert [(a.json["id"], a.json["outputs"][0]["data"]) for a in answers] == [(str(i), [i]) for i in range(20)]
+    responses = await server.send(b"".join(bodies), responses=20)
+    assert [(a.json["id"], a.json["outputs"][0]["data"]) for a in responses] == [(str(i), [i]) for i in range(20)]

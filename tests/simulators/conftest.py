@@ -1,4 +1,4 @@
-"""A server with simulators that the tests share."""
+"""A shared server with simulators."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMES = ("forward", "Points", "Faulty", "Slow", "Double", "shout")
 
 @pytest.fixture(scope="session")
 def simulators() -> Iterator[ServerProcess]:
-    """Each of the simulators in four threads."""
+    """Start a server with each simulator in four threads."""
     models = [f"{SIMULATORS}:{name}" for name in NAMES]
     more = ["--placement", "thread", "--replicas", "4", "--max-batch-size", "64", "--max-body-bytes", str(100 << 20)]
     with running_server(*models, *more, "--log-level", "error") as process:

@@ -1,4 +1,4 @@
-"""Derivatives over the Open Inference Protocol, REST and gRPC, with clients as they are."""
+"""Derivatives over the Open Inference Protocol, REST and gRPC."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def body(inputs: dict[str, list[float]], **parameters: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("vectors", "parameters", "wanted"),
+    ("vectors", "parameters", "expected"),
     [
         ({"sens": [1.0, 10.0]}, {"derivative": "gradient"}, [2.0, 40.0]),
         ({"sens": [0.5]}, {"derivative": "gradient", "output": "output_1", "input": "input_1"}, [3.0, 4.0, 5.0]),
@@ -34,13 +34,13 @@ def body(inputs: dict[str, list[float]], **parameters: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_an_inference_request_may_ask_for_one(
-    simulators: ServerProcess, vectors: dict[str, list[float]], parameters: dict[str, Any], wanted: list[float]
+def test_an_inference_request_for_a_derivative(
+    simulators: ServerProcess, vectors: dict[str, list[float]], parameters: dict[str, Any], expected: list[float]
 ) -> None:
     status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
     assert status == 200, found
     (output,) = found["outputs"]
-    assert (output["name"], output["datatype"], output["data"]) == (parameters["derivative"], "FP64", wanted)
+    assert (output["name"], output["datatype"], output["data"]) == (parameters["derivative"], "FP64", expected)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_inference_request_may_ask_for_one(
         (INPUTS | ONES | {"z": [1.0]}, {"derivative": "gradient"}, "unexpected input 'z'"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_errors_name_the_invalid_parameter(
     simulators: ServerProcess, inputs: Any, parameters: dict[str, Any], message: str
 ) -> None:
     status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(inputs, **parameters))
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_told(
     assert message in found["error"]
 
 
-def test_metadata_tells_where_they_come_from(simulators: ServerProcess) -> None:
+def test_metadata_list_the_derivatives_and_their_source(simulators: ServerProcess) -> None:
     _, found, _ = simulators.request("GET", "/v2/models/Points")
     assert found["details"] == {"derivatives": {"gradient": "author"}}
     assert "details" in json.dumps(found)
@@ -88,7 +88,7 @@ def ask_in_binary_form(simulators: ServerProcess, client: Any, vectors: dict[str
 
 
 @pytest.mark.parametrize("client", [triton_http, triton_grpc])
-def test_other_clients_ask_for_them_in_binary_form(simulators: ServerProcess, client: Any) -> None:
+def test_derivatives_in_binary_form(simulators: ServerProcess, client: Any) -> None:
     found = ask_in_binary_form(simulators, client, {"sens": [1.0, 10.0]}, "gradient")
     assert found.tolist() == [2.0, 40.0]
 

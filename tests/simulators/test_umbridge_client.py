@@ -1,4 +1,4 @@
-"""The client of the umbridge package, as its users have it, against a server process."""
+"""The client of the umbridge package against a server process."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def test_it_finds_the_models(simulators: ServerProcess) -> None:
         umbridge.HTTPModel(f"http://{simulators.url}", "backward")
 
 
-def test_it_learns_what_a_model_does(simulators: ServerProcess, forward: Any) -> None:
+def test_it_reads_supported_operations(simulators: ServerProcess, forward: Any) -> None:
     assert forward.supports_evaluate()
     assert forward.supports_gradient()
     assert forward.supports_apply_jacobian()
@@ -46,7 +46,7 @@ def test_it_evaluates(forward: Any) -> None:
     assert forward([[1, 2, 3], [0, 0, 0]], {"n": 3, "scale": 10}) == [[10.0, 40.0, 90.0], [6.0]]
 
 
-def test_derivatives_are_the_models_own(forward: Any) -> None:
+def test_derivatives_of_the_model(forward: Any) -> None:
     assert forward.gradient(0, 0, POINT, [1.0, 10.0]) == [2.0, 40.0]
     assert forward.gradient(1, 1, POINT, [0.5]) == [3.0, 4.0, 5.0]
     assert forward.gradient(1, 0, [[1, 2, 3], [0, 0, 0]], [2.0], {"n": 3}) == [2.0, 2.0, 2.0]
@@ -56,7 +56,7 @@ def test_derivatives_are_the_models_own(forward: Any) -> None:
     assert forward.apply_hessian(0, 0, 1, POINT, [1.0, 1.0], [1.0, 2.0, 3.0]) == [0.0, 0.0]
 
 
-def test_faults_reach_the_client_with_type_and_message(simulators: ServerProcess, forward: Any) -> None:
+def test_errors_reach_the_client_with_type_and_message(simulators: ServerProcess, forward: Any) -> None:
     with pytest.raises(Exception, match=r"type InvalidInput: input 1 \('input_1'\): expected 3 numbers, got 2"):
         forward([[1, 2], [3, 4]])
     faulty = umbridge.HTTPModel(f"http://{simulators.url}", "Faulty")
@@ -66,7 +66,7 @@ def test_faults_reach_the_client_with_type_and_message(simulators: ServerProcess
         faulty([[1]])
 
 
-def test_infinities_arrive_as_such(simulators: ServerProcess) -> None:
+def test_infinities_roundtrip(simulators: ServerProcess) -> None:
     faulty = umbridge.HTTPModel(f"http://{simulators.url}", "Faulty")
     assert faulty([[2]]) == [[np.inf, -np.inf]]
 
@@ -74,19 +74,19 @@ def test_infinities_arrive_as_such(simulators: ServerProcess) -> None:
 def test_four_replicas_answer_four_calls_at_a_time(simulators: ServerProcess) -> None:
     slow = umbridge.HTTPModel(f"http://{simulators.url}", "Slow")
     slow([[0.0]])
-    answers: list[Any] = []
-    threads = [threading.Thread(target=lambda i=i: answers.append(slow([[float(i)]]))) for i in range(8)]
+    responses: list[Any] = []
+    threads = [threading.Thread(target=lambda i=i: responses.append(slow([[float(i)]]))) for i in range(8)]
     began_s = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert time.monotonic() - began_s < 3.0  # one second by four at a time, four seconds one after the other
-    assert sorted(answers) == [[[float(i)]] for i in range(8)]
+    assert sorted(responses) == [[[float(i)]] for i in range(8)]
 
 
 def test_it_finds_a_server_at_the_port_that_it_expects(tmp_path: Path) -> None:
-    """`--umbridge-port` listens there besides the port of HTTP; models are found in their files as they are."""
+    """`--umbridge-port` is a second HTTP port; models are found in their files without changes."""
     (tmp_path / "sim.py").write_text(SIMULATORS.read_text().partition("class Points")[0])
     with running_server(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as process:
         line = next(word for word in process.log().split() if word.startswith("http://") and process.url not in word)

@@ -1,4 +1,4 @@
-"""Numbers through UM-Bridge's JSON: none changes, whichever parser reads them."""
+"""Numbers in UM-Bridge's JSON are exact with every parser."""
 
 import json
 import math
@@ -27,14 +27,14 @@ def read(body: Any, policy: Policy = POLICY) -> Any:
     return found
 
 
-def told(body: Any, policy: Policy = POLICY) -> str:
+def error_message(body: Any, policy: Policy = POLICY) -> str:
     found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
     assert isinstance(found, InvalidUmBridgeRequest)
     return found.fault.message
 
 
 @given(st.lists(st.lists(FINITE, max_size=5), max_size=4), st.lists(FINITE, max_size=5), st.booleans())
-def test_vectors_come_as_they_were_written(vectors: Any, sens: Any, long: bool) -> None:
+def test_vectors_are_parsed_exactly(vectors: Any, sens: Any, long: bool) -> None:
     padding = " " * json_numbers.LONG if long else ""  # long bodies go through another parser
     body = json.dumps({"name": "f", "input": vectors, "sens": sens, "outWrt": 3}) + padding
     found = read(body.encode())
@@ -44,7 +44,7 @@ def test_vectors_come_as_they_were_written(vectors: Any, sens: Any, long: bool) 
 
 
 @given(st.lists(st.floats(), max_size=20))
-def test_a_vector_goes_out_and_comes_back(values: list[float]) -> None:
+def test_vectors_roundtrip(values: list[float]) -> None:
     policy = Policy(nonfinite="literal")
     text = orjson.dumps({"output": numbers(np.array(values), "y", policy)}, option=orjson.OPT_SERIALIZE_NUMPY)
     np.testing.assert_array_equal(parse_output(text, several=False)[0], np.array(values))
@@ -67,9 +67,9 @@ def test_a_vector_goes_out_and_comes_back(values: list[float]) -> None:
         ("config", "[]", "'config': expected an object, got an array"),
     ],
 )
-def test_kinds_are_told_by_every_parser_alike(field: str, value: str, message: str, long: bool) -> None:
+def test_all_parsers_report_types_alike(field: str, value: str, message: str, long: bool) -> None:
     body = f'{{"name": "f", "{field}": {value}}}' + " " * (json_numbers.LONG if long else 0)
-    assert told(body.encode()) == message
+    assert error_message(body.encode()) == message
 
 
 LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, in as many values as one parser may see
@@ -77,14 +77,14 @@ LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, 
 
 @pytest.mark.parametrize("simdjson", [True, False])
 @pytest.mark.parametrize("vectors", ["[[%s]]", "[ [1, 2] ,\n[%s], [ ] ]", "[[%s], [3], [%s]]"])
-def test_very_long_bodies_are_read_in_pieces(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_bodies_are_parsed_in_chunks(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not simdjson:
         monkeypatch.setattr(json_numbers, "_simd_parser_class", lambda: None)
     text = vectors.replace("%s", LONG)
     found = read(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
-    wanted = json.loads(text)
-    assert len(found.input) == len(wanted)
-    for ours, theirs in zip(found.input, wanted, strict=True):
+    expected = json.loads(text)
+    assert len(found.input) == len(expected)
+    for ours, theirs in zip(found.input, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert (found.config, found.outWrt) == ({"a": [1]}, 1)
 
@@ -102,16 +102,16 @@ def test_very_long_bodies_are_read_in_pieces(vectors: str, simdjson: bool, monke
         ("[[%s], 5]", "input[1]: expected an array of numbers, got 5"),
     ],
 )
-def test_what_is_wrong_with_very_long_bodies_is_told(changed: str, message: str) -> None:
+def test_errors_in_very_long_bodies_are_reported(changed: str, message: str) -> None:
     body = f'{{"name": "f", "input": {changed.replace("%s", LONG)}}}'.encode()
     if message.startswith("input"):
-        assert told(body) == message
+        assert error_message(body) == message
     else:
         with pytest.raises(InvalidInput, match=message):
             parse_umbridge_request(body, POLICY)
 
 
-def test_a_config_with_inputs_of_its_own_is_not_taken_for_the_request() -> None:
+def test_a_key_input_in_the_config_is_not_the_input() -> None:
     found = read(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}, "input": [[]]}}'.encode())
     assert [v.tolist() for v in found.input] == [[]]
     assert len(found.config["input"][0]) == 240_000
@@ -119,7 +119,7 @@ def test_a_config_with_inputs_of_its_own_is_not_taken_for_the_request() -> None:
     assert found.input is msgspec.UNSET
 
 
-def test_long_bodies_with_configs_and_doubled_keys_are_read_alike() -> None:
+def test_long_bodies_with_configs_and_duplicate_keys_are_parsed_alike() -> None:
     vector = np.random.default_rng(1).normal(size=500).tolist()
     found = read({"name": "f", "input": [vector], "config": {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}})
     assert found.config == {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}
@@ -130,13 +130,13 @@ def test_long_bodies_with_configs_and_doubled_keys_are_read_alike() -> None:
 
 
 @pytest.mark.parametrize("spelled", ["1e999", "Infinity"])
-def test_infinities_come_in_either_spelling_unless_refused(spelled: str) -> None:
+def test_both_spellings_of_infinities_are_accepted_unless_disabled(spelled: str) -> None:
     body = f'{{"name": "f", "input": [[0, -{spelled}]]}}'.encode()
     assert read(body).input[0].tolist() == [0.0, -math.inf]
-    assert told(body, Policy(nonfinite="error")) == "input[0][1]: expected a finite number, got -inf"
+    assert error_message(body, Policy(nonfinite="error")) == "input[0][1]: expected a finite number, got -inf"
 
 
-def test_nan_goes_out_only_as_the_operator_wants() -> None:
+def test_nan_in_responses_follows_the_nonfinite_setting() -> None:
     array = np.array([1.0, np.nan, np.inf])
     with pytest.raises(InvalidOutput, match="output 'y': element 1 is nan"):
         numbers(array, "output 'y'", POLICY)
@@ -153,7 +153,7 @@ def test_numbers_of_single_precision_keep_their_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "several", "wanted"),
+    ("text", "several", "expected"),
     [
         (b'{"output": [[nan, 1.0], [-inf, inf]] }', True, [[math.nan, 1.0], [-math.inf, math.inf]]),
         (b'{"output":[[null,1]]}', True, [[math.nan, 1.0]]),
@@ -161,14 +161,14 @@ def test_numbers_of_single_precision_keep_their_value() -> None:
         (b'{"output": [NaN, -Infinity]}', False, [[math.nan, -math.inf]]),
     ],
 )
-def test_answers_of_other_servers_are_understood(text: bytes, several: bool, wanted: Any) -> None:
-    np.testing.assert_array_equal(parse_output(text, several=several), wanted)
+def test_responses_of_other_servers_are_parsed(text: bytes, several: bool, expected: Any) -> None:
+    np.testing.assert_array_equal(parse_output(text, several=several), expected)
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b'{"output": 5}', b'{"output": [["a"]]}', b'{"output": [[1], 2]}', b"<html>"]
 )
-def test_what_is_no_answer_is_told(text: bytes) -> None:
+def test_invalid_responses_are_reported(text: bytes) -> None:
     with pytest.raises(InvalidOutput, match="the answer is"):
         parse_output(text, several=True)
 
@@ -184,7 +184,7 @@ def test_a_value_that_is_not_a_number_is_rejected_not_converted(value: bytes, co
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_garbage_never_gets_through(garbage: bytes) -> None:
+def test_random_bytes_are_rejected(garbage: bytes) -> None:
     try:
         found = parse_umbridge_request(garbage, POLICY)
     except InvalidInput:

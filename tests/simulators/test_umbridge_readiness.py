@@ -58,8 +58,8 @@ def graph_of(folder: Path, url: str) -> ModelSpec:
 
 
 async def evaluated(engine: Engine, name: str, *point: Tensor) -> list[float]:
-    answer = (await engine.call(Request(Infer({}, positional=point), name))).answer
-    return [value for tensor in answer.outputs.values() for value in tensor.data.tolist()]
+    response = (await engine.call(Request(Infer({}, positional=point), name))).answer
+    return [value for tensor in response.outputs.values() for value in tensor.data.tolist()]
 
 
 def test_a_remote_that_is_down_when_the_server_starts_is_served_once_it_is_there(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_remote_that_is_down_when_the_server_starts_is_served_once_it_is_there
 async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Path, kind: str) -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    point, wanted = (POINT, [1.0, 4.0, 53.0]) if kind == "remote" else (POINT[:1], [1.0, 4.0])
+    point, expected = (POINT, [1.0, 4.0, 53.0]) if kind == "remote" else (POINT[:1], [1.0, 4.0])
     name = "far" if kind == "remote" else "g"
     specs = [graph_of(tmp_path, url)] if kind == "graph" else [far(url)]
     if kind == "graph of a served model":
@@ -97,7 +97,7 @@ async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Pat
         assert deployment.retries
         with running(port):
             await wait_until(made.ready, "the first load")
-            assert await evaluated(made, name, *point) == wanted
+            assert await evaluated(made, name, *point) == expected
         await wait_until(lambda: not deployment.ready, "the end of readiness")
         (index,) = [e for e in (await made.call(Request(Index(""), ""))).answer if e.name == name]
         assert index.state == "UNAVAILABLE"
@@ -108,7 +108,7 @@ async def test_readiness_follows_a_remote_that_dies_and_comes_back(tmp_path: Pat
             await evaluated(made, name, *point)
         with running(port):
             await wait_until(made.ready, "readiness anew")
-            assert await evaluated(made, name, *point) == wanted
+            assert await evaluated(made, name, *point) == expected
 
 
 async def test_a_fault_that_is_for_good_is_not_tried_again() -> None:

@@ -42,7 +42,7 @@ umbridge.serve_models([Odd()], int(sys.argv[1]))
 
 @contextmanager
 def running(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The server of the umbridge package in a process of its own, whether it listens yet or not."""
+    """Start the umbridge package's server in a process, without waiting for it."""
     command = [sys.executable, "-c", REFERENCE, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -54,7 +54,7 @@ def running(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def reference() -> Iterator[str]:
-    """The same, once it listens."""
+    """Start the umbridge package's server and wait until it listens."""
     (port,) = free_ports(1)
 
     def listens() -> bool:
@@ -70,7 +70,7 @@ def reference() -> Iterator[str]:
 
 
 def model_of(engine: Engine) -> Any:
-    """The model itself, which runs in this process."""
+    """Return the model object, which runs in this process."""
     pool: Any = engine.deployments()[0]._pool
     return pool._executor.model
 
@@ -93,12 +93,12 @@ def vector(*values: float) -> Tensor:
 POINT = (vector(1, 2), vector(3, 4, 5))
 
 
-async def answer(engine: Engine, call: Any) -> Any:
+async def response(engine: Engine, call: Any) -> Any:
     return (await engine.call(Request(call, "far"))).answer
 
 
 async def evaluated(engine: Engine, *vectors: Tensor, **config: Any) -> list[list[float]]:
-    found = await answer(engine, Infer({}, positional=vectors or POINT, config=config or NONE))
+    found = await response(engine, Infer({}, positional=vectors or POINT, config=config or NONE))
     return [t.data.tolist() for t in found.outputs.values()]
 
 
@@ -109,13 +109,13 @@ async def test_every_verb_goes_through(whose: str, theirs: str, simulators: Serv
         assert await evaluated(far) == [[2.0, 8.0], [53.0]]
         assert await evaluated(far, vector(1, 2, 3), vector(0, 0, 0), n=3, scale=1.0) == [[1.0, 4.0, 9.0], [6.0]]
         gradient = Gradient(positional=POINT, sens=vector(1, 10))
-        assert (await answer(far, gradient)).data.tolist() == [4.0, 80.0]
+        assert (await response(far, gradient)).data.tolist() == [4.0, 80.0]
         jacobian = ApplyJacobian(positional=POINT, output=1, input=1, vec=vector(1, 1, 1))
-        assert (await answer(far, jacobian)).data.tolist() == [24.0]
+        assert (await response(far, jacobian)).data.tolist() == [24.0]
         hessian = ApplyHessian(positional=POINT, sens=vector(1, 1), vec=vector(1, 2))
-        assert (await answer(far, hessian)).data.tolist() == [4.0, 8.0]
-        told = await answer(far, Describe())
-        assert (told.platform, told.details["derivatives"]["gradient"]) == ("umbridge", "remote")
+        assert (await response(far, hessian)).data.tolist() == [4.0, 8.0]
+        description = await response(far, Describe())
+        assert (description.platform, description.details["derivatives"]["gradient"]) == ("umbridge", "remote")
 
 
 async def test_faults_of_the_server_become_ours(theirs: str) -> None:
@@ -219,12 +219,12 @@ SUPPORT = {"support": {"Evaluate": True}}
 
 
 @contextmanager
-def scripted(**answers: Any) -> Iterator[str]:
-    """A server that sends these JSON texts, whatever a request asks of an endpoint."""
+def scripted_server(**responses: Any) -> Iterator[str]:
+    """Start a server that sends a fixed JSON text per endpoint."""
 
     class Endpoint(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            text = json.dumps(answers[self.path[1:]]).encode()
+            text = json.dumps(responses[self.path[1:]]).encode()
             self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(200)
             self.send_header("content-length", str(len(text)))
@@ -246,7 +246,7 @@ def scripted(**answers: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("answers", "reason"),
+    ("responses", "reason"),
     [
         ({"Info": {**INFO, "protocolVersion": "1.0"}}, "expected the number 1.0 as protocolVersion, got '1.0'"),
         ({"Info": {**INFO, "protocolVersion": True}}, "expected the number 1.0 as protocolVersion, got True"),
@@ -260,16 +260,16 @@ def scripted(**answers: Any) -> Iterator[str]:
         ({"OutputSizes": {"outputSizes": [-1]}}, "expected a list of integers from 0 as outputSizes"),
     ],
 )
-async def test_a_server_that_describes_itself_wrongly_is_not_loaded(answers: dict[str, Any], reason: str) -> None:
+async def test_a_server_that_describes_itself_wrongly_is_not_loaded(responses: dict[str, Any], reason: str) -> None:
     right = {"Info": INFO, "ModelInfo": SUPPORT, "InputSizes": {"inputSizes": [1]}, "OutputSizes": {"outputSizes": [1]}}
-    with scripted(**{**right, **answers}) as url:
+    with scripted_server(**{**right, **responses}) as url:
         async with engine(url, model="") as far:
             assert re.search(reason, far.deployments()[0].reason)
 
 
 async def test_text_in_the_place_of_a_number_is_not_converted() -> None:
     sizes = {"InputSizes": {"inputSizes": [1.0]}, "OutputSizes": {"outputSizes": [1]}}
-    with scripted(Info=INFO, ModelInfo=SUPPORT, **sizes, Evaluate={"output": [["1"]]}) as url:
+    with scripted_server(Info=INFO, ModelInfo=SUPPORT, **sizes, Evaluate={"output": [["1"]]}) as url:
         async with engine(url, model="m") as far:
             with pytest.raises(errors.InvalidOutput, match="expected numbers in 'output', got '1'"):
                 await evaluated(far, vector(0))

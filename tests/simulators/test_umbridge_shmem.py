@@ -62,7 +62,7 @@ GOOD = {"tid": "7", "name": "Double", "shmem_name": "/umbridge", "shmem_num_inpu
         ({"shmem_size_0": 1 << 40}, "InvalidInput", "'shmem_size_0'"),
         ({"shmem_size_0": 5}, "InvalidInput", "expected 40 bytes for 5 numbers, got 32"),
         ({"shmem_size_0": 3}, "InvalidInput", "expected 4 numbers, got 3"),
-        ({"tid": "nobody"}, "InvalidInput", "cannot be opened: No such file"),
+        ({"tid": "missing"}, "InvalidInput", "cannot be opened: No such file"),
         ({}, "InvalidInput", "out_7"),  # there is no segment for the answer
     ],
 )
@@ -101,4 +101,4 @@ def test_no_body_is_told_and_many_clients_do_not_meet(shared: ServerProcess) -> 
     for thread in threads:
         thread.join()
     assert len(found) == 20
-    assert all(answer == [[2.0 * number] * 4] for number, answer in found)
+    assert all(response == [[2.0 * number] * 4] for number, response in found)

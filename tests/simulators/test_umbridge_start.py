@@ -75,8 +75,8 @@ if __name__ == "__main__":
 """
 
 
-def written(folder: Path) -> list[str]:
-    """Files of simulators, as their authors write them, and the paths by which they are served."""
+def model_files(folder: Path) -> list[str]:
+    """Write files of simulators; return the paths to serve."""
     (folder / "scaled.py").write_text(MODEL)
     (folder / "server.py").write_text(MODEL + 'model = Scaled("posterior")\nprint("imported")\n')
     (folder / "several.py").write_text(
@@ -103,12 +103,12 @@ FACTORS = {
     "second": 7.0,
     "in_folder": 8.0,
     "operators": 9.0,
-    "Scaled": 2.0,  # its name is given by whoever makes it
+    "Scaled": 2.0,  # its name is a constructor argument
 }
 
 
 def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: Path) -> None:
-    with started_server(*written(tmp_path), "--placement", "thread", "--nonfinite", "error") as process:
+    with started_server(*model_files(tmp_path), "--placement", "thread", "--nonfinite", "error") as process:
         url = f"http://{process.wait_until_ready().url}"
         assert set(umbridge.supported_models(url)) == {*FACTORS}
         for name, factor in FACTORS.items():
@@ -120,7 +120,7 @@ def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: 
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
 def test_a_file_of_one_class_is_served_by_the_name_of_its_instance(tmp_path: Path, placement: str) -> None:
-    written(tmp_path)
+    model_files(tmp_path)
     file = tmp_path / "lone.py"
     file.write_text("import umbridge\nimport scaled\n" + GUARDED.replace("(Scaled)", "(scaled.Scaled)"))
     with started_server(str(file), "--placement", placement) as process:

@@ -1,4 +1,4 @@
-"""The bytes of UM-Bridge: bodies exactly as the protocol has them, and every bad input on one connection."""
+"""UM-Bridge on the wire: exact bodies, and every invalid input over one connection."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ HESSIAN = {
 
 
 class Connection:
-    """One connection that is kept for every question."""
+    """One persistent connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -39,7 +39,7 @@ class Connection:
         return response.status, text, {k.lower(): v for k, v in response.getheaders()}
 
     def usable(self) -> bool:
-        """Whether this very connection still answers."""
+        """Return whether this connection still gets responses."""
         before = self._connection.sock
         right = self.request("POST", "/Evaluate", {"name": "forward", "input": POINT})[:2]
         return (
@@ -59,7 +59,7 @@ def wire(simulators: ServerProcess) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "answer"),
+    ("path", "body", "reply_body"),
     [
         (
             "/ModelInfo",
@@ -83,9 +83,9 @@ def wire(simulators: ServerProcess) -> Iterator[Connection]:
         ("/ApplyHessian", HESSIAN, {"output": [0.0, 0.0]}),
     ],
 )
-def test_bodies_have_these_keys_and_no_others(wire: Connection, path: str, body: Any, answer: Any) -> None:
+def test_bodies_have_exactly_these_keys(wire: Connection, path: str, body: Any, reply_body: Any) -> None:
     status, text, headers = wire.request("POST", path, body)
-    assert (status, json.loads(text)) == (200, answer)
+    assert (status, json.loads(text)) == (200, reply_body)
     assert headers["content-type"] == "application/json"
 
 
@@ -96,12 +96,12 @@ def test_the_version_is_a_number(wire: Connection) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"])
-def test_any_content_type_will_do(wire: Connection, kind: str) -> None:
+def test_any_content_type_is_accepted(wire: Connection, kind: str) -> None:
     body = {"name": "forward", "input": POINT}
     assert wire.request("POST", "/Evaluate", body, Content_Type=kind)[:2] == (200, b'{"output":[[1.0,4.0],[53.0]]}')
 
 
-def test_what_is_not_asked_by_the_protocol_is_answered_too(wire: Connection) -> None:
+def test_operations_beyond_the_protocol(wire: Connection) -> None:
     assert wire.request("HEAD", "/")[0] in (200, 404, 405)
     status, text, headers = wire.request("GET", "/Evaluate")
     assert (status, headers["allow"]) == (405, "OPTIONS, POST")
@@ -190,7 +190,7 @@ BAD: list[tuple[str, Any, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "kind", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
-def test_bad_input_is_told_and_the_connection_lives(
+def test_invalid_input_is_reported_and_keeps_the_connection_open(
     wire: Connection, path: str, body: Any, status: int, kind: str, message: str
 ) -> None:
     found, text, headers = wire.request("POST", path, body)
@@ -203,8 +203,8 @@ def test_bad_input_is_told_and_the_connection_lives(
     assert wire.usable()
 
 
-def test_numbers_that_json_has_no_form_for(wire: Connection) -> None:
-    # Infinities go out as 1e999, which JSON allows, and both spellings come in; NaN in becomes NaN out, which is told.
+def test_nonfinite_numbers(wire: Connection) -> None:
+    # Infinities are sent as 1e999, which is valid JSON, and accepted in both spellings; NaN in the result is an error.
     body = b'{"name": "Faulty", "input": [[2]]}'
     assert wire.request("POST", "/Evaluate", body)[1] == b'{"output":[[1e999,-1e999]]}'
     for spelled in (b"1e999", b"Infinity"):
@@ -218,7 +218,7 @@ def test_numbers_that_json_has_no_form_for(wire: Connection) -> None:
     assert wire.usable()
 
 
-def test_a_vector_of_ten_million_is_answered(wire: Connection) -> None:
+def test_a_vector_of_ten_million(wire: Connection) -> None:
     count = 10_000_000
     numbers = b",".join([b"1.5"] * count)
     body = b'{"name": "Double", "config": {"n": %d}, "input": [[%b]]}' % (count, numbers)
@@ -233,7 +233,7 @@ def test_a_vector_of_ten_million_is_answered(wire: Connection) -> None:
     assert wire.usable()
 
 
-def test_what_is_too_large_is_refused_in_the_protocols_form(simulators: ServerProcess) -> None:
+def test_too_large_bodies_have_the_protocols_error_format(simulators: ServerProcess) -> None:
     wire = Connection(simulators.http_port)
     status, text, _ = wire.request("POST", "/Evaluate", b" " * ((100 << 20) + 1))
     assert (status, json.loads(text)["error"]["type"]) == (413, "InvalidInput")

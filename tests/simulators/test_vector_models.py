@@ -1,4 +1,4 @@
-"""Functions of vectors as models: both worlds, many points at once, sizes that depend on a config."""
+"""Functions of vectors as models: both protocols, batches of points, sizes that depend on a config."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,53 +36,53 @@ def vector(*values: float) -> Tensor:
     return Tensor.of(np.array(values, np.float64))
 
 
-async def answer(engine: Engine, model: str, call: Any) -> Any:
+async def response(engine: Engine, model: str, call: Any) -> Any:
     return (await engine.call(Request(call, model))).answer
 
 
 async def evaluated(engine: Engine, model: str, *vectors: Sequence[float], **config: Any) -> list[list[float]]:
     call = Infer({}, positional=tuple(vector(*v) for v in vectors), config=config or dragoman.core.tensor.NONE)
-    found: Inference = await answer(engine, model, call)
+    found: Inference = await response(engine, model, call)
     return [t.data.reshape(-1).tolist() for t in found.outputs.values()]
 
 
 async def test_a_model_of_the_umbridge_package_has_named_tensors_too() -> None:
     async with dragoman.open_engine(forward) as engine:
-        told = await answer(engine, "forward", Describe())
-        assert [(s.name, s.shape) for s in told.signature.inputs] == [("input_0", (2,)), ("input_1", (3,))]
+        description = await response(engine, "forward", Describe())
+        assert [(s.name, s.shape) for s in description.signature.inputs] == [("input_0", (2,)), ("input_1", (3,))]
         found = await engine.infer("forward", {"input_1": np.ones(3), "input_0": np.array([2.0, 3.0])})
         assert {k: v.tolist() for k, v in found.items()} == {"output_0": [4.0, 9.0], "output_1": [8.0]}
-        assert told.details == {
+        assert description.details == {
             "derivatives": {"gradient": "author", "apply_jacobian": "author", "apply_hessian": "author"}
         }
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread", "process"])
-async def test_a_config_travels_wherever_the_model_is(placement: Any) -> None:
+async def test_a_config_reaches_the_model_in_every_placement(placement: Any) -> None:
     spec = ModelSpec(name="forward", runtime="python", uri=f"{SIMULATORS}:forward", placement=placement)
     async with Engine(Repository([spec])) as engine:
         assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3, scale=2.0) == [[2.0, 8.0, 18.0], [6.0]]
         assert await evaluated(engine, "forward", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
         at = (vector(1, 2, 3), vector(0, 0, 0))
         gradient = Gradient(positional=at, output=0, input=0, sens=vector(1, 1, 1), config={"n": 3, "scale": 2.0})
-        assert (await answer(engine, "forward", gradient)).data.tolist() == [4.0, 8.0, 12.0]
+        assert (await response(engine, "forward", gradient)).data.tolist() == [4.0, 8.0, 12.0]
         hessian = ApplyHessian(positional=at, sens=vector(1, 2, 3), vec=vector(1, 1, 1), config={"n": 3})
-        assert (await answer(engine, "forward", hessian)).data.tolist() == [2.0, 4.0, 6.0]
+        assert (await response(engine, "forward", hessian)).data.tolist() == [2.0, 4.0, 6.0]
         with pytest.raises(errors.InvalidInput, match="expected 2 numbers, got 3"):
             await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=2)
-        signature = await answer(engine, "forward", SignatureFor({"n": 9}))
+        signature = await response(engine, "forward", SignatureFor({"n": 9}))
         assert [s.shape for s in signature.inputs] == [(9,), (3,)]
         named = {"input_0": vector(1, 2, 3), "input_1": vector(0, 0, 0)}  # as other wires bring a config
-        found = await answer(engine, "forward", Infer(named, parameters={"config": '{"n": 3, "scale": 10}'}))
+        found = await response(engine, "forward", Infer(named, parameters={"config": '{"n": 3, "scale": 10}'}))
         assert found.outputs["output_0"].data.tolist() == [10.0, 40.0, 90.0]
         with pytest.raises(errors.InvalidInput, match="parameter 'config': expected JSON text of an object"):
-            await answer(engine, "forward", Infer(named, parameters={"config": "[1]"}))
+            await response(engine, "forward", Infer(named, parameters={"config": "[1]"}))
         short = {"input_0": vector(1), "input_1": vector(0, 0, 0)}
         with pytest.raises(errors.InvalidInput, match="expected"):
-            await answer(engine, "forward", Infer(short))
+            await response(engine, "forward", Infer(short))
 
 
-async def test_outputs_are_held_against_the_sizes_of_the_config() -> None:
+async def test_outputs_are_checked_against_the_sizes_of_the_config() -> None:
     class Liar(VectorFunction):
         def input_sizes(self, config: Config) -> Sequence[int]:
             return (1,)
@@ -103,22 +103,22 @@ async def test_outputs_are_held_against_the_sizes_of_the_config() -> None:
                 await evaluated(engine, "Liar", [1], **config)
             call = ApplyJacobian(positional=(vector(1),), vec=vector(1), config=config)
             with pytest.raises(errors.InvalidOutput, match=r"expected [12] numbers, got 3"):
-                await answer(engine, "Liar", call)
+                await response(engine, "Liar", call)
 
 
 async def test_many_points_in_one_call() -> None:
     async with dragoman.open_engine(Points()) as engine:
-        told = await answer(engine, "Points", Describe())
-        assert [s.shape for s in told.signature.inputs] == [(-1, 2)]
+        description = await response(engine, "Points", Describe())
+        assert [s.shape for s in description.signature.inputs] == [(-1, 2)]
         points = np.arange(6.0).reshape(3, 2)
         found = await engine.infer("Points", {"x": points})
         np.testing.assert_array_equal(found["square"], (points**2).sum(axis=1, keepdims=True))
         np.testing.assert_array_equal(found["double"], 2 * points)
         assert await evaluated(engine, "Points", [3, 4]) == [[25.0], [6.0, 8.0]]
         call = Gradient(inputs={"x": vector(3, 4)}, output="square", input="x", sens=vector(1))
-        assert (await answer(engine, "Points", call)).data.tolist() == [6.0, 8.0]
+        assert (await response(engine, "Points", call)).data.tolist() == [6.0, 8.0]
         rows = Gradient(inputs={"x": Tensor.of(points[:1])}, output="square", input="x", sens=vector(1))
-        assert (await answer(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
+        assert (await response(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(("placement", "limit"), [("inline", 64), ("thread", 64), ("thread", 0)])
@@ -129,12 +129,12 @@ async def test_clients_of_a_vectorised_model_are_merged(placement: Any, limit: i
         found = await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(64)))
         assert found == [[[i * i + 1.0], [2.0 * i, 2.0]] for i in range(64)]
         assert points.calls <= 8
-        if not limit:  # nobody has set a limit to what one call may bring
+        if not limit:  # no limit is set for one call
             assert (await engine.infer("p", {"x": np.ones((500, 2))}))["square"].shape == (500, 1)
 
 
 class Scaled(Points):
-    """Points times what the config says."""
+    """Points scaled by the config."""
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
         return tuple(config.get("by", 1) * found for found in super().evaluate(inputs, config))
@@ -143,9 +143,9 @@ class Scaled(Points):
 async def test_only_calls_of_one_config_are_merged() -> None:
     spec = ModelSpec(name="p", runtime="python", target=Scaled(), placement="thread")
     async with Engine(Repository([spec])) as engine:
-        wanted = [[[by * (i * i + 1.0)], [by * 2.0 * i, by * 2.0]] for i in range(16) for by in (1, 2, 3)]
+        expected = [[[by * (i * i + 1.0)], [by * 2.0 * i, by * 2.0]] for i in range(16) for by in (1, 2, 3)]
         found = await asyncio.gather(*(evaluated(engine, "p", [i, 1.0], by=by) for i in range(16) for by in (1, 2, 3)))
-        assert found == wanted
+        assert found == expected
 
 
 async def test_streams_are_bound_to_their_config_too() -> None:
@@ -159,7 +159,7 @@ async def test_streams_are_bound_to_their_config_too() -> None:
                 pass
 
 
-async def test_an_operator_may_switch_merging_off() -> None:
+async def test_merging_can_be_disabled() -> None:
     points = Points()
     async with Engine(Repository([ModelSpec(name="p", runtime="python", target=points, max_batch_size=1)])) as engine:
         await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(16)))
@@ -181,9 +181,9 @@ async def test_an_operator_may_switch_merging_off() -> None:
 async def test_calls_by_name_are_checked_too(changes: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"inputs": {"x": vector(1, 2)}, "output": 0, "input": 0, "sens": vector(1), **changes}
     async with dragoman.open_engine(Points()) as engine:
-        with pytest.raises(errors.InvalidInput) as fault:
-            await answer(engine, "Points", Gradient(**given))
-    assert message in fault.value.message
+        with pytest.raises(errors.InvalidInput) as error:
+            await response(engine, "Points", Gradient(**given))
+    assert message in error.value.message
 
 
 async def test_results_may_be_arrays_lists_and_scalars() -> None:
@@ -195,7 +195,7 @@ async def test_results_may_be_arrays_lists_and_scalars() -> None:
 
 
 class Regressor(dragoman.Model):
-    """No simulator, but of float vectors: one row in, one number out."""
+    """A model of float vectors that is not a simulator: one row in, one number out."""
 
     inputs = (TensorSpec("x", dragoman.FP32, (-1, 3)),)
     outputs = (TensorSpec("y", dragoman.FP32, (-1,)), TensorSpec("more", dragoman.INT64, (-1,), optional=True))
@@ -209,7 +209,7 @@ class Regressor(dragoman.Model):
 
 
 class Demanding(Forward):
-    """Has no sizes unless the config tells them."""
+    """Has sizes only with a config."""
 
     def get_input_sizes(self, config: dict[str, Any]) -> list[int]:
         return [config["n"], 3]
@@ -218,21 +218,21 @@ class Demanding(Forward):
 async def test_a_model_may_have_no_sizes_without_a_config(caplog: pytest.LogCaptureFixture) -> None:
     async with dragoman.open_engine(Demanding()) as engine:
         assert "has no sizes without a config: KeyError: 'n'" in caplog.text
-        assert support(await answer(engine, "forward", Describe()))["Gradient"]
+        assert support(await response(engine, "forward", Describe()))["Gradient"]
         assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3) == [[1.0, 4.0, 9.0], [6.0]]
         at = (vector(1, 2, 3), vector(0, 0, 0))
         gradient = Gradient(positional=at, sens=vector(1, 1, 1), config={"n": 3})
-        assert (await answer(engine, "forward", gradient)).data.tolist() == [2.0, 4.0, 6.0]
+        assert (await response(engine, "forward", gradient)).data.tolist() == [2.0, 4.0, 6.0]
         for call in (SignatureFor({}), Infer({}, positional=at), Gradient(positional=at, sens=vector(1))):
             with pytest.raises(errors.ModelFailed, match="KeyError: 'n'"):
-                await answer(engine, "forward", call)
+                await response(engine, "forward", call)
         for config in ({"m": 3}, {"n": 1.5}, {"n": -1}, {"n": "x"}):
             with pytest.raises(errors.InvalidInput, match="config: no valid sizes of the vectors"):
-                await answer(engine, "forward", SignatureFor(config))
+                await response(engine, "forward", SignatureFor(config))
 
 
 class Cubic(dragoman.Model):
-    """y = x^3, with derivatives as a class of ours writes them, one of them `async`; as long as the config says."""
+    """y = x^3, with derivatives of a VectorFunction, one of them `async`; the config gives the length."""
 
     inputs = (TensorSpec("x", dragoman.FP64, (2,)),)
     outputs = (TensorSpec("y", dragoman.FP64, (2,)),)
@@ -256,21 +256,21 @@ class Cubic(dragoman.Model):
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])
-async def test_a_class_of_ours_may_have_derivatives(placement: Any) -> None:
+async def test_a_model_class_with_derivatives(placement: Any) -> None:
     spec = ModelSpec(name="c", runtime="python", target=Cubic, placement=placement)
     async with Engine(Repository([spec])) as engine:
         assert await evaluated(engine, "c", [1, 2]) == [[1.0, 8.0]]
         assert await evaluated(engine, "c", [1, 2, 3], n=3) == [[1.0, 8.0, 27.0]]
         at: dict[str, Any] = {"positional": (vector(1, 2),)}
-        assert (await answer(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
-        assert (await answer(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
+        assert (await response(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
+        assert (await response(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
         with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 2 numbers, as input 'x' has, got 5"):
-            await answer(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
+            await response(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
         five, three = (tuple(range(n)) for n in (5, 3))
         fitting = ApplyHessian(positional=(vector(*five),), sens=vector(*five), vec=vector(*five), config={"n": 5})
-        assert (await answer(engine, "c", fitting)).data.tolist() == [0.0] * 5
+        assert (await response(engine, "c", fitting)).data.tolist() == [0.0] * 5
         with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 3 numbers, as input 'x' has, got 5"):
-            await answer(
+            await response(
                 engine,
                 "c",
                 structs.replace(
@@ -278,7 +278,7 @@ async def test_a_class_of_ours_may_have_derivatives(placement: Any) -> None:
                 ),
             )
         longer = Gradient(positional=(vector(1, 2, 3),), sens=vector(1, 1, 1), config={"n": 3})
-        assert (await answer(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
+        assert (await response(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
 
 
 async def test_a_regression_of_scikit_learn_evaluates(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
         with pytest.raises(errors.NotSupported, match="not all its tensors are float vectors"):
             await evaluated(engine, "Words", [1])
         with pytest.raises(errors.NotSupported, match="does not support Gradient"):
-            await answer(engine, "Regressor", Gradient(positional=(vector(1, 2, 3),), sens=vector(1)))
+            await response(engine, "Regressor", Gradient(positional=(vector(1, 2, 3),), sens=vector(1)))
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ async def test_a_file_that_serves_when_it_is_imported_is_one_line(
         )
 
 
-def test_serve_models_is_itself_again_after_an_import(tmp_path: Path) -> None:
+def test_serve_models_is_restored_after_an_import(tmp_path: Path) -> None:
     original = umbridge.serve_models
     (tmp_path / "server.py").write_text(SERVES.replace("from sims import Forward\nmodel = Forward()\n", ""))
     kept = plugins.import_file(tmp_path / "server.py").u.serve_models

@@ -1,4 +1,4 @@
-"""Simulators for the tests: written for the umbridge package, as functions of vectors, and with faults on demand."""
+"""Simulators written for the umbridge package or as functions of vectors; some fail on demand."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 
 
 class Forward(umbridge.Model):  # type: ignore[misc]
-    """As its users write it: y0 = scale x0^2 (by element), y1 = x1 . x1 + sum(x0); sizes depend on the config."""
+    """As users write it: y0 = scale x0^2 (by element), y1 = x1 . x1 + sum(x0); sizes depend on the config."""
 
     def __init__(self) -> None:
         super().__init__("forward")
@@ -95,7 +95,7 @@ class Points(VectorFunction):
 
 
 class Faulty(VectorFunction):
-    """Does what the first number of its input says."""
+    """Fail as the first number of the input selects."""
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return (1,)
@@ -104,7 +104,7 @@ class Faulty(VectorFunction):
         return (2,)
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        answers: Mapping[int, Any] = {
+        responses: Mapping[int, Any] = {
             0: np.array([1.0, 2.0]),
             1: [1.0, np.nan],
             2: [np.inf, -np.inf],
@@ -119,11 +119,11 @@ class Faulty(VectorFunction):
         code = int(inputs[0][0])
         if code == 10:
             raise ValueError("the mesh is tangled")
-        return answers[code]
+        return responses[code]
 
 
 class Slow(VectorFunction):
-    """Takes half a second."""
+    """Take half a second."""
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return (1,)
@@ -137,7 +137,7 @@ class Slow(VectorFunction):
 
 
 class Double(VectorFunction):
-    """y = 2 x, as long as the config says."""
+    """y = 2 x; the config gives the length."""
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return (int(config.get("n", 4)),)
@@ -149,5 +149,5 @@ class Double(VectorFunction):
 
 
 def shout(text: list[str]) -> list[str]:
-    """No function of vectors."""
+    """Not a function of vectors."""
     return [t.upper() for t in text]

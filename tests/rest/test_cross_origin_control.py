@@ -1,4 +1,4 @@
-"""Model control that asks for no token is not for web pages of other sites, nor announced to other machines unsaid."""
+"""Model control without a token: cross-origin requests are rejected, and public addresses logged."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,12 +18,12 @@ async def server() -> AsyncIterator[RestServer]:
         yield server
 
 
-async def asked(server: RestServer, method: str, path: str, host: str, **headers: str) -> RawResponse:
-    """A request as a browser sends it without asking first: its body is text."""
+async def send_simple_request(server: RestServer, method: str, path: str, host: str, **headers: str) -> RawResponse:
+    """Send a request as browsers do without a preflight request: the body is text."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", "content-type: text/plain", "content-length: 2"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    answer: RawResponse = await server.send("\r\n".join([*lines, "", "{}"]).encode())
-    return answer
+    response: RawResponse = await server.send("\r\n".join([*lines, "", "{}"]).encode())
+    return response
 
 
 @pytest.mark.parametrize(
@@ -48,29 +48,31 @@ async def asked(server: RestServer, method: str, path: str, host: str, **headers
         ("localhost.evil.example", "http://localhost.evil.example"),
     ],
 )
-async def test_pages_of_other_sites_control_nothing(
+async def test_cross_origin_pages_cannot_control_models(
     server: RestServer, method: str, path: str, host: str, origin: str
 ) -> None:
-    answer = await asked(server, method, path, host, origin=origin)
-    assert answer.status == 403
-    assert "a web page needs a control token" in str(answer.json)
+    response = await send_simple_request(server, method, path, host, origin=origin)
+    assert response.status == 403
+    assert "a web page needs a control token" in str(response.json)
     assert (await server.request("GET", "/v2/models/Identity/ready")).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "[::1]:8080", "localhost:8080"])
-async def test_pages_of_this_server_do(server: RestServer, host: str) -> None:
-    assert (await asked(server, "POST", "/v2/repository/index", host, origin=f"http://{host}")).status == 200
+async def test_same_origin_pages_can_control_models(server: RestServer, host: str) -> None:
+    assert (
+        await send_simple_request(server, "POST", "/v2/repository/index", host, origin=f"http://{host}")
+    ).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "model-server:8080", ""])
-async def test_programs_do_whatever_the_name_of_the_host(server: RestServer, host: str) -> None:
-    assert (await asked(server, "POST", "/v2/repository/index", host)).status == 200
+async def test_requests_without_origin_are_accepted_for_any_host(server: RestServer, host: str) -> None:
+    assert (await send_simple_request(server, "POST", "/v2/repository/index", host)).status == 200
 
 
-async def test_a_page_with_the_token_may_do_as_others_with_it() -> None:
+async def test_a_page_with_the_token_can_control_models() -> None:
     async with serving(Identity, control_token="sesame") as server:
         given = {"origin": "http://evil.example", "authorization": "Bearer sesame"}
-        assert (await asked(server, "POST", "/v2/repository/index", "x", **given)).status == 200
+        assert (await send_simple_request(server, "POST", "/v2/repository/index", "x", **given)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ async def test_a_page_with_the_token_may_do_as_others_with_it() -> None:
         ("127.0.0.1", {"control_open": True, "http_also": "192.0.2.1:0"}, True),
     ],
 )
-async def test_open_control_on_a_public_address_is_warned_of(
+async def test_open_control_on_a_public_address_logs_a_warning(
     host: str, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     public_server = Server(Identity, host=host, http_port=0, grpc_port=-1, **settings)

@@ -1,4 +1,4 @@
-"""A connection that is kept: what a client sends again and again takes a shorter way, to the same answers."""
+"""Persistent connections: repeated requests take a shortcut and get the same responses."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ _seen: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
 
 
 class Context(dragoman.Model):
-    """Counts in a context variable, which belongs to one call alone."""
+    """Count in a context variable, which each call has for itself."""
 
     placement = "inline"
 
@@ -41,7 +41,7 @@ class Context(dragoman.Model):
 
 
 class Same(dragoman.Model):
-    """The same array each time, which it goes on writing to."""
+    """Return the same array each time and write to it afterwards."""
 
     placement = "inline"
     outputs = (TensorSpec("y", dragoman.FP32, (-1,)),)
@@ -55,7 +55,7 @@ class Same(dragoman.Model):
 
 
 class Narrow(dragoman.Model):
-    """Gives what its one output does not allow."""
+    """Return a value that does not match its output."""
 
     placement = "inline"
     outputs = (TensorSpec("y", dragoman.INT32, (1,)),)
@@ -107,7 +107,7 @@ REQUESTS = {
     "ready": request("GET", "/v2/models/Identity/ready"),
     "metadata": request("GET", "/v2/models/Adder"),
     "index": request("POST", "/v2/repository/index", b"{}", {"authorization": "Bearer secret"}),
-    "index for nobody": request("POST", "/v2/repository/index", b"{}"),
+    "index for missing": request("POST", "/v2/repository/index", b"{}"),
     "no such path": request("GET", "/v2/nowhere"),
     "no such method": request("DELETE", "/v2/models/Adder"),
     "preflight": request("OPTIONS", "/v2/models/Adder"),
@@ -115,18 +115,18 @@ REQUESTS = {
 }
 
 
-def _without_time(answer: RawResponse, name: str) -> Any:
-    body = answer.body
+def _without_time(response: RawResponse, name: str) -> Any:
+    body = response.body
     if name == "large answer":  # its numbers rise with each call
         body = b""
     elif b"request id" in body:
         body = b"internal"
-    headers = {k: v for k, v in answer.headers.items() if k not in ("date", "content-length")}
-    return answer.status, headers, body
+    headers = {k: v for k, v in response.headers.items() if k not in ("date", "content-length")}
+    return response.status, headers, body
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_the_answer_is_the_same_each_time(server: RestServer, name: str) -> None:
+async def test_repeated_requests_get_equal_responses(server: RestServer, name: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     found = []
     for _ in range(4):
@@ -136,7 +136,7 @@ async def test_the_answer_is_the_same_each_time(server: RestServer, name: str) -
     assert found == [found[0]] * 4
 
 
-async def test_what_comes_in_pieces_or_in_one_is_answered_alike(server: RestServer) -> None:
+async def test_chunking_of_requests_does_not_matter(server: RestServer) -> None:
     good, bad = REQUESTS["plain"], REQUESTS["wrong kind"]
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     statuses = []
@@ -149,36 +149,36 @@ async def test_what_comes_in_pieces_or_in_one_is_answered_alike(server: RestServ
     assert statuses == [200, 200, 200, 400, 200, 200, 200, 200, 400]
 
 
-async def test_a_context_is_one_calls_own(server: RestServer) -> None:
-    answers = []
+async def test_each_call_has_its_own_context(server: RestServer) -> None:
+    responses = []
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(4):
         writer.write(infer("Context", {"inputs": []}))
-        answers.append(await read_response(reader))
+        responses.append(await read_response(reader))
     writer.close()
-    assert [json.loads(a.body)["outputs"][0]["data"] for a in answers] == [[1]] * 4
+    assert [json.loads(a.body)["outputs"][0]["data"] for a in responses] == [[1]] * 4
 
 
-async def test_an_answer_is_what_the_model_gave_then(server: RestServer) -> None:
-    """A model that writes on into the array that it gave changes no answer that is still on its way."""
+async def test_responses_do_not_alias_the_models_arrays(server: RestServer) -> None:
+    """A model that writes to an array after returning it does not change a response in flight."""
     body = {"inputs": [], "parameters": {"binary_data_output": True}}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(infer("Same", body))
-    answers = [await read_response(reader)]
+    responses = [await read_response(reader)]
     for _ in range(5):
         writer.write(infer("Same", body))
-        answers.append(await read_response(reader))
+        responses.append(await read_response(reader))
     writer.write(infer("Same", body) * 20)
-    answers += [await read_response(reader) for _ in range(20)]
+    responses += [await read_response(reader) for _ in range(20)]
     writer.close()
-    for answer in answers:
-        numbers = np.frombuffer(answer.body[int(answer.headers["inference-header-content-length"]) :], np.float32)
+    for response in responses:
+        numbers = np.frombuffer(response.body[int(response.headers["inference-header-content-length"]) :], np.float32)
         assert len(set(numbers.tolist())) == 1
-    firsts = [np.frombuffer(a.body[-4:], np.float32)[0] for a in answers]
+    firsts = [np.frombuffer(a.body[-4:], np.float32)[0] for a in responses]
     assert firsts == [firsts[0] + n for n in range(26)]
 
 
-async def test_one_that_waits_keeps_its_place(server: RestServer) -> None:
+async def test_a_waiting_request_keeps_its_position(server: RestServer) -> None:
     gate: Gate = server.model("Gate")
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(REQUESTS["plain"])
@@ -187,9 +187,9 @@ async def test_one_that_waits_keeps_its_place(server: RestServer) -> None:
     await asyncio.wait_for(gate.begun.wait(), 10)
     writer.write(REQUESTS["with an id"])
     gate.open.set()
-    answers = [await read_response(reader), await read_response(reader)]
+    responses = [await read_response(reader), await read_response(reader)]
     writer.close()
-    assert [a.json["id"] for a in answers] == ["waits", 'a"b']
+    assert [a.json["id"] for a in responses] == ["waits", 'a"b']
 
 
 async def test_the_calls_are_counted(server: RestServer) -> None:
