@@ -317,7 +317,7 @@ async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
     ("text", "message"),
     [
         ("from sims import Forward\nmine = Forward()\n", ""),
-        ("from sims import Forward\nmine = Forward()\nother = Forward()\n", "several models: mine, other"),
+        ("from sims import Forward\nmine = Forward()\nother = Forward()\n", "several models, mine, other"),
         ("from sims import Forward as Base\nclass Mine(Base): pass\nmine = Mine()\n", ""),
         ("import umbridge\nclass Mine(umbridge.Model): pass\n", "failed to load"),
         ("x = 1\n", "has no model"),
