@@ -1,4 +1,4 @@
-"""A batch waits for callers who ask again at once, and not for those who do not."""
+"""Adaptive batch delay: batches wait for clients that send again at once, and only for those."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from dragoman.engine.batch_delay import BatchDelay
 from dragoman.engine.batching import Batcher
 
 
-def test_it_waits_a_share_of_the_models_time_until_all_are_back() -> None:
+def test_delay_is_a_fraction_of_the_latency_until_all_clients_return() -> None:
     delay = BatchDelay(0.5)
     delay.batch_finished(size=3, queued=2, duration_s=0.010, now_s=1.0)
     assert abs(delay.remaining_s(2, 1.001) - 0.004) < 1e-9
@@ -20,21 +20,21 @@ def test_it_waits_a_share_of_the_models_time_until_all_are_back() -> None:
     assert delay.remaining_s(2, 1.003) == 0  # once it is over, it is over
 
 
-def test_it_ends_with_its_time() -> None:
+def test_delay_ends_after_its_duration() -> None:
     delay = BatchDelay(0.5)
     delay.batch_finished(size=4, queued=0, duration_s=0.010, now_s=1.0)
     assert delay.remaining_s(3, 1.0051) == 0
     assert delay.remaining_s(1, 1.0) == 0
 
 
-def test_a_lone_caller_and_a_share_of_nothing_wait_for_nobody() -> None:
+def test_no_delay_for_one_client_or_fraction_zero() -> None:
     for share, calls in ((0.5, 1), (0.0, 9)):
         delay = BatchDelay(share)
         delay.batch_finished(size=calls, queued=0, duration_s=1.0, now_s=1.0)
         assert delay.remaining_s(1, 1.0) == 0
 
 
-def test_the_models_time_is_smoothed() -> None:
+def test_latency_is_a_moving_average() -> None:
     delay = BatchDelay(1.0)
     delay.batch_finished(2, 0, 0.010, 1.0)
     delay.batch_finished(2, 0, 0.020, 2.0)
@@ -42,7 +42,7 @@ def test_the_models_time_is_smoothed() -> None:
 
 
 def waits(delay: BatchDelay, times: int, back: int, calls: int = 4) -> list[bool]:
-    """Whether it waited each time that `calls` were answered, of whom so many came back in time."""
+    """Return for each batch of `calls` whether it was delayed, if this many clients returned in time."""
     found = []
     for turn in range(times):
         delay.batch_finished(size=calls, queued=0, duration_s=0.010, now_s=float(turn))
@@ -51,7 +51,7 @@ def waits(delay: BatchDelay, times: int, back: int, calls: int = 4) -> list[bool
     return found
 
 
-def test_callers_who_do_not_come_back_are_soon_not_waited_for() -> None:
+def test_delay_stops_if_clients_do_not_return() -> None:
     delay = BatchDelay(0.5)
     assert all(waits(delay, 20, back=4))
     assert waits(delay, 4, back=1)[-1] is False
@@ -60,14 +60,14 @@ def test_callers_who_do_not_come_back_are_soon_not_waited_for() -> None:
     assert all(waits(delay, 20, back=4))
 
 
-def test_most_of_the_callers_are_enough_and_half_are_not() -> None:
+def test_delay_continues_if_most_clients_return_but_not_half() -> None:
     assert all(waits(BatchDelay(0.5), 60, back=2, calls=2))
     assert all(waits(BatchDelay(0.5), 60, back=3))
     assert not all(waits(BatchDelay(0.5), 60, back=1, calls=2))
     assert waits(BatchDelay(0.5), 8, back=0, calls=2) == [True, True, False, False, False, False, False, False]
 
 
-def test_more_callers_than_were_answered_are_as_good_as_all() -> None:
+def test_more_calls_than_answered_count_as_all() -> None:
     delay = BatchDelay(0.5)
     assert all(waits(delay, 20, back=9))
     delay.batch_finished(size=4, queued=3, duration_s=0.010, now_s=1.0)
@@ -75,14 +75,14 @@ def test_more_callers_than_were_answered_are_as_good_as_all() -> None:
     assert delay.remaining_s(7, 1.001) == 0
 
 
-def test_a_wait_is_tried_again_every_sixteenth_time() -> None:
+def test_delay_is_retried_every_16_batches() -> None:
     delay = BatchDelay(0.5)
     found = waits(delay, 80, back=0)
     first = found.index(False)
     assert [i - first for i, waited in enumerate(found) if waited and i > first] == [15, 31, 47, 63]
 
 
-def test_without_a_time_there_is_no_wait() -> None:
+def test_no_delay_before_the_first_batch() -> None:
     delay = BatchDelay(0.5)
     assert delay.remaining_s(0, 5.0) == 0
     delay.batch_finished(size=2, queued=0, duration_s=0.0, now_s=1.0)
@@ -96,7 +96,7 @@ def test_without_a_time_there_is_no_wait() -> None:
 
 
 class Slow:
-    """A pool of one worker that takes 10 ms."""
+    """A pool with one worker that takes 10 ms for each call."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -117,7 +117,7 @@ async def client(batcher: Batcher, times: int) -> None:
         await batcher.call(Request(Infer({"x": Tensor.of(np.zeros((1, 2)))}), "m"))
 
 
-async def test_clients_who_started_apart_come_together() -> None:
+async def test_delay_merges_two_groups_of_clients() -> None:
     pool: Any = Slow()
     batcher = Batcher(pool, 64, 0.0, delay_fraction=10.0)
     first = asyncio.ensure_future(client(batcher, 4))
@@ -127,7 +127,7 @@ async def test_clients_who_started_apart_come_together() -> None:
     assert pool.batches == [1, 2, 2, 2]
 
 
-async def test_without_it_they_stay_apart() -> None:
+async def test_without_delay_two_groups_alternate() -> None:
     pool: Any = Slow()
     batcher = Batcher(pool, 64, 0.0)
     first = asyncio.ensure_future(client(batcher, 3))
@@ -137,7 +137,7 @@ async def test_without_it_they_stay_apart() -> None:
     assert pool.batches == [1] * 6
 
 
-async def test_who_waits_is_served_though_the_other_never_comes_back() -> None:
+async def test_a_waiting_call_is_answered_if_the_other_client_does_not_return() -> None:
     pool: Any = Slow()
     batcher = Batcher(pool, 64, 0.0, delay_fraction=1.0)
     first = asyncio.ensure_future(client(batcher, 1))

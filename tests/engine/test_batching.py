@@ -1,4 +1,4 @@
-"""Merging and splitting are inverse; a batch changes nobody's answer."""
+"""Batching: merging and splitting are inverse, and no response depends on the batch."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     st.lists(st.tuples(datatypes, trailing), min_size=1, max_size=3),
     st.lists(st.integers(0, 4), min_size=1, max_size=5),
 )
-def test_split_undoes_merge(specs: list[tuple[Datatype, tuple[int, ...]]], counts: list[int]) -> None:
+def test_split_is_the_inverse_of_merge(specs: list[tuple[Datatype, tuple[int, ...]]], counts: list[int]) -> None:
     calls = [
         Infer({f"x{i}": tensor(kind, (n, *tail), 7 * i + n) for i, (kind, tail) in enumerate(specs)}) for n in counts
     ]
@@ -69,7 +69,7 @@ def test_text_and_bytes_are_not_merged() -> None:
     assert not came_as_text(merge([calls[2], calls[2]]).inputs["x"])
 
 
-def test_parameters_of_a_merged_answer_go_to_every_call() -> None:
+def test_parameters_of_a_merged_response_go_to_every_call() -> None:
     answer = Inference({"y": Tensor(np.arange(3.0), DATATYPES["FP64"], {"unit": "m"})}, {"version": 2})
     parts = split(answer, [1, 2])
     assert [dict(part.parameters) for part in parts] == [{"version": 2}] * 2
@@ -80,7 +80,7 @@ def test_parameters_of_a_merged_answer_go_to_every_call() -> None:
     assert (merged.outputs, merged.parameters, merged.inputs["x"].parameters) == (("y",), {"a": 1}, {"unit": "m"})
 
 
-def test_only_equal_calls_share_a_key() -> None:
+def test_only_equal_calls_have_the_same_key() -> None:
     x = Tensor.of(np.zeros((2, 3), np.float32))
     base = Infer({"x": x})
     others = [
@@ -100,7 +100,7 @@ def test_only_equal_calls_share_a_key() -> None:
     assert group_key(base) == group_key(Infer({"x": Tensor.of(np.ones((5, 3), np.float32))}))
 
 
-def test_calls_are_merged_where_all_inputs_have_as_many_rows() -> None:
+def test_calls_are_mergeable_if_all_inputs_have_the_same_rows() -> None:
     two, wide, three, scalar = (Tensor.of(np.zeros(shape)) for shape in ((2, 3), (2, 5, 1), (3, 3), ()))
     assert mergeable(Infer({"x": two, "y": wide}))
     assert mergeable(Infer({"x": two}), {})
@@ -111,7 +111,7 @@ def test_calls_are_merged_where_all_inputs_have_as_many_rows() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (5, 1)])
-def test_rows_out_must_be_rows_in(shape: tuple[int, ...]) -> None:
+def test_outputs_must_have_the_rows_of_the_batch(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidOutput, match="output 'y': expected 4 rows"):
         split(Inference({"y": Tensor.of(np.zeros(shape))}), [1, 3])
 
@@ -120,7 +120,7 @@ FATAL = 666.0
 
 
 class RecordingPool:
-    """A pool of one worker that doubles `x`, fails on negative numbers, and works only while it is let."""
+    """A pool with one worker that doubles `x`, fails on negative numbers, and can be paused."""
 
     now: Mapping[Any, Any] = {}
 
@@ -151,7 +151,7 @@ class RecordingPool:
         x = call.inputs["x"].data
         self.batches.append(len(x))
         if (x == FATAL).any():
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("an unexpected error")
         if (x < 0).any():
             raise ModelFailed("model 'm' failed: ValueError: negative")
         return Inference({"y": Tensor.of(x * 2)}, call.parameters)
@@ -163,7 +163,7 @@ class RecordingPool:
         self.ready = False
 
 
-def asked(*numbers: float, **parameters: Any) -> Request[Inference]:
+def make_request(*numbers: float, **parameters: Any) -> Request[Inference]:
     return Request(Infer({"x": Tensor.of(np.array(numbers, np.float64).reshape(-1, 1))}, (), parameters), "m")
 
 
@@ -185,56 +185,58 @@ def numbers(answer: Inference) -> list[float]:
     return [float(v) for v in answer.outputs["y"].data[:, 0]]
 
 
-async def test_an_idle_worker_takes_at_once_what_is_there(pool: RecordingPool, batcher: Any) -> None:
-    assert numbers(await batcher(8).call(asked(1.0))) == [2.0]
+async def test_an_idle_worker_gets_calls_at_once(pool: RecordingPool, batcher: Any) -> None:
+    assert numbers(await batcher(8).call(make_request(1.0))) == [2.0]
     assert pool.batches == [1]
 
 
-async def test_calls_that_wait_are_merged_and_everyone_gets_their_own_rows(pool: RecordingPool, batcher: Any) -> None:
-    answers = await gather(batcher(8), [asked(float(i), float(i) + 0.5) for i in range(20)])
+async def test_queued_calls_are_merged_and_get_their_own_rows(pool: RecordingPool, batcher: Any) -> None:
+    answers = await gather(batcher(8), [make_request(float(i), float(i) + 0.5) for i in range(20)])
     assert [numbers(a) for a in answers] == [[2.0 * i, 2.0 * i + 1] for i in range(20)]
     assert max(pool.batches) == 8
     assert sum(pool.batches) == 40
 
 
-async def test_a_bad_member_sinks_nobody(pool: RecordingPool, batcher: Any) -> None:
-    answers = await gather(batcher(8), [asked(1.0), asked(-1.0), asked(3.0)])
+async def test_a_failing_call_does_not_fail_the_others_of_its_batch(pool: RecordingPool, batcher: Any) -> None:
+    answers = await gather(batcher(8), [make_request(1.0), make_request(-1.0), make_request(3.0)])
     assert numbers(answers[0]) == [2.0]
     assert isinstance(answers[1], ModelFailed)
     assert numbers(answers[2]) == [6.0]
     assert pool.batches == [3, 1, 1, 1]
 
 
-async def test_parameters_of_one_caller_never_reach_another(pool: RecordingPool, batcher: Any) -> None:
+async def test_calls_with_different_parameters_are_not_merged(pool: RecordingPool, batcher: Any) -> None:
     names = ["alice", "bob", "carol", "dave"]
-    answers = await gather(batcher(8), [asked(1.0, user=n) for n in names])
+    answers = await gather(batcher(8), [make_request(1.0, user=n) for n in names])
     assert [a.parameters["user"] for a in answers] == names
 
 
-async def test_more_rows_than_a_batch_may_have_are_refused(batcher: Any) -> None:
-    assert numbers(await batcher(8).call(asked(*range(8)))) == [2.0 * i for i in range(8)]
+async def test_calls_with_too_many_rows_are_rejected(batcher: Any) -> None:
+    assert numbers(await batcher(8).call(make_request(*range(8)))) == [2.0 * i for i in range(8)]
     with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 8, got 9$"):
-        await batcher(8).call(asked(*range(9)))
+        await batcher(8).call(make_request(*range(9)))
 
 
-async def test_a_wait_lets_a_batch_grow(pool: RecordingPool, batcher: Any) -> None:
-    patient = batcher(4, 10.0)
-    first = asyncio.ensure_future(patient.call(asked(1.0)))
+async def test_batches_grow_during_the_wait(pool: RecordingPool, batcher: Any) -> None:
+    waiting_batcher = batcher(4, 10.0)
+    first = asyncio.ensure_future(waiting_batcher.call(make_request(1.0)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not pool.batches
-    rest = await gather(patient, [asked(2.0), asked(3.0), asked(4.0)])
+    rest = await gather(waiting_batcher, [make_request(2.0), make_request(3.0), make_request(4.0)])
     assert numbers(await first) == [2.0]
     assert [numbers(a) for a in rest] == [[4.0], [6.0], [8.0]]
     assert pool.batches == [4]
 
 
-async def test_members_who_leave_are_dropped_and_the_last_one_stops_the_work(pool: RecordingPool, batcher: Any) -> None:
+async def test_cancelled_calls_are_dropped_and_the_last_one_cancels_the_batch(
+    pool: RecordingPool, batcher: Any
+) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    running = asyncio.ensure_future(queue.call(asked(1.0)))
+    running = asyncio.ensure_future(queue.call(make_request(1.0)))
     await asyncio.sleep(0.01)
-    waiting = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in (2, 3)]
+    waiting = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in (2, 3)]
     await asyncio.sleep(0.01)
     waiting[0].cancel()
     running.cancel()
@@ -245,33 +247,31 @@ async def test_members_who_leave_are_dropped_and_the_last_one_stops_the_work(poo
     assert pool.batches == [1]
 
 
-async def test_a_full_batch_of_one_kind_does_not_wait_behind_a_lone_call_of_another(
+async def test_a_full_batch_does_not_wait_behind_a_single_call_with_another_key(
     pool: RecordingPool, batcher: Any
 ) -> None:
-    patient = batcher(2, 10.0)
-    lone = asyncio.ensure_future(patient.call(asked(1.0, user="alice")))
+    waiting_batcher = batcher(2, 10.0)
+    lone = asyncio.ensure_future(waiting_batcher.call(make_request(1.0, user="alice")))
     await asyncio.sleep(0)
-    answers = await asyncio.wait_for(gather(patient, [asked(2.0), asked(3.0)]), 5)
+    answers = await asyncio.wait_for(gather(waiting_batcher, [make_request(2.0), make_request(3.0)]), 5)
     assert [numbers(a) for a in answers] == [[4.0], [6.0]]
     assert pool.batches == [2]
     assert not lone.done()
-    assert numbers((await gather(patient, [asked(4.0, user="alice")]))[0]) == [8.0]
+    assert numbers((await gather(waiting_batcher, [make_request(4.0, user="alice")]))[0]) == [8.0]
     assert numbers(await lone) == [2.0]
 
 
-async def test_a_lone_call_waits_no_longer_than_it_should(pool: RecordingPool, batcher: Any) -> None:
-    calls = [asked(1.0, user="alice"), asked(2.0, user="bob")]
+async def test_a_single_call_waits_at_most_max_wait(pool: RecordingPool, batcher: Any) -> None:
+    calls = [make_request(1.0, user="alice"), make_request(2.0, user="bob")]
     assert [numbers(a) for a in await asyncio.wait_for(gather(batcher(4, 0.02), calls), 5)] == [[2.0], [4.0]]
 
 
-async def test_the_tensors_of_a_caller_who_left_are_freed_while_the_worker_is_busy(
-    pool: RecordingPool, batcher: Any
-) -> None:
+async def test_tensors_of_cancelled_calls_are_freed_while_the_worker_is_busy(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    running = asyncio.ensure_future(queue.call(asked(1.0)))
+    running = asyncio.ensure_future(queue.call(make_request(1.0)))
     await asyncio.sleep(0.01)
-    request: Any = asked(2.0)
+    request: Any = make_request(2.0)
     held = weakref.ref(request.call.inputs["x"].data)
     waiting = asyncio.ensure_future(queue.call(request))
     await asyncio.sleep(0.01)
@@ -284,10 +284,10 @@ async def test_the_tensors_of_a_caller_who_left_are_freed_while_the_worker_is_bu
     assert numbers(await running) == [2.0]
 
 
-async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -> None:
+async def test_closing_fails_queued_calls(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     queue = batcher(2)
-    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(4)]
+    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(4)]
     await asyncio.sleep(0.01)
     await queue.close()
     assert pool.cancelled == 1
@@ -297,10 +297,10 @@ async def test_closing_fails_those_who_wait(pool: RecordingPool, batcher: Any) -
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_closing_answers_a_call_however_far_it_has_come(pool: RecordingPool, batcher: Any, turns: int) -> None:
+async def test_closing_fails_a_call_at_every_stage(pool: RecordingPool, batcher: Any, turns: int) -> None:
     pool.gate.clear()
     queue = batcher(2)
-    call = asyncio.ensure_future(queue.call(asked(1.0)))
+    call = asyncio.ensure_future(queue.call(make_request(1.0)))
     await asyncio.sleep(0)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -310,10 +310,10 @@ async def test_closing_answers_a_call_however_far_it_has_come(pool: RecordingPoo
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_caller_may_leave_however_far_the_call_has_come(pool: RecordingPool, batcher: Any, turns: int) -> None:
+async def test_a_call_can_be_cancelled_at_every_stage(pool: RecordingPool, batcher: Any, turns: int) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(2)]
+    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(2)]
     for _ in range(turns):
         await asyncio.sleep(0)
     for call in calls:
@@ -321,13 +321,13 @@ async def test_a_caller_may_leave_however_far_the_call_has_come(pool: RecordingP
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(r) for r in results] == [asyncio.CancelledError] * 2
     pool.gate.set()
-    assert numbers(await asyncio.wait_for(queue.call(asked(3.0)), 5)) == [6.0]
+    assert numbers(await asyncio.wait_for(queue.call(make_request(3.0)), 5)) == [6.0]
     assert pool.batches[-1] == 1
 
 
-async def test_closing_stops_the_timer_of_a_batch_that_waits(pool: RecordingPool, batcher: Any) -> None:
+async def test_closing_cancels_the_timer_of_a_waiting_batch(pool: RecordingPool, batcher: Any) -> None:
     queue = batcher(8, 0.02)
-    call = asyncio.ensure_future(queue.call(asked(1.0)))
+    call = asyncio.ensure_future(queue.call(make_request(1.0)))
     await asyncio.sleep(0.005)
     await queue.close()
     with pytest.raises(NotReady):
@@ -337,17 +337,17 @@ async def test_closing_stops_the_timer_of_a_batch_that_waits(pool: RecordingPool
 
 
 @pytest.mark.parametrize("others", [[], [2.0, 3.0]])
-async def test_an_error_of_ours_reaches_every_member_of_its_batch(
+async def test_an_unexpected_error_fails_every_call_of_the_batch(
     pool: RecordingPool, batcher: Any, others: list[float]
 ) -> None:
-    answers = await asyncio.wait_for(gather(batcher(8), [asked(FATAL), *map(asked, others)]), 5)
+    answers = await asyncio.wait_for(gather(batcher(8), [make_request(FATAL), *map(make_request, others)]), 5)
     assert [type(a) for a in answers] == [ZeroDivisionError] * (1 + len(others))
 
 
-async def test_a_batch_that_is_stopped_from_outside_answers_its_members(pool: RecordingPool, batcher: Any) -> None:
+async def test_a_cancelled_batch_fails_its_calls(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     before = asyncio.all_tasks()
-    call = asyncio.ensure_future(batcher(8).call(asked(1.0)))
+    call = asyncio.ensure_future(batcher(8).call(make_request(1.0)))
     await asyncio.sleep(0.01)
     (work,) = asyncio.all_tasks() - before - {call}
     work.cancel()
@@ -355,14 +355,14 @@ async def test_a_batch_that_is_stopped_from_outside_answers_its_members(pool: Re
         await asyncio.wait_for(call, 5)
 
 
-async def test_rows_fill_a_batch_exactly(pool: RecordingPool, batcher: Any) -> None:
-    await gather(batcher(4, 10.0), [asked(1.0, 2.0, 3.0), asked(4.0)])
-    await gather(batcher(4), [asked(1.0, 2.0, 3.0), asked(4.0, 5.0), asked(6.0)])
+async def test_batches_are_filled_up_to_max_rows(pool: RecordingPool, batcher: Any) -> None:
+    await gather(batcher(4, 10.0), [make_request(1.0, 2.0, 3.0), make_request(4.0)])
+    await gather(batcher(4), [make_request(1.0, 2.0, 3.0), make_request(4.0, 5.0), make_request(6.0)])
     assert pool.batches == [4, 3, 3]
 
 
 class Counted(RecordingPool):
-    """Counts how often it is looked at for a free worker."""
+    """Counts how often its capacity is read."""
 
     looked = 0
 
@@ -376,28 +376,28 @@ async def test_calls_of_one_turn_are_dispatched_together() -> None:
     pool = Counted()
     pool.gate.clear()
     queue: Any = Batcher(pool, 8, 0.0)
-    calls = [asyncio.ensure_future(queue.call(asked(float(i)))) for i in range(50)]
+    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(50)]
     await asyncio.sleep(0.01)
     assert pool.looked < 5
     pool.gate.set()
     assert [numbers(await call) for call in calls] == [[2.0 * i] for i in range(50)]
 
 
-async def test_a_batch_waits_without_keeping_the_event_loop_busy() -> None:
+async def test_a_waiting_batch_does_not_keep_the_event_loop_busy() -> None:
     pool = Counted()
     queue: Any = Batcher(pool, 8, 0.05, delay_fraction=20.0)
-    await gather(queue, [asked(1.0), asked(2.0)])
-    first = asyncio.ensure_future(queue.call(asked(3.0)))
+    await gather(queue, [make_request(1.0), make_request(2.0)])
+    first = asyncio.ensure_future(queue.call(make_request(3.0)))
     assert numbers(await first) == [6.0]
     assert pool.looked < 20
 
 
-async def test_the_rest_of_a_kind_of_call_goes_behind_the_others(pool: RecordingPool, batcher: Any) -> None:
+async def test_the_rest_of_a_key_goes_to_the_end_of_the_queue(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     queue = batcher(2)
-    running = asyncio.ensure_future(queue.call(asked(0.0)))
+    running = asyncio.ensure_future(queue.call(make_request(0.0)))
     await asyncio.sleep(0.01)
-    calls = [asked(float(i), user="alice") for i in range(5)] + [asked(9.0, user="bob")]
+    calls = [make_request(float(i), user="alice") for i in range(5)] + [make_request(9.0, user="bob")]
     waiting = asyncio.ensure_future(gather(queue, calls))
     await asyncio.sleep(0.01)
     pool.gate.set()

@@ -1,4 +1,4 @@
-"""Versions of a model that are loaded and unloaded one by one, and what the index tells of them."""
+"""Model control: load and unload versions, and their states in the index."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from dragoman.engine.repository import Repository, Source
 
 
 class Versions(Repository):
-    """A repository with one model, whose versions are what a test says; each answers with what it then is."""
+    """A repository with one model, whose versions a test sets."""
 
     def __init__(self, *versions: str, default: str = "") -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Broken(dragoman.Model):
 
 
 class Hanging(dragoman.Model):
-    """Is not loaded before its gate opens."""
+    """Loads when its gate opens."""
 
     placement = "inline"
     began: asyncio.Event
@@ -119,14 +119,14 @@ async def test_the_index_lists_every_version_that_was_unloaded(engine: Engine) -
     assert await index(engine) == {"1": READY, "2": READY, "10": READY}
 
 
-async def test_a_whole_load_forgets_what_is_no_longer_there(engine: Engine, repository: Versions) -> None:
+async def test_loading_a_model_forgets_removed_versions(engine: Engine, repository: Versions) -> None:
     await unload(engine, "1")
     repository.models = {"11": saying("11.0")}
     await load(engine)
     assert await index(engine) == {"11": READY}
 
 
-async def test_a_version_is_loaded_alone(engine: Engine, repository: Versions) -> None:
+async def test_one_version_is_loaded(engine: Engine, repository: Versions) -> None:
     await unload(engine, "1")
     repository.models = {version: saying(f"{version}.1") for version in ("1", "2", "10")}
     await load(engine, "1")
@@ -135,19 +135,19 @@ async def test_a_version_is_loaded_alone(engine: Engine, repository: Versions) -
     assert [await what(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.1", b"10.1"]
 
 
-async def test_a_version_that_cannot_be_loaded_leaves_the_others(engine: Engine, repository: Versions) -> None:
+async def test_a_version_that_cannot_be_loaded_does_not_affect_others(engine: Engine, repository: Versions) -> None:
     repository.models["1"] = repository.models["11"] = Broken
     for version in ("1", "11"):
         with pytest.raises(errors.InvalidInput, match="bad weights"):
             await load(engine, version)
-    told = await index(engine)
-    assert [told.pop(v) for v in ("1", "2", "10")] == [READY] * 3
-    assert told["11"][0] == "UNAVAILABLE"
-    assert "bad weights" in told["11"][1]
+    entries = await index(engine)
+    assert [entries.pop(v) for v in ("1", "2", "10")] == [READY] * 3
+    assert entries["11"][0] == "UNAVAILABLE"
+    assert "bad weights" in entries["11"][1]
     assert await what(engine, "1") == b"1.0"
 
 
-async def test_versions_may_wait_until_somebody_asks_for_one(repository: Versions) -> None:
+async def test_versions_are_loaded_on_request(repository: Versions) -> None:
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         waits = ("UNAVAILABLE", "not loaded at the start")
         assert await index(engine) == {"1": waits, "2": waits, "10": waits}
@@ -156,7 +156,7 @@ async def test_versions_may_wait_until_somebody_asks_for_one(repository: Version
         assert await what(engine) == b"2.0"
 
 
-async def test_without_its_default_version_the_newest_answers() -> None:
+async def test_the_newest_version_answers_if_the_default_is_not_loaded() -> None:
     async with Engine(Versions("1", "2", "10", default="2"), ServerIdentity(control_token="secret")) as engine:
         assert await what(engine) == b"2.0"
         await unload(engine, "2")
@@ -166,21 +166,21 @@ async def test_without_its_default_version_the_newest_answers() -> None:
         assert await what(engine) == b"2.0"
 
 
-async def test_unloading_gives_up_the_first_load_of_a_model(repository: Versions) -> None:
+async def test_unloading_cancels_the_first_load_of_a_model(repository: Versions) -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models = {"1": Hanging}
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
-        asked = asyncio.ensure_future(load(engine))
+        loading = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()
         await unload(engine)
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
-            await asked
+            await loading
         assert (await index(engine))["1"][0] == "UNAVAILABLE"
         with pytest.raises(errors.ModelNotFound):
             await unload(engine)
 
 
-async def test_unloading_another_version_leaves_a_load_alone(engine: Engine, repository: Versions) -> None:
+async def test_unloading_another_version_does_not_cancel_a_load(engine: Engine, repository: Versions) -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models["11"] = Hanging
     loading = asyncio.ensure_future(load(engine, "11"))
@@ -193,12 +193,12 @@ async def test_unloading_another_version_leaves_a_load_alone(engine: Engine, rep
     assert await index(engine) == {"2": READY, "10": READY, "11": READY, "1": UNLOADED}
 
 
-async def test_unloading_twice_closes_what_was_loaded_all_the_same(repository: Versions) -> None:
+async def test_unloading_twice_closes_a_model_that_was_loaded_meanwhile(repository: Versions) -> None:
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     Slow.closing, Slow.gate, Slow.closed = asyncio.Event(), asyncio.Event(), []
     repository.models = {"1": Slow, "2": Slow, "3": Hanging}
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
-        asked = asyncio.ensure_future(load(engine))
+        loading = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()
         unloading = [asyncio.ensure_future(unload(engine))]
         await asyncio.wait_for(Slow.closing.wait(), 5)
@@ -207,12 +207,12 @@ async def test_unloading_twice_closes_what_was_loaded_all_the_same(repository: V
         Slow.gate.set()
         await asyncio.wait_for(asyncio.gather(*unloading), 5)
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
-            await asked
+            await loading
         assert Slow.closed == [True, True]
 
 
 class Two(Repository):
-    """A model that is there at once, and one that never is."""
+    """A repository with a model that loads at once, and one that never loads."""
 
     def scan(self) -> dict[str, Source]:
         def source(name: str, target: Any) -> Source:
@@ -238,8 +238,8 @@ async def test_nothing_is_loaded_once_the_engine_is_closed(repository: Versions)
     Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
     async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
         repository.models = {"1": Hanging}
-        asked = asyncio.ensure_future(load(engine))
+        loading = asyncio.ensure_future(load(engine))
         await Hanging.began.wait()
         waiting = asyncio.ensure_future(load(engine))
-    faults = await asyncio.wait_for(asyncio.gather(asked, waiting, return_exceptions=True), 5)
-    assert [type(fault) for fault in faults] == [errors.InvalidInput, errors.NotReady]
+    results = await asyncio.wait_for(asyncio.gather(loading, waiting, return_exceptions=True), 5)
+    assert [type(result) for result in results] == [errors.InvalidInput, errors.NotReady]

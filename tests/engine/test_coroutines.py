@@ -1,4 +1,4 @@
-"""A coroutine's first step without a task, and the rest of it in one."""
+"""Coroutines that are begun without a task and continue in one."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def outside(made: Callable[[], T]) -> T:
-    """What `made` gives when the loop calls it, so without a task."""
+    """Return the result of `made`, called by the loop and so without a task."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     loop.call_soon(lambda: future.set_result(made()))
@@ -35,7 +35,7 @@ async def later(value: int) -> int:
         return value
 
 
-async def test_what_need_not_wait_is_done_without_a_task() -> None:
+async def test_a_coroutine_that_does_not_wait_needs_no_task() -> None:
     started = await outside(lambda: start(at_once()))
     assert (started.task, started.result, started.error) == (None, 7, None)
 
@@ -44,13 +44,13 @@ async def fails() -> None:
     raise ValueError("no")
 
 
-async def test_an_error_is_kept() -> None:
+async def test_start_keeps_the_error() -> None:
     started = await outside(lambda: start(fails()))
     assert started.task is None
     assert isinstance(started.error, ValueError)
 
 
-async def test_what_waits_goes_on_in_a_task() -> None:
+async def test_a_coroutine_that_waits_continues_in_a_task() -> None:
     started = await outside(lambda: start(later(3)))
     assert started.task is not None
     assert await started.task == 3
@@ -89,7 +89,7 @@ async def test_a_task_cancelled_before_its_first_turn_cancels_what_it_waits_for(
     assert work.cancelled()
 
 
-async def test_a_coroutine_that_waits_goes_on_where_it_is_awaited() -> None:
+async def test_a_pending_coroutine_continues_when_awaited() -> None:
     pending = begin(later(4))
     assert isinstance(pending, Pending)
     assert await pending == 4
@@ -98,7 +98,7 @@ async def test_a_coroutine_that_waits_goes_on_where_it_is_awaited() -> None:
         begin(fails())
 
 
-async def test_errors_reach_a_pending_coroutine_where_it_waits() -> None:
+async def test_errors_are_thrown_into_a_pending_coroutine() -> None:
     seen: list[str] = []
 
     async def waits() -> str:

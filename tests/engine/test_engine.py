@@ -1,4 +1,4 @@
-"""The one door, with no server: calls, deadlines, limits, streams, control and replacement."""
+"""The engine without a server: calls, deadlines, limits, streams, control and replacement."""
 
 import asyncio
 import time
@@ -27,10 +27,10 @@ class Doubler(dragoman.Model):
 
 
 class Sleeper(dragoman.Model):
-    """Answers when it is let; `left` counts callers who were cancelled."""
+    """Sleeps until it is cancelled; `cancelled` counts cancelled calls."""
 
     placement = "inline"
-    left = 0
+    cancelled = 0
 
     def load(self) -> None:
         self.gate = asyncio.Event()
@@ -39,7 +39,7 @@ class Sleeper(dragoman.Model):
         try:
             await asyncio.sleep(float(call.inputs["seconds"].data[0]))
         except asyncio.CancelledError:
-            type(self).left += 1
+            type(self).cancelled += 1
             raise
         return {"slept": call.inputs["seconds"]}
 
@@ -57,7 +57,7 @@ class Counter(dragoman.Model):
 X = np.array([1.0, 2.5])
 
 
-async def test_arrays_in_arrays_out() -> None:
+async def test_infer_with_arrays() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         assert engine.ready()
         answer = await engine.infer("Doubler", {"x": X})
@@ -78,24 +78,24 @@ async def test_arrays_in_arrays_out() -> None:
         ({"x": X}, ("y", "y"), "output 'y' already exists in request"),
     ],
 )
-async def test_what_does_not_fit_is_told(inputs: Any, outputs: tuple[str, ...], message: str) -> None:
+async def test_invalid_calls_are_rejected(inputs: Any, outputs: tuple[str, ...], message: str) -> None:
     async with dragoman.open_engine(Doubler) as engine:
         with pytest.raises(errors.InvalidInput, match=message):
             await engine.infer("Doubler", inputs, outputs=outputs)
 
 
-async def test_the_deadline_ends_a_call_and_its_work() -> None:
-    Sleeper.left = 0
+async def test_a_deadline_cancels_the_call() -> None:
+    Sleeper.cancelled = 0
     async with dragoman.open_engine(Sleeper) as engine:
         call = Infer({"seconds": Tensor.of([60.0])})
         with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
             await engine.call(Request(call, "Sleeper", deadline_s=time.monotonic() + 0.02))
         with pytest.raises(errors.DeadlineExceeded):
             await engine.call(Request(call, "Sleeper", deadline_s=time.monotonic() - 1))
-    assert Sleeper.left >= 1
+    assert Sleeper.cancelled >= 1
 
 
-async def test_a_deadline_that_is_over_is_kept_where_an_answer_is_there_at_once() -> None:
+async def test_calls_after_their_deadline_are_rejected() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         call = Infer({"x": Tensor.of(X)})
         there = engine.begin(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
@@ -108,7 +108,7 @@ async def test_a_deadline_that_is_over_is_kept_where_an_answer_is_there_at_once(
             await engine.call(late)
 
 
-async def test_calls_beyond_the_queue_are_refused() -> None:
+async def test_calls_beyond_max_queue_are_rejected() -> None:
     async with dragoman.open_engine(Sleeper, max_queue=2) as engine:
         running = [asyncio.ensure_future(engine.infer("Sleeper", {"seconds": [60.0]})) for _ in range(2)]
         await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_calls_beyond_the_queue_are_refused() -> None:
         await engine.infer("Sleeper", {"seconds": [0.0]})
 
 
-async def test_a_stream_gives_pieces_and_then_its_fault() -> None:
+async def test_a_stream_yields_chunks_before_its_error() -> None:
     async with dragoman.open_engine(Counter) as engine:
         call = Infer({"n": Tensor.of([3])}, parameters={"fail": True})
         seen = []
@@ -164,7 +164,7 @@ async def test_a_server_with_no_model_or_a_failed_one_is_not_ready() -> None:
 
 
 class Changing(Repository):
-    """A repository whose one model becomes another."""
+    """A repository whose model a test replaces by another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,14 +182,14 @@ class Slow(dragoman.Model):
 
     async def infer(self, call: Infer) -> Any:
         await asyncio.sleep(0.05)
-        return {"who": np.array([b"old"])}
+        return {"name": np.array([b"old"])}
 
 
 class New(dragoman.Model):
     placement = "inline"
 
     def infer(self, call: Infer) -> Any:
-        return {"who": np.array([b"new"])}
+        return {"name": np.array([b"new"])}
 
 
 class Unloadable(dragoman.Model):
@@ -205,45 +205,45 @@ async def changing() -> AsyncIterator[tuple[Engine, Changing]]:
         yield engine, repository
 
 
-async def who(engine: Engine) -> bytes:
-    found: bytes = (await engine.infer("m", {}))["who"][0]
+async def model_name(engine: Engine) -> bytes:
+    found: bytes = (await engine.infer("m", {}))["name"][0]
     return found
 
 
 async def test_replacing_a_model_drops_no_call(changing: tuple[Engine, Changing]) -> None:
     engine, repository = changing
-    before = [asyncio.ensure_future(who(engine)) for _ in range(5)]
+    before = [asyncio.ensure_future(model_name(engine)) for _ in range(5)]
     await asyncio.sleep(0)
     repository.models["m"] = New
     await engine.call(Request(Load("secret"), "m"))
-    assert await who(engine) == b"new"
+    assert await model_name(engine) == b"new"
     assert await asyncio.gather(*before) == [b"old"] * 5
 
 
-async def test_a_new_model_that_cannot_be_loaded_leaves_the_old_one(changing: tuple[Engine, Changing]) -> None:
+async def test_the_old_model_stays_if_the_new_one_cannot_be_loaded(changing: tuple[Engine, Changing]) -> None:
     engine, repository = changing
     repository.models["m"] = Unloadable
     with pytest.raises(errors.InvalidInput, match="failed to load 'm', ValueError: bad weights"):
         await engine.call(Request(Load("secret"), "m"))
-    assert await who(engine) == b"old"
+    assert await model_name(engine) == b"old"
     assert engine.ready()
 
 
 async def test_unloading_and_the_index(changing: tuple[Engine, Changing]) -> None:
     engine, _ = changing
-    under_way = asyncio.ensure_future(who(engine))
+    in_flight = asyncio.ensure_future(model_name(engine))
     await asyncio.sleep(0)
     await engine.call(Request(Unload("secret"), "m"))
     with pytest.raises(errors.ModelNotFound):
-        await who(engine)
+        await model_name(engine)
     (entry,) = (await engine.call(Request(Index("secret")))).answer
     assert (entry.name, entry.state, entry.reason) == ("m", "UNAVAILABLE", "unloaded")
     assert (await engine.call(Request(Index("secret", ready=True)))).answer == ()
-    assert await under_way == b"old"
+    assert await in_flight == b"old"
     with pytest.raises(errors.ModelNotFound):
         await engine.call(Request(Unload("secret"), "m"))
     await engine.call(Request(Load("secret"), "m"))
-    assert await who(engine) == b"old"
+    assert await model_name(engine) == b"old"
 
 
 @pytest.mark.parametrize("call", [Load, Unload, Index])
@@ -257,23 +257,23 @@ async def test_control_needs_the_token(changing: tuple[Engine, Changing], call: 
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x\n"])
-async def test_control_touches_no_disk_for_odd_names(changing: tuple[Engine, Changing], name: str) -> None:
+async def test_control_does_not_read_the_disk_for_invalid_names(changing: tuple[Engine, Changing], name: str) -> None:
     engine, _ = changing
     with pytest.raises(errors.InvalidInput, match="is not allowed"):
         await engine.call(Request(Load("secret"), name))
 
 
-async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(changing: tuple[Engine, Changing]) -> None:
+async def test_draining_finishes_calls_in_flight_and_rejects_new_ones(changing: tuple[Engine, Changing]) -> None:
     engine, _ = changing
-    under_way = asyncio.ensure_future(who(engine))
+    in_flight = asyncio.ensure_future(model_name(engine))
     await asyncio.sleep(0)
     draining = asyncio.ensure_future(engine.drain())
     await asyncio.sleep(0)
     assert not engine.ready()
     with pytest.raises(errors.NotReady):
-        await who(engine)
+        await model_name(engine)
     await draining
-    assert await under_way == b"old"
+    assert await in_flight == b"old"
 
 
 class Hanging(dragoman.Model):
@@ -288,7 +288,7 @@ class Hanging(dragoman.Model):
         return {}
 
 
-async def test_a_load_goes_on_without_whoever_asked_for_it(changing: tuple[Engine, Changing]) -> None:
+async def test_a_load_continues_if_its_caller_is_cancelled(changing: tuple[Engine, Changing]) -> None:
     engine, repository = changing
 
     class Gated(New):
@@ -300,19 +300,19 @@ async def test_a_load_goes_on_without_whoever_asked_for_it(changing: tuple[Engin
             await type(self).gate.wait()
 
     repository.models["m"] = Gated
-    asked = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
+    loading = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
     await Gated.began.wait()
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
+    loading.cancel()
+    await asyncio.gather(loading, return_exceptions=True)
     assert engine.ready()
-    assert await who(engine) == b"old"
+    assert await model_name(engine) == b"old"
     Gated.gate.set()
     async with asyncio.timeout(5):
-        while await who(engine) != b"new":
+        while await model_name(engine) != b"new":
             await asyncio.sleep(0.001)
 
 
-async def test_a_new_model_that_fails_leaves_the_server_as_ready_as_it_was(changing: tuple[Engine, Changing]) -> None:
+async def test_a_failed_first_load_does_not_change_readiness(changing: tuple[Engine, Changing]) -> None:
     engine, repository = changing
 
     class Broken(dragoman.Model):
@@ -328,31 +328,31 @@ async def test_a_new_model_that_fails_leaves_the_server_as_ready_as_it_was(chang
     assert "bad weights" in next(e.reason for e in entries if e.name == "n")
 
 
-async def test_unloading_gives_up_a_load_that_hangs(changing: tuple[Engine, Changing]) -> None:
+async def test_unloading_cancels_a_load_that_hangs(changing: tuple[Engine, Changing]) -> None:
     engine, repository = changing
     Hanging.began = asyncio.Event()
     repository.models["m"] = Hanging
-    asked = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
+    loading = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
     await Hanging.began.wait()
     async with asyncio.timeout(5):
         await engine.call(Request(Unload("secret"), "m"))
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
-            await asked
+            await loading
     with pytest.raises(errors.ModelNotFound):
-        await who(engine)
+        await model_name(engine)
 
 
-async def test_control_with_a_version_that_is_not_there_changes_nothing(changing: tuple[Engine, Changing]) -> None:
+async def test_control_with_an_unknown_version_changes_nothing(changing: tuple[Engine, Changing]) -> None:
     engine, _ = changing
     with pytest.raises(errors.InvalidInput, match="version '7' is not among"):
         await engine.call(Request(Load("secret"), "m", "7"))
     with pytest.raises(errors.ModelNotFound, match="version '7'"):
         await engine.call(Request(Unload("secret"), "m", "7"))
-    assert await who(engine) == b"old"
+    assert await model_name(engine) == b"old"
 
 
 @pytest.mark.parametrize("name", [0, "", "\ud800", None])
-async def test_names_of_outputs_are_text(name: Any) -> None:
+async def test_output_names_must_be_strings(name: Any) -> None:
     class Misnaming(dragoman.Model):
         placement = "inline"
 
@@ -364,7 +364,7 @@ async def test_names_of_outputs_are_text(name: Any) -> None:
             await engine.infer("Misnaming", {})
 
 
-async def test_models_may_wait_until_somebody_asks_for_them() -> None:
+async def test_models_are_loaded_on_request() -> None:
     repository = Changing()
     repository.models["m"] = New
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
@@ -372,18 +372,18 @@ async def test_models_may_wait_until_somebody_asks_for_them() -> None:
         (entry,) = (await engine.call(Request(Index("secret")))).answer
         assert (entry.name, entry.state, entry.reason) == ("m", "UNAVAILABLE", "not loaded at the start")
         with pytest.raises(errors.ModelNotFound):
-            await who(engine)
+            await model_name(engine)
         await engine.call(Request(Load("secret"), "m"))
-        assert await who(engine) == b"new"
+        assert await model_name(engine) == b"new"
 
 
-async def test_inputs_that_may_be_left_out_are_not_asked_for() -> None:
+async def test_optional_inputs_are_not_reported_as_missing() -> None:
     def scaled(x: float, y: float, factor: float = 2.0) -> float:
         return (x + y) * factor
 
     async with dragoman.open_engine(scaled) as engine:
-        told = "^expected at least 'x', 'y' but got 'factor', 'y' for model 'scaled'; missing 'x'$"
-        with pytest.raises(errors.InvalidInput, match=told):
+        message = "^expected at least 'x', 'y' but got 'factor', 'y' for model 'scaled'; missing 'x'$"
+        with pytest.raises(errors.InvalidInput, match=message):
             await engine.infer("scaled", {"factor": np.ones(1), "y": np.ones(1)})
 
 

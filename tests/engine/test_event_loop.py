@@ -1,4 +1,4 @@
-"""The event loop of servers changes nothing that belongs to the whole process."""
+"""The event loop of servers does not change options of the process."""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ import sys
 from dragoman.system import event_loop, process
 
 
-def test_only_its_owner_changes_a_process() -> None:
+def test_running_an_event_loop_does_not_change_the_process() -> None:
     before_s = sys.getswitchinterval()
     try:
         assert event_loop.run(asyncio.sleep(0, 7)) == 7

@@ -1,4 +1,4 @@
-"""What is found on disk, and what files beside a model say of it."""
+"""The repository: models found on disk, and the settings in their files."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def only(specs: dict[str, list[ModelSpec]]) -> ModelSpec:
     return spec
 
 
-def test_a_file_is_a_model_called_as_the_file(tmp_path: Path) -> None:
+def test_a_file_is_a_model_with_its_name(tmp_path: Path) -> None:
     file = write(tmp_path / "resnet.onnx")
     spec = only(found(file))
     assert (spec.name, spec.runtime, spec.uri, spec.version) == ("resnet", "onnx", str(file), "")
@@ -57,7 +57,7 @@ def test_a_folder_of_models_holds_files_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", ["a.onnx", "iris2.onnx", "sub/model.onnx", "model.onnx", "z.pt2"])
-def test_a_name_does_not_depend_on_what_lies_beside_it(tmp_path: Path, beside: str) -> None:
+def test_a_model_name_does_not_depend_on_other_files(tmp_path: Path, beside: str) -> None:
     file = write(tmp_path / "f1" / "iris.onnx")
     assert [*found(tmp_path / "f1")] == ["iris"]
     write(tmp_path / "f1" / beside)
@@ -65,14 +65,14 @@ def test_a_name_does_not_depend_on_what_lies_beside_it(tmp_path: Path, beside: s
 
 
 @pytest.mark.parametrize("beside", ["other.onnx", "a.onnx", "sub/model.onnx"])
-def test_the_name_of_a_model_file_is_that_of_its_folder_whatever_lies_beside_it(tmp_path: Path, beside: str) -> None:
+def test_a_model_file_has_the_name_of_its_folder(tmp_path: Path, beside: str) -> None:
     file = write(tmp_path / "f1" / "model.onnx")
     write(tmp_path / "f1" / beside)
     assert found(tmp_path / "f1")["f1"][0].uri == str(file)
     assert found(tmp_path)["f1"][0].uri == str(file)
 
 
-def test_a_sub_folder_is_one_model_called_as_the_sub_folder(tmp_path: Path) -> None:
+def test_a_sub_folder_is_one_model_with_its_name(tmp_path: Path) -> None:
     file = write(tmp_path / "f1" / "iris.onnx")
     write(tmp_path / "f2" / "other.onnx")
     assert found(tmp_path)["f1"][0].uri == str(file)
@@ -132,14 +132,14 @@ def test_files_that_look_like_models_and_are_not_served_are_listed_with_the_reas
         ("net.safetensors", "f/net.safetensors: weights alone are not a model"),
     ],
 )
-def test_a_folder_without_a_model_says_why_of_each_file(tmp_path: Path, name: str, reason: str) -> None:
+def test_the_error_for_a_folder_without_models_names_each_file(tmp_path: Path, name: str, reason: str) -> None:
     write(tmp_path / "f" / name)
     with pytest.raises(InvalidInput) as raised:
         found(tmp_path / "f")
     assert f"found no model in '{tmp_path / 'f'}'; {reason}" in raised.value.message
 
 
-def test_models_lie_at_any_depth(tmp_path: Path) -> None:
+def test_models_are_found_at_any_depth(tmp_path: Path) -> None:
     write(tmp_path / "team" / "one" / "iris" / "model.ubj")
     assert only(found(tmp_path)).name == "iris"
 
@@ -153,7 +153,7 @@ def test_integer_folders_are_versions(tmp_path: Path, policy: str, versions: lis
     assert all(s.uri == str(tmp_path / "m" / s.version / "model.onnx") for s in specs)
 
 
-def test_a_listed_version_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_unknown_versions_in_a_policy_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1" / "model.onnx")
     with pytest.raises(InvalidInput, match="expected versions of 1, got 3"):
         found(tmp_path / "m", policy="1,3")
@@ -184,7 +184,7 @@ def test_model_settings_json(tmp_path: Path) -> None:
     assert spec.parameters == {"content_type": "np", "method": "predict"}
 
 
-def test_an_implementation_in_the_models_own_folder(tmp_path: Path) -> None:
+def test_an_implementation_in_the_folder_of_the_model(tmp_path: Path) -> None:
     file = write(tmp_path / "m" / "models.py")
     write(tmp_path / "m" / "model-settings.json", json.dumps({"name": "m", "implementation": "models.Mine"}))
     spec = only(found(tmp_path))
@@ -214,14 +214,14 @@ def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> Non
         ('[model]\ninputs = [{name = "x", datatype = "FP33", shape = [1]}]', "datatype 'FP33' is not known"),
     ],
 )
-def test_mistakes_in_a_file_are_told(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     write(tmp_path / "m" / "model.onnx")
     write(tmp_path / "m" / "dragoman.toml", text)
     with pytest.raises(InvalidInput, match=message):
         found(tmp_path)
 
 
-def test_an_override_for_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_settings_for_an_unknown_model_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.onnx")
     write(tmp_path / "b.onnx")
     write(tmp_path / "dragoman.toml", "[models.c]\nreplicas = 2")
@@ -229,7 +229,7 @@ def test_an_override_for_a_model_that_is_not_there_is_told(tmp_path: Path) -> No
         found(tmp_path)
 
 
-def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
+def test_paths_without_models_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="found no model in"):
         found(tmp_path)
     with pytest.raises(InvalidInput, match="is not there; expected a model file"):
@@ -238,7 +238,7 @@ def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
         found(write(tmp_path / "x.csv"))
 
 
-def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_models_with_the_same_name_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a" / "m.onnx")
     write(tmp_path / "b" / "m.onnx")
     both = f"two models are called 'm': {tmp_path / 'a' / 'm.onnx'} and {tmp_path / 'b' / 'm.onnx'}; give one"
@@ -246,7 +246,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
         found(tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx")
 
 
-def test_a_folder_whose_name_cannot_be_in_a_url_is_refused(tmp_path: Path) -> None:
+def test_names_that_cannot_be_in_a_url_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "my model" / "model.onnx")
     with pytest.raises(InvalidInput, match="'my model' is not allowed"):
         found(tmp_path)
@@ -261,13 +261,13 @@ def test_server_settings_from_settings_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["allow_pickle", "control_token", "control_open", "model_folders", "umbridge_shared_memory"]
 )
-def test_what_guards_the_operator_is_not_read_from_the_folder(tmp_path: Path, name: str) -> None:
+def test_operator_settings_are_not_read_from_folders(tmp_path: Path, name: str) -> None:
     write(tmp_path / "dragoman.toml", f"[server]\n{name} = true")
     with pytest.raises(InvalidInput, match=f"cannot be set in a file beside models; use --{name.replace('_', '-')}"):
         settings_for([str(tmp_path)])
 
 
-def test_links_back_up_lead_nowhere(tmp_path: Path) -> None:
+def test_links_to_folders_above_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "a" / "m.onnx")
     write(tmp_path / "b" / "n.onnx")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
@@ -275,7 +275,7 @@ def test_links_back_up_lead_nowhere(tmp_path: Path) -> None:
     assert set(found(tmp_path)) == {"a", "b"}
 
 
-def test_the_fault_of_one_folder_is_its_own(tmp_path: Path) -> None:
+def test_an_invalid_folder_does_not_affect_others(tmp_path: Path) -> None:
     write(tmp_path / "good" / "model.onnx")
     write(tmp_path / "bad" / "model.onnx")
     write(tmp_path / "bad" / "dragoman.toml", "[model")
@@ -286,24 +286,24 @@ def test_the_fault_of_one_folder_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["newest", "", "1,", "1;2", "-1"])
-def test_a_version_policy_that_is_none_is_refused(tmp_path: Path, policy: str) -> None:
+def test_invalid_version_policies_are_rejected(tmp_path: Path, policy: str) -> None:
     write(tmp_path / "m.onnx")
     with pytest.raises(InvalidInput, match="expected latest, all, or a list"):
         found(tmp_path, policy=policy)
 
 
-def test_a_python_file_may_lie_in_any_folder(tmp_path: Path) -> None:
+def test_a_python_file_in_any_folder(tmp_path: Path) -> None:
     file = write(tmp_path / "my dir" / "model one.py")
     spec = only(found(f"{file}:thing"))
     assert (spec.name, spec.uri) == ("thing", f"{file}:thing")
 
 
-def test_a_default_version_that_is_not_served_is_refused(tmp_path: Path) -> None:
+def test_default_versions_that_are_not_served_are_rejected(tmp_path: Path) -> None:
     for name in ("1", "2"):
         (tmp_path / "m" / name).mkdir(parents=True)
         (tmp_path / "m" / name / "model.onnx").touch()
     (tmp_path / "m" / "dragoman.toml").write_text('[model]\ndefault_version = "1"\n')
-    told = "model 'm': default_version '1' is not among the versions that are served: 2"
-    with pytest.raises(InvalidInput, match=told):
+    message = "model 'm': default_version '1' is not among the versions that are served: 2"
+    with pytest.raises(InvalidInput, match=message):
         DiskRepository([str(tmp_path)], {}).scan()["m"].specs()
     assert len(DiskRepository([str(tmp_path)], {}, "all").scan()["m"].specs()) == 2
