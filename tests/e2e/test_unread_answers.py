@@ -156,7 +156,7 @@ async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman
         yield pool._executor.model, server
         http: Any = server._transports._http
         async with asyncio.timeout(10):
-            while http._application.bodies._held:  # what was counted is given back
+            while http._application.bodies._size:  # what was counted is given back
                 await asyncio.sleep(0.01)
 
 
@@ -219,7 +219,7 @@ async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> Non
                 assert (refused[":status"], refused["retry-after"]) == ("503", "1")
             else:
                 assert refused["grpc-status"] == "8"
-                assert "answers that clients do not read" in refused["grpc-message"]
+                assert "responses that clients do not read" in refused["grpc-message"]
         async with Slow.to(port) as fourth:  # what was held has been given back
             async with asyncio.timeout(10):
                 while True:

@@ -119,7 +119,7 @@ async def serving_models(**settings: Any) -> AsyncIterator[tuple[int, Any]]:
 async def until_held(bodies: Any, halves: int) -> None:
     """Return whether exactly this number of halves is held."""
     async with asyncio.timeout(20):
-        while not 0 <= bodies._held - halves * HALF < HALF // 10:
+        while not 0 <= bodies._size - halves * HALF < HALF // 10:
             await asyncio.sleep(0.005)
 
 
