@@ -328,7 +328,7 @@ def test_a_request_of_um_bridge_is_the_same_whichever_parser_reads_it(vectors: l
             except DragomanError as error:
                 return error.message
             if isinstance(found, umbridge.InvalidUmBridgeRequest):
-                return found.fault.message
+                return found.error.message
             sens, vec = (getattr(found, key) for key in umbridge.VECTORS)
             vectors = [np.asarray(v).tobytes() for v in found.input or ()]
             return found.config, found.outWrt, vectors, *(np.asarray(v).tolist() for v in (sens, vec))

@@ -333,7 +333,7 @@ def test_too_many_vectors_of_umbridge_name_the_model() -> None:
     vectors = ",".join([*["[1]"] * (1 << 16), '["a"]'])
     found: Any = parse_umbridge_request(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
     assert found.name == "m"
-    assert "'input': expected at most 9 vectors, got" in found.fault.message
+    assert "'input': expected at most 9 vectors, got" in found.error.message
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])

@@ -293,7 +293,7 @@ def test_the_kind_of_a_long_array_is_found_behind_its_first_block() -> None:
 
 def test_a_marker_in_a_document_is_a_text() -> None:
     for before in (0, BLOCK - 60, BLOCK - 10, 2 * BLOCK):
-        text = b'{"t":"' + b"x" * before + json_document._MARK.encode() + b':0","a":[' + b"1," * 100_000 + b"1]}"
+        text = b'{"t":"' + b"x" * before + json_document._MARKER.encode() + b':0","a":[' + b"1," * 100_000 + b"1]}"
         found = parse_document(text, Policy())
         assert found["t"].endswith(":0")
 

@@ -78,7 +78,7 @@ def test_large_contents_are_read_in_place() -> None:
 
 @pytest.mark.parametrize("body", [message(b"a" * LARGE)[:-1], message(b"a" * LARGE) + b"\x3a", b"\xff" * LARGE])
 def test_large_messages_that_are_broken_are_refused(body: bytes) -> None:
-    with pytest.raises(InvalidInput, match=r"the message is no inference\.ModelInferRequest"):
+    with pytest.raises(InvalidInput, match=r"the message is not a valid inference\.ModelInferRequest"):
         parse_infer_request(GrpcRequest(body), Policy())
 
 

@@ -77,5 +77,5 @@ def test_a_parameter_without_a_value_is_refused() -> None:
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
 def test_a_malformed_message_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidInput, match=r"no inference\.ModelInferRequest"):
+    with pytest.raises(InvalidInput, match=r"not a valid inference\.ModelInferRequest"):
         m.parse_message(m.ModelInferRequest, body)

@@ -15,7 +15,7 @@ from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.formats import json_numbers
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
-from dragoman.formats.umbridge_response import numbers, parse_output
+from dragoman.formats.umbridge_response import format_vector, parse_output
 
 POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -30,7 +30,7 @@ def read(body: Any, policy: Policy = POLICY) -> Any:
 def error_message(body: Any, policy: Policy = POLICY) -> str:
     found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
     assert isinstance(found, InvalidUmBridgeRequest)
-    return found.fault.message
+    return found.error.message
 
 
 @given(st.lists(st.lists(FINITE, max_size=5), max_size=4), st.lists(FINITE, max_size=5), st.booleans())
@@ -46,7 +46,7 @@ def test_vectors_are_parsed_exactly(vectors: Any, sens: Any, long: bool) -> None
 @given(st.lists(st.floats(), max_size=20))
 def test_vectors_roundtrip(values: list[float]) -> None:
     policy = Policy(nonfinite="literal")
-    text = orjson.dumps({"output": numbers(np.array(values), "y", policy)}, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps({"output": format_vector(np.array(values), "y", policy)}, option=orjson.OPT_SERIALIZE_NUMPY)
     np.testing.assert_array_equal(parse_output(text, several=False)[0], np.array(values))
     np.testing.assert_array_equal(json.loads(text)["output"], values)
 
@@ -139,16 +139,16 @@ def test_both_spellings_of_infinities_are_accepted_unless_disabled(spelled: str)
 def test_nan_in_responses_follows_the_nonfinite_setting() -> None:
     array = np.array([1.0, np.nan, np.inf])
     with pytest.raises(InvalidOutput, match="output 'y': element 1 is nan"):
-        numbers(array, "output 'y'", POLICY)
+        format_vector(array, "output 'y'", POLICY)
     with pytest.raises(InvalidOutput, match="element 1 is inf"):
-        numbers(array[[0, 2]], "y", Policy(nonfinite="error"))
-    assert orjson.dumps(numbers(array, "y", Policy(nonfinite="literal"))) == b"[1.0,NaN,Infinity]"
-    assert orjson.dumps(numbers(array[[2, 0]], "y", POLICY)) == b"[1e999,1.0]"
+        format_vector(array[[0, 2]], "y", Policy(nonfinite="error"))
+    assert orjson.dumps(format_vector(array, "y", Policy(nonfinite="literal"))) == b"[1.0,NaN,Infinity]"
+    assert orjson.dumps(format_vector(array[[2, 0]], "y", POLICY)) == b"[1e999,1.0]"
 
 
 def test_numbers_of_single_precision_keep_their_value() -> None:
     assert json.loads(
-        orjson.dumps(numbers(np.array([0.1], np.float32), "y", POLICY), option=orjson.OPT_SERIALIZE_NUMPY)
+        orjson.dumps(format_vector(np.array([0.1], np.float32), "y", POLICY), option=orjson.OPT_SERIALIZE_NUMPY)
     ) == [float(np.float32(0.1))]
 
 
@@ -169,7 +169,7 @@ def test_responses_of_other_servers_are_parsed(text: bytes, several: bool, expec
     "text", [b"", b"[]", b"{}", b'{"output": 5}', b'{"output": [["a"]]}', b'{"output": [[1], 2]}', b"<html>"]
 )
 def test_invalid_responses_are_reported(text: bytes) -> None:
-    with pytest.raises(InvalidOutput, match="the answer is"):
+    with pytest.raises(InvalidOutput, match="the response is"):
         parse_output(text, several=True)
 
 

@@ -45,27 +45,27 @@ def test_a_request_that_names_no_model_is_rejected(body: bytes, message: str) ->
 def test_a_field_that_is_wrong_is_named(field: bytes, message: str) -> None:
     found = parse_umbridge_request(b'{"name": "f", %s}' % field, Policy())
     assert isinstance(found, InvalidUmBridgeRequest)
-    assert (found.name, found.fault.message) == ("f", message)
+    assert (found.name, found.error.message) == ("f", message)
 
 
 def test_infinite_numbers_are_named_where_they_are_not_wanted() -> None:
     found = parse_umbridge_request(b'{"name": "f", "sens": [1, Infinity, NaN]}', Policy(nonfinite="error"))
     assert isinstance(found, InvalidUmBridgeRequest)
-    assert found.fault.message == "sens[1]: expected a finite number, got inf"
+    assert found.error.message == "sens[1]: expected a finite number, got inf"
 
 
 @pytest.mark.parametrize(
     ("text", "several", "message"),
     [
-        (b"<html>", True, "the answer is not valid: expected an output, got b'<html>'"),
-        (b"[]", False, "the answer is not valid: expected an output, got b'[]'"),
-        (b"{}", True, "the answer is not valid: expected an output, got b'{}'"),
-        (b"x" * 300, True, f"the answer is not valid: expected an output, got b'{'x' * 200}'"),
-        (b'{"output": 5}', True, "the answer is not valid: expected a list of vectors, got b'{\"output\": 5}'"),
-        (b'{"output": [1]}', True, "the answer is not valid: expected a list of vectors, got b'{\"output\": [1]}'"),
-        (b'{"output": 5}', False, "the answer is not valid: expected a vector, got b'{\"output\": 5}'"),
-        (b'{"output": [["a"]]}', True, "the answer is not valid: expected numbers in 'output', got 'a'"),
-        (b'{"output": [true]}', False, "the answer is not valid: expected numbers in 'output', got True"),
+        (b"<html>", True, "the response is not valid: expected an output, got b'<html>'"),
+        (b"[]", False, "the response is not valid: expected an output, got b'[]'"),
+        (b"{}", True, "the response is not valid: expected an output, got b'{}'"),
+        (b"x" * 300, True, f"the response is not valid: expected an output, got b'{'x' * 200}'"),
+        (b'{"output": 5}', True, "the response is not valid: expected a list of vectors, got b'{\"output\": 5}'"),
+        (b'{"output": [1]}', True, "the response is not valid: expected a list of vectors, got b'{\"output\": [1]}'"),
+        (b'{"output": 5}', False, "the response is not valid: expected a vector, got b'{\"output\": 5}'"),
+        (b'{"output": [["a"]]}', True, "the response is not valid: expected numbers in 'output', got 'a'"),
+        (b'{"output": [true]}', False, "the response is not valid: expected numbers in 'output', got True"),
     ],
 )
 def test_an_answer_that_is_none_is_shown(text: bytes, several: bool, message: str) -> None:

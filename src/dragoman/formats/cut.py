@@ -1,9 +1,9 @@
 """Cut long arrays out of a JSON message, so that each byte of them is parsed once, and in chunks.
 
-The fields that say how to parse an array may stand behind it, so a parser of the whole message would have to go through
-it first. Here arrays are found by their keys and by what they cannot hold (braces), and `[]` is put in their places.
-Whether that was right shows when the rest is parsed: each `[]` must be the value of a field that expects an array. If
-one is not, the message is parsed as a whole.
+Fields that are needed to parse an array may come after it, so a parser of the whole message would have to skip the
+array first. Here arrays are found by their keys and by characters that they cannot contain (braces), and replaced by
+`[]`. The parser of the rest checks the guess: each `[]` must be the value of a field that expects an array. Otherwise
+the message is parsed as a whole.
 """
 
 import re
@@ -69,7 +69,7 @@ def cut_arrays(text: bytes, keys: Container[bytes], min_bytes: int) -> CutMessag
 
 
 def _array_end(text: bytes, start: int) -> int | None:
-    """The index behind the array that begins at `start`; 0 if it holds objects, None if it does not end.
+    """The index after the array that begins at `start`; 0 if it contains objects, None if it does not end.
 
     An array of numbers ends at the last bracket before a quote or brace.
     """

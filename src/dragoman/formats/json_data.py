@@ -1,4 +1,4 @@
-"""Tensor data of the Open Inference Protocol as JSON: arrays from it and for it, with no number changed."""
+"""Open Inference tensors from and to JSON data."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
 from dragoman.formats.json_numbers import LONG, parse_list, parse_numbers, strip_brackets, to_array
 from dragoman.formats.json_scan import BLOCK, split_texts
 from dragoman.formats.json_text import format_numbers
-from dragoman.formats.nesting import Nesting, mismatch
+from dragoman.formats.nesting import Nesting, find_mismatch
 from dragoman.formats.policy import Policy
 from dragoman.formats.raw import check_shape, shaped
 
@@ -33,10 +33,10 @@ _OPEN, _CLOSE = b"[]"
 def tensor_from_json(
     where: str, datatype: Datatype, shape: Sequence[int], data: Any, policy: Policy, parameters: Parameters = NONE
 ) -> Tensor:
-    """The tensor in `data`: nested as the shape, or flat in row-major order.
+    """Return the tensor with this data, nested as the shape or flat in row-major order. null is NaN.
 
-    null is NaN for the floating datatypes. Raises InvalidInput naming the tensor: wrong kinds, numbers that do not
-    fit the datatype, ragged nesting, and a count other than the shape's.
+    Raises InvalidInput naming the tensor for elements of another type, numbers that do not fit the datatype, ragged
+    lists, and another number of elements than the shape's.
     """
     count = check_shape(shape, where, policy, datatype)
     depth = nesting_depth(data)
@@ -51,7 +51,7 @@ def tensor_from_json(
             return _long_tensor(where, datatype, memoryview(data), shape, depth, parameters, policy)
         except InvalidInput:
             if size > _VERY_LONG:
-                raise  # else parsed in one go, for an error that says more of nested lists
+                raise  # otherwise parsed as a whole, for an error with more detail
     values = parse_list(where, datatype, data, depth)
     if parsed and depth == 1 and datatype is BYTES and len(values) == count > 0:
         return BytesTensor.of_texts(values, shape, parameters)
@@ -74,13 +74,13 @@ def _long_tensor(
     parameters: Parameters,
     policy: Policy,
 ) -> Tensor:
-    """The tensor in a long array, which is parsed in chunks once the number of its elements has been checked.
+    """Parse a long array in chunks after checking the number of its elements.
 
-    So there are never lists for its rows, nor more strings than its shape has.
+    This creates no Python lists for rows, and no more strings than the shape has elements.
     """
     count, nested = math.prod(shape), depth > 1
     if nested or datatype is BYTES:
-        wrong = mismatch(data, shape if nested else [count])
+        wrong = find_mismatch(data, shape if nested else [count])
         if wrong:
             raise InvalidInput(f"{where}: {wrong}")
         if not count:
@@ -101,10 +101,7 @@ def _long_tensor(
 
 
 def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: int) -> Iterator[list[str]]:
-    """The texts in an array without its outer brackets, in portions; of nested lists in row-major order.
-
-    None of them is longer than `most` bytes.
-    """
+    """Yield the texts of an array without its outer brackets, in row-major order; each has at most `most` bytes."""
     first = 0
     for raw, codes in split_texts(data):
         if len(raw) > most + BLOCK:
@@ -120,7 +117,7 @@ def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: in
 
 
 def nesting_depth(data: Any) -> int:
-    """How deep the first element lies, up to one more than any tensor may; the others must agree."""
+    """Return the nesting of the first element, at most 33; the others have to agree."""
     depth = 0
     if isinstance(data, msgspec.Raw):
         text = memoryview(data)
@@ -137,22 +134,22 @@ def nesting_depth(data: Any) -> int:
     return depth
 
 
-# --- the other way -----------------------------------------------------------------------------------------
+# --- serializing -------------------------------------------------------------------------------------------
 
 
 def json_from_tensor(where: str, tensor: Tensor, policy: Policy, at_once: bool = False) -> Any:
-    """What `json_chunks` writes as the flat `data` of an output: floats in the fewest digits that tell them apart.
+    """Return the flat data of a tensor as a value for `json_chunks`: floats in the fewest digits that identify them.
 
-    A long array is printed here in portions, since no other thread runs while orjson prints; `at_once` spares the
-    copies that this takes. Raises NotSupported, with what to do instead, where JSON has no form for an element.
+    A long array is serialized here in chunks, since no other thread runs while orjson serializes; `at_once` avoids
+    the copies. Raises NotSupported, with an alternative, if JSON cannot carry an element.
     """
     if tensor.datatype is BYTES:
         try:
             return texts_of(tensor)
-        except UnicodeDecodeError as fault:
+        except UnicodeDecodeError as error:
             raise NotSupported(
                 f"{where} holds bytes that are not UTF-8 text, which JSON cannot carry; ask for binary output"
-            ) from fault
+            ) from error
     flat = np.ascontiguousarray(numpy_numbers(tensor)).reshape(-1)
     if tensor.datatype.kind != "float":
         return format_numbers(flat, at_once)
@@ -171,7 +168,7 @@ def _nonfinite(where: str, flat: Array, policy: Policy, at_once: bool) -> Any:
         return orjson.Fragment(texts)
     lossless = policy.nonfinite == "null" and not np.isinf(flat).any()
     if lossless:
-        return format_numbers(flat, at_once)  # orjson prints NaN as null, which reads as NaN again
+        return format_numbers(flat, at_once)  # orjson writes NaN as null, which is parsed as NaN
     first = int(np.flatnonzero(~np.isfinite(flat) if policy.nonfinite == "error" else np.isinf(flat))[0])
     raise NotSupported(
         f"{where} holds {flat[first]} at element {first}, which JSON cannot carry; ask for binary output, or "

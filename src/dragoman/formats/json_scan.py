@@ -1,7 +1,7 @@
-"""JSON text scanned in blocks before it is parsed: its values are counted, its depth is measured, arrays are located.
+"""Scan JSON text in blocks before it is parsed: count values, measure nesting, find the ends of arrays.
 
-Parsers hold the interpreter lock for as long as they run, and take tens of bytes for each value of two bytes. So what
-is parsed is bounded first. Each step here looks at one block and takes a few milliseconds at most.
+Parsers hold the interpreter lock until they finish and take tens of bytes for a value of two bytes, so the limits are
+checked first. Each step here scans one block and takes a few milliseconds at most.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ _MAX_ARRAY_DEPTH = 33
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
-_VALUES = np.zeros(256, np.bool_)  # each of these brings one more value
+_VALUES = np.zeros(256, np.bool_)  # characters that come with one more value each
 _VALUES[[ord("["), ord("{"), ord(",")]] = True
 _BACKSLASH = ord("\\")
 _QUOTE, _BRACE, _COMMA = b'"{,'
 
 
-def blocks(text: Buffer, start: int = 0, size: int = 0) -> Iterator[tuple[int, Array]]:
-    """The text from `start`, which is in no string, in blocks: where each starts, and its bytes, 0 within strings."""
+def scan_blocks(text: Buffer, start: int = 0, size: int = 0) -> Iterator[tuple[int, Array]]:
+    """Yield blocks of the text from `start`, outside of strings: the index of each, and its bytes with 0 in strings."""
     view, inside, at, size = memoryview(text), False, start, size or BLOCK
     while at < len(view):
         block = bytes(view[at : at + size])
         if b"\\" in block:
-            if (len(block) - len(block.rstrip(b"\\"))) & 1:  # what is escaped is in the next block
+            if (len(block) - len(block.rstrip(b"\\"))) & 1:  # the escaped character is in the next block
                 block = bytes(view[at : at + len(block) + 1])
             block = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         codes = np.frombuffer(block, np.uint8)
@@ -47,9 +47,9 @@ def blocks(text: Buffer, start: int = 0, size: int = 0) -> Iterator[tuple[int, A
 
 
 def check_json(text: bytes, policy: Policy) -> None:
-    """Check that JSON text may be parsed: its size, the number of its values and how deep it nests.
+    """Check the size, the number of values and the nesting of JSON text. Raises InvalidInput.
 
-    What is data of tensors has been taken out before, since it has limits of its own. Raises InvalidInput.
+    Long data of tensors has been cut out before; it has limits of its own.
     """
     if len(text) > policy.max_json_bytes:
         raise InvalidInput(
@@ -60,7 +60,7 @@ def check_json(text: bytes, policy: Policy) -> None:
     if few and text.count(b"[") + text.count(b"{") <= policy.max_json_depth:
         return
     count = depth = 0
-    for _, codes in blocks(text):
+    for _, codes in scan_blocks(text):
         count += 0 if few else int(np.count_nonzero(_VALUES[codes]))
         if count > policy.max_json_values:
             raise InvalidInput(
@@ -75,36 +75,36 @@ def check_json(text: bytes, policy: Policy) -> None:
             depth = int(depths[-1])
 
 
-def values_in(text: bytes) -> int:
-    """About how many values a JSON text has: one for each list, object and comma that is in no string."""
-    return sum(int(np.count_nonzero(_VALUES[codes])) for _, codes in blocks(text))
+def count_values(text: bytes) -> int:
+    """Count lists, objects and commas outside of strings: about the number of values in a JSON text."""
+    return sum(int(np.count_nonzero(_VALUES[codes])) for _, codes in scan_blocks(text))
 
 
 def find_array_end(text: Buffer, start: int) -> int | None:
-    """Where the array that begins at `start` ends; None where it holds an object, does not end or nests too deep."""
+    """Return the end of the array that begins at `start`; None if it contains objects, has no end or is too deep."""
     depth = 0
-    for at, codes in blocks(text, start, _FIRST_BLOCK):
+    for at, codes in scan_blocks(text, start, _FIRST_BLOCK):
         steps = _STEPS[codes]
-        places = np.flatnonzero(steps)
-        if not places.size:
+        brackets = np.flatnonzero(steps)
+        if not brackets.size:
             continue
-        depths = depth + np.cumsum(steps[places], dtype=np.int64)
+        depths = depth + np.cumsum(steps[brackets], dtype=np.int64)
         closed = int(np.argmax(depths == 0))
         found = depths[closed] == 0
         if found:
-            places, depths = places[: closed + 1], depths[: closed + 1]
-        if depths.max() > _MAX_ARRAY_DEPTH or (codes[places] == _BRACE).any():
+            brackets, depths = brackets[: closed + 1], depths[: closed + 1]
+        if depths.max() > _MAX_ARRAY_DEPTH or (codes[brackets] == _BRACE).any():
             return None
         if found:
-            return at + int(places[closed]) + 1
+            return at + int(brackets[closed]) + 1
         depth = int(depths[-1])
     return None
 
 
-def find_string_end(text: bytes, quote: int, most: int) -> int:
-    """Return the index behind the string that begins at a quote; -1 if it does not end or has `most` escaped quotes."""
+def find_string_end(text: bytes, quote: int, max_escaped: int) -> int:
+    """Return the index after the string that begins at a quote; -1 without an end, or with too many escaped quotes."""
     end = quote
-    for _ in range(most):
+    for _ in range(max_escaped):
         end = text.find(b'"', end + 1)
         if end < 0:
             return -1
@@ -116,10 +116,10 @@ def find_string_end(text: bytes, quote: int, most: int) -> int:
     return -1
 
 
-def structure(array: Buffer) -> tuple[list[int], int]:
-    """How many lists an array has at each depth, and how many commas, those in strings aside."""
+def count_lists(array: Buffer) -> tuple[list[int], int]:
+    """Count the lists of an array at each depth, and its commas outside of strings."""
     lists, depth, commas = np.zeros(_MAX_ARRAY_DEPTH + 1, np.int64), 0, 0
-    for _, codes in blocks(array):
+    for _, codes in scan_blocks(array):
         commas += int(np.count_nonzero(codes == _COMMA))
         steps = _STEPS[codes]
         steps = steps[steps != 0]
@@ -133,13 +133,13 @@ def structure(array: Buffer) -> tuple[list[int], int]:
 
 
 def split_texts(inner: Buffer) -> Iterator[tuple[bytes, Array]]:
-    """What stands between the brackets of an array, in portions that end at commas which are in no string.
+    """Split the text between the brackets of an array into chunks at commas outside of strings.
 
-    Each portion comes with its bytes as an array, in which those within strings are 0. There is at least one portion,
-    and an empty one where nothing stands between two commas.
+    Each chunk comes with its bytes as an array, with 0 in strings. There is at least one chunk; a chunk is empty if
+    nothing is between two commas.
     """
     view, done, tail = memoryview(inner), 0, [np.empty(0, np.uint8)]
-    for at, codes in blocks(inner):
+    for at, codes in scan_blocks(inner):
         commas = np.flatnonzero(codes == _COMMA)
         if not commas.size:
             tail.append(codes)

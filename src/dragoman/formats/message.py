@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol as typed objects, to and from dicts, JSON and the binary form."""
+"""Open Inference requests and responses as typed objects, to and from dicts, JSON and the binary form."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from dragoman.formats.body import parse_parameters, parse_request, parse_respons
 from dragoman.formats.json_data import tensor_from_json
 from dragoman.formats.policy import Buffer, Policy
 
-# Limits protect servers; clients and models trust what they parse here.
+# Limits protect servers; clients and models trust the messages that they parse here.
 _POLICY = Policy(max_json_values=1 << 62, max_json_bytes=1 << 62, max_bytes_elements=1 << 31)
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedTensor:
-    """A tensor with its name: an input of a request, or an output of an answer."""
+    """A tensor with its name: an input of a request, or an output of a response."""
 
     name: str
     tensor: Tensor
@@ -43,7 +43,7 @@ class NamedTensor:
         return self.tensor.data
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, `data` flat. NaN is None; bytes that are no UTF-8 stay bytes."""
+        """Return plain JSON values with flat `data`. NaN is None; bytes that are not UTF-8 stay bytes."""
         found: dict[str, Any] = {
             "name": self.name,
             "datatype": self.datatype,
@@ -67,14 +67,14 @@ class RequestInput(NamedTensor):
 
 
 class ResponseOutput(NamedTensor):
-    """An output of an answer."""
+    """An output of a response."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """An output that a request asks for."""
+    """An output that a request names."""
 
     name: str
     parameters: Parameters = NONE
@@ -85,7 +85,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InferenceRequest:
-    """A request: its inputs in order, which outputs it wants (none named: the model's default ones)."""
+    """A request: its inputs in order, and the outputs that it names (none: the default outputs of the model)."""
 
     inputs: list[RequestInput]
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -99,18 +99,18 @@ class InferenceRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values, for `requests.post(json=...)` and the like."""
-        return self._head([i.to_dict() for i in self.inputs], self.parameters)
+        return self._with_fields([i.to_dict() for i in self.inputs], self.parameters)
 
     def to_json(self) -> bytes:
-        """As JSON. Raises NotSupported where it has no form for an element."""
+        """Return JSON. Raises NotSupported if JSON cannot carry an element."""
         written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
-        return orjson.dumps(self._head(written, self.parameters), option=_NUMPY)
+        return orjson.dumps(self._with_fields(written, self.parameters), option=_NUMPY)
 
     def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
-        """In the binary form: the buffers of the body, and the length of its JSON, which goes into a header."""
+        """Return the buffers of a body in binary form, and the length of its JSON for the header."""
         written, blobs = serialize_tensors(self.tensors, lambda _: True, _POLICY, "input")
         parameters = {**self.parameters, **({"binary_data_output": True} if binary_output else {})}
-        head = orjson.dumps(self._head(written, parameters), option=_NUMPY)
+        head = orjson.dumps(self._with_fields(written, parameters), option=_NUMPY)
         return [head, *blobs], len(head)
 
     @classmethod
@@ -120,7 +120,7 @@ class InferenceRequest:
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
-        """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
+        """Parse JSON, or with the value of the length header the binary form. Raises InvalidInput."""
         body = parse_request(*split_body(text, header_length), _POLICY)
         return cls(
             inputs=[RequestInput(name, tensor) for name, tensor in body.inputs.items()],
@@ -129,7 +129,7 @@ class InferenceRequest:
             id=body.id or "",
         )
 
-    def _head(self, inputs: list[dict[str, Any]], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_fields(self, inputs: list[dict[str, Any]], parameters: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **({"id": self.id} if self.id else {}),
             **({"parameters": dict(parameters)} if parameters else {}),
@@ -140,7 +140,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InferenceResponse:
-    """An answer: its outputs in order, and the model that gave it."""
+    """A response: its outputs in order, and the model."""
 
     outputs: list[ResponseOutput]
     model_name: str = ""
@@ -160,12 +160,12 @@ class InferenceResponse:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return self._head([o.to_dict() for o in self.outputs])
+        return self._with_fields([o.to_dict() for o in self.outputs])
 
     def to_json(self) -> bytes:
-        """As JSON. Raises NotSupported where it has no form for an element."""
+        """Return JSON. Raises NotSupported if JSON cannot carry an element."""
         written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
-        return orjson.dumps(self._head(written), option=_NUMPY)
+        return orjson.dumps(self._with_fields(written), option=_NUMPY)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -174,7 +174,7 @@ class InferenceResponse:
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
-        """From JSON, or with the header's length from the binary form. Raises InvalidInput."""
+        """Parse JSON, or with the value of the length header the binary form. Raises InvalidInput."""
         body = parse_response(*split_body(text, header_length), _POLICY)
         return cls.of(
             body.outputs,
@@ -184,7 +184,7 @@ class InferenceResponse:
             id=body.id or "",
         )
 
-    def _head(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _with_fields(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             **({"id": self.id} if self.id else {}),
             "model_name": self.model_name,
@@ -195,7 +195,7 @@ class InferenceResponse:
 
 
 def elements(tensor: Tensor) -> list[Any]:
-    """The elements, flat: `str` for those of BYTES that are UTF-8, None for NaN."""
+    """Return the elements, flat: `str` for BYTES that are UTF-8, None for NaN."""
     if tensor.datatype is BYTES:
         return [_text(element) for element in tensor.data.flat]
     return [None if v != v else v for v in tensor.data.reshape(-1).tolist()]

@@ -1,11 +1,11 @@
-"""How the lists of a JSON array nest, compared with a shape while the array is read in portions."""
+"""Compare the nesting of a JSON array with a shape, while the array is parsed in chunks."""
 
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.formats.json_scan import structure
+from dragoman.formats.json_scan import count_lists
 from dragoman.formats.policy import Buffer
 
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
@@ -14,10 +14,10 @@ _OPEN, _CLOSE, _COMMA = b"[],"
 
 
 class Nesting:
-    """The brackets and commas of an array of some shape, compared with text portion by portion.
+    """The brackets and commas of an array of a shape, compared with its text chunk by chunk.
 
-    A portion is what stands between two commas, so there is a comma after each but the last. The array has as many
-    lists and elements as the shape, as `mismatch` tells: what is made here is no longer than the text.
+    Chunks are split at commas. `find_mismatch` has to be called before, so that the array has as many lists and
+    elements as the shape, and nothing longer than the text is created here.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -25,27 +25,27 @@ class Nesting:
         self._unit = _brackets(shape[1:]) + b","
         self._at = 0
 
-    def next_fits(self, portion: bytes) -> bool:
-        """Whether the next portion, in which strings are 0 bytes, has its brackets where the shape has them."""
-        found = portion.translate(None, _NO_STRUCTURE) + b","
+    def next_fits(self, chunk: bytes) -> bool:
+        """Whether the next chunk, with 0 in strings, has its brackets where the shape has them."""
+        found = chunk.translate(None, _NO_STRUCTURE) + b","
         size, start = len(self._unit), self._at % len(self._unit)
         expected = self._unit[start : start + len(found)]
         if len(expected) < len(found):
             rest = len(found) - len(expected)
             expected += self._unit * (rest // size) + self._unit[: rest % size]
         self._at += len(found)
-        return found == expected and _separated(portion)
+        return found == expected and _has_separated_elements(chunk)
 
 
-def mismatch(array: Buffer, shape: Sequence[int]) -> str:
-    """How an array in JSON differs from a shape by the number of its lists and elements; "" if it does not."""
-    lists, commas = structure(array)
-    expected = _lists(shape)
+def find_mismatch(array: Buffer, shape: Sequence[int]) -> str:
+    """Describe how a JSON array differs from a shape in the number of lists and elements; "" if it does not."""
+    lists, commas = count_lists(array)
+    expected = _list_counts(shape)
     empty = 0 in shape
     if lists == expected and (empty or commas + 1 == _count(shape)):
-        return (
-            "" if not empty or _is_bare(array, shape, expected) else "'data' has elements, expected none by its shape"
-        )
+        if not empty or _is_only_brackets(array, shape, expected):
+            return ""
+        return "'data' has elements, expected none by its shape"
     found = regular_shape(lists, commas)
     if found is None:
         return "'data' is ragged, expected rows of equal lengths"
@@ -53,15 +53,15 @@ def mismatch(array: Buffer, shape: Sequence[int]) -> str:
 
 
 def regular_shape(lists: Sequence[int], commas: int) -> list[int] | None:
-    """The shape of an array with so many lists at each depth and so many commas; None where it cannot be regular."""
+    """Return the shape of an array with these numbers of lists at each depth and of commas; None if it is ragged."""
     counts = [*lists, commas + 1]
     if any(inner % outer for outer, inner in itertools.pairwise(counts)):
         return None
     return [inner // outer for outer, inner in itertools.pairwise(counts)]
 
 
-def _lists(shape: Sequence[int]) -> list[int]:
-    """How many lists an array of a shape has at each depth."""
+def _list_counts(shape: Sequence[int]) -> list[int]:
+    """The number of lists at each depth of an array of a shape."""
     found = [1]
     for size in shape[:-1]:
         found.append(found[-1] * size)
@@ -69,11 +69,11 @@ def _lists(shape: Sequence[int]) -> list[int]:
 
 
 def _count(shape: Sequence[int]) -> int:
-    return _lists([*shape, 1])[-1]
+    return _list_counts([*shape, 1])[-1]
 
 
-def _is_bare(array: Buffer, shape: Sequence[int], lists: Sequence[int]) -> bool:
-    """Whether an array without elements is nothing but its brackets."""
+def _is_only_brackets(array: Buffer, shape: Sequence[int], lists: Sequence[int]) -> bool:
+    """Whether an array without elements has nothing but brackets and commas."""
     if sum(lists) * 2 > len(memoryview(array)):
         return False
     return bytes(array).translate(None, _SPACE) == _brackets(shape)
@@ -87,9 +87,9 @@ def _brackets(shape: Sequence[int]) -> bytes:
     return found
 
 
-def _separated(portion: bytes) -> bool:
-    """Whether no element touches a bracket from outside, as in `1[2]`, which brackets alone do not show."""
-    codes = np.frombuffer(b",".join((b"", portion.translate(None, _SPACE), b"")), np.uint8)
+def _has_separated_elements(chunk: bytes) -> bool:
+    """Whether commas separate elements from brackets; brackets alone do not show `1[2]`."""
+    codes = np.frombuffer(b",".join((b"", chunk.translate(None, _SPACE), b"")), np.uint8)
     before, after = codes[:-1], codes[1:]
     opens = (after == _OPEN) & (before != _OPEN) & (before != _COMMA)
     closes = (before == _CLOSE) & (after != _CLOSE) & (after != _COMMA)

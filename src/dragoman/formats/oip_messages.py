@@ -1,7 +1,6 @@
-"""The messages of open_inference.proto as classes, in a descriptor pool of their own.
+"""Message classes of open_inference.proto, in a separate descriptor pool.
 
-A client library in the same process may register the same names in protobuf's common pool, which allows each
-name once.
+protobuf's default pool accepts each name once, and a client library in the same process may have registered them.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ def _classes() -> dict[str, Any]:
     return found
 
 
-# Classes made at run time have no types that a checker could know.
+# Classes created at run time have no static types.
 _CLASSES = _classes()
 InferTensorContents = _CLASSES["InferTensorContents"]
 ModelInferRequest = _CLASSES["ModelInferRequest"]
@@ -59,17 +58,17 @@ ServerReadyResponse = _CLASSES["ServerReadyResponse"]
 
 
 def parse_message(kind: Any, body: Buffer) -> Any:
-    """The message of class `kind` whose wire form is `body`; InvalidInput where it has another."""
+    """Parse a message. Raises InvalidInput."""
     try:
         return kind.FromString(body)
-    except DecodeError as fault:
-        raise InvalidInput(f"the message is no {kind.DESCRIPTOR.full_name}: {fault}") from fault
+    except DecodeError as error:
+        raise InvalidInput(f"the message is not a valid {kind.DESCRIPTOR.full_name}: {error}") from error
 
 
 def parameters_from_proto(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
-    """The parameters of a message; InvalidInput where one has no value. `where` begins the error, e.g. `input 'x'`."""
+    """Return the parameters of a message. Raises InvalidInput, beginning with `where`, if one has no value."""
     found: dict[str, Scalar] = {}
-    if not message:  # a look costs less than a walk
+    if not message:  # faster than an empty loop over a protobuf map
         return found
     for name, value in message.items():
         choice = value.WhichOneof("parameter_choice")
@@ -80,10 +79,7 @@ def parameters_from_proto(message: Mapping[str, Any], where: str) -> dict[str, S
 
 
 def parameters_to_proto(parameters: Parameters, message: Any) -> None:
-    """Puts parameters into the map of a message, each into the field of its kind.
-
-    Raises InvalidOutput where one has no field: an integer beyond 64 bits, or a value of another type.
-    """
+    """Add parameters to the map of a message. Raises InvalidOutput for an integer beyond 64 bits or another type."""
     for name, value in parameters.items():
         match value:
             case bool():
@@ -103,12 +99,12 @@ def parameters_to_proto(parameters: Parameters, message: Any) -> None:
 
 
 def length_delimited(field: int, value: Buffer) -> tuple[Buffer, Buffer]:
-    """A field of type bytes or message in its wire form: tag and length, and the value itself."""
+    """Return a serialized field of type bytes or message: its tag and length, and its value."""
     return delimiter(field, len(value)), value
 
 
 def delimiter(field: int, size: int) -> bytes:
-    """Tag and length of a field of type bytes or message, or of packed numbers."""
+    """Return the tag and length of a field of type bytes or message, or of packed numbers."""
     if field < 16 and size < 0x80:  # a byte each
         return bytes((field << 3 | 2, size))
     return bytes(_varint(field << 3 | 2) + _varint(size))

@@ -1,4 +1,4 @@
-"""A request of UM-Bridge: JSON with vectors of floats, read into arrays."""
+"""Parse UM-Bridge requests: JSON with vectors of doubles, which become arrays."""
 
 import json
 import re
@@ -18,14 +18,13 @@ from dragoman.formats.policy import Policy
 
 VECTORS = ("sens", "vec")
 INDICES = ("outWrt", "inWrt", "inWrt1", "inWrt2")
-# More opening brackets than these are counted before anything is made of them.
-_MANY = 1 << 16
+_MAX_LISTS = 1 << 16  # in a request whose vectors are not counted before they are parsed
 _VECTOR_KEYS = frozenset((b'"input"', b'"sens"', b'"vec"'))
 _SPACE = re.compile(rb"[ \t\r\n]*")
 
 
 class UmBridgeRequest(msgspec.Struct):
-    """A request, with arrays of float64 for its vectors. What is missing is UNSET; no config is None."""
+    """A parsed request with float64 arrays as vectors. Missing fields are UNSET; a missing config is None."""
 
     name: str
     input: list[Any] | msgspec.UnsetType = msgspec.UNSET
@@ -39,10 +38,10 @@ class UmBridgeRequest(msgspec.Struct):
 
 
 class InvalidUmBridgeRequest(msgspec.Struct):
-    """A request whose name can be read, and what is wrong with the rest of it."""
+    """A request with a valid name, and the error in the rest of it."""
 
     name: str
-    fault: InvalidInput
+    error: InvalidInput
 
 
 class _Lists(UmBridgeRequest):
@@ -76,11 +75,8 @@ _KINDS: Mapping[type, str] = {
 }
 
 
-# --- reading ------------------------------------------------------------------------------------------------
-
-
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
-    """The request in a body. Raises InvalidInput where not even its name can be read."""
+    """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name."""
     if len(text) < LONG:
         if text.count(b"[") + text.count(b"{") > policy.max_json_depth:
             check_json(text, policy)
@@ -88,19 +84,19 @@ def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | Inv
         return found
     else:
         check_json(text, policy)
-    if len(text) < _MANY or counted(text, b"[", _MANY) < _MANY:
+    if len(text) < _MAX_LISTS or count_up_to(text, b"[", _MAX_LISTS) < _MAX_LISTS:
         try:
             lists = _DECODER.decode(text)
         except PARSER_ERRORS:
-            return _leniently(text, policy)
-        return _arrays(lists)
-    return _too_many(text, policy) or _leniently(text, policy)
+            return _parse_lenient(text, policy)
+        return _to_arrays(lists)
+    return _check_vector_count(text, policy) or _parse_lenient(text, policy)
 
 
 def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest | None:
     """Parse a request whose long arrays are cut out; None if it has none or a general parser has to decide.
 
-    Raises InvalidInput where there is more JSON beside the arrays than is allowed.
+    Raises InvalidInput if the rest exceeds the limits of JSON.
     """
     message = cut_arrays(text, _VECTOR_KEYS, LONG)
     if not message.spans:
@@ -108,11 +104,11 @@ def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidU
     check_json(message.rest, policy)
     try:
         found: Any = _RAW_DECODER.decode(message.rest)
-        given = {key: raw for key in ("input", *VECTORS) if (raw := getattr(found, key)) is not msgspec.UNSET}
-        spans = {key: message.span(raw) for key, raw in given.items()}
+        fields = {key: raw for key in ("input", *VECTORS) if (raw := getattr(found, key)) is not msgspec.UNSET}
+        spans = {key: message.span(raw) for key, raw in fields.items()}
         if sum(span is not None for span in spans.values()) != len(message.spans):
             return None
-        for key, raw in given.items():
+        for key, raw in fields.items():
             span = spans[key]
             if key != "input":
                 value: Any = parse_vector(memoryview(text)[slice(*span)] if span else memoryview(raw))
@@ -125,40 +121,40 @@ def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidU
             setattr(found, key, value)
     except PARSER_ERRORS:
         return None
-    return _checked_values(found, given, policy)
+    return _checked_values(found, fields, policy)
 
 
 def _checked_values(
-    question: UmBridgeRequest, keys: Iterable[str], policy: Policy
+    request: UmBridgeRequest, keys: Iterable[str], policy: Policy
 ) -> UmBridgeRequest | InvalidUmBridgeRequest:
-    """The request if the numbers in its vectors are as the policy requires."""
+    """Return the request unless the policy rejects a number in its vectors."""
     try:
         for key in keys:
-            value = getattr(question, key)
+            value = getattr(request, key)
             named = {key: value} if key != "input" else {f"input[{i}]": vector for i, vector in enumerate(value)}
             for where, vector in named.items():
                 check_finite(vector, where, policy)
     except InvalidInput as error:
-        return InvalidUmBridgeRequest(question.name, error)
-    return question
+        return InvalidUmBridgeRequest(request.name, error)
+    return request
 
 
 def parse_vectors(text: bytes, span: tuple[int, int], most: int = 1 << 62) -> list[Array] | None:
-    """Parse a long array of vectors that begins and ends there; None if it holds anything else, or more than `most`."""
+    """Parse the array of vectors at this span; None if it contains anything else, or more than `most` vectors."""
     vectors: list[Array] = []
-    at, stop = _past_space(text, span[0] + 1), span[1] - 1
+    at, stop = _skip_space(text, span[0] + 1), span[1] - 1
     while len(vectors) < most:
         end = text.find(b"]", at, stop) + 1
         vector = parse_vector(memoryview(text)[at:end]) if end and text[at : at + 1] == b"[" else None
         if vector is None:
             return None
         vectors.append(vector)
-        at = _past_space(text, end)
+        at = _skip_space(text, end)
         if at == stop:
             return vectors
         if text[at : at + 1] != b",":
             return None
-        at = _past_space(text, at + 1)
+        at = _skip_space(text, at + 1)
     return None
 
 
@@ -168,35 +164,35 @@ def parse_vector(text: memoryview) -> Array | None:
         if len(text) < LONG:
             return np.array(_VECTOR.decode(text), np.float64)
         codes = np.frombuffer(text, np.uint8)
-        portions = (codes[at : at + BLOCK] for at in range(0, codes.size, BLOCK))  # with little memory for each
-        count = sum(int(np.count_nonzero(portion == ord(","))) for portion in portions) + 1
+        blocks = (codes[at : at + BLOCK] for at in range(0, codes.size, BLOCK))  # with little memory for each
+        count = sum(int(np.count_nonzero(block == ord(","))) for block in blocks) + 1
         array = parse_numbers("", FP64, text, count, literal=True, null=False)
     except (InvalidInput, *PARSER_ERRORS):
         return None
     return array if array.size == count else None
 
 
-def _past_space(text: bytes, at: int) -> int:
+def _skip_space(text: bytes, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()
 
 
-def _too_many(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
-    """What is wrong with more vectors than are allowed, found before memory is taken for each."""
+def _check_vector_count(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
+    """Return an error if there are too many vectors, without parsing them; None if there are not."""
     try:
         outline = msgspec.json.decode(text, type=_Outline)
     except PARSER_ERRORS:
         return None
-    if counted(bytes(outline.input), b"[", policy.max_tensors + 1) <= policy.max_tensors + 1:
+    if count_up_to(bytes(outline.input), b"[", policy.max_tensors + 1) <= policy.max_tensors + 1:
         return None
     return InvalidUmBridgeRequest(
         outline.name, InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got more")
     )
 
 
-def counted(text: bytes, sought: bytes, most: int) -> int:
-    """How often one byte occurs; beyond `most` it is not counted further. Much quicker than to count long texts."""
+def count_up_to(text: bytes, sought: bytes, most: int) -> int:
+    """Count a byte, up to about `most`: faster than `count` where it is rare or the text is long."""
     found, at = 0, text.find(sought)
     while at >= 0 and found <= most:
         found += 1
@@ -204,7 +200,7 @@ def counted(text: bytes, sought: bytes, most: int) -> int:
     return found
 
 
-def _arrays(lists: _Lists) -> UmBridgeRequest:
+def _to_arrays(lists: _Lists) -> UmBridgeRequest:
     found: UmBridgeRequest = lists
     if lists.input is not msgspec.UNSET:
         found.input = [np.array(v, np.float64) for v in lists.input]
@@ -215,72 +211,72 @@ def _arrays(lists: _Lists) -> UmBridgeRequest:
     return found
 
 
-def _leniently(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
-    """What a parser reads that knows NaN, Infinity and 1e999, and tells what is wrong of anything else."""
+def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
+    """Parse NaN, Infinity and 1e999 as well, and report what is invalid."""
     check_json(text, policy)
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise InvalidInput(f"the request is not valid JSON: {fault}") from fault
-    if not isinstance(given, dict):
-        raise InvalidInput(f"the request is not a JSON object: got {_KINDS[type(given)]}")
-    if "name" not in given:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the request is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidInput(f"the request is not a JSON object: got {_KINDS[type(values)]}")
+    if "name" not in values:
         raise InvalidInput("'name' is missing; expected the name of a model")
-    name = given["name"]
+    name = values["name"]
     if not isinstance(name, str):
         raise InvalidInput(f"'name': expected the name of a model, got {_KINDS[type(name)]}")
     try:
-        return _checked(name, given, policy)
-    except InvalidInput as fault:
-        return InvalidUmBridgeRequest(name, fault)
+        return _build_request(name, values, policy)
+    except InvalidInput as error:
+        return InvalidUmBridgeRequest(name, error)
 
 
-def _checked(name: str, given: Mapping[str, Any], policy: Policy) -> UmBridgeRequest:
+def _build_request(name: str, values: Mapping[str, Any], policy: Policy) -> UmBridgeRequest:
     found = UmBridgeRequest(name)
-    if "input" in given:
-        vectors = _a(list, given["input"], "'input'", "an array of vectors")
+    if "input" in values:
+        vectors = _require_type(list, values["input"], "'input'", "an array of vectors")
         if len(vectors) > policy.max_tensors:
             raise InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got {len(vectors)}")
         found.input = [_vector(v, f"input[{i}]", policy) for i, v in enumerate(vectors)]
     for key in VECTORS:
-        if key in given:
-            setattr(found, key, _vector(given[key], key, policy))
+        if key in values:
+            setattr(found, key, _vector(values[key], key, policy))
     for key in INDICES:
-        if key in given:
-            value = given[key]
+        if key in values:
+            value = values[key]
             if type(value) is not int:
-                raise InvalidInput(f"'{key}': expected an integer, got {_told(value)}")
+                raise InvalidInput(f"'{key}': expected an integer, got {_describe(value)}")
             setattr(found, key, value)
-    if given.get("config") is not None:
-        found.config = _a(dict, given["config"], "'config'", "an object")
+    if values.get("config") is not None:
+        found.config = _require_type(dict, values["config"], "'config'", "an object")
     return found
 
 
-def _a(kind: type, value: Any, where: str, wanted: str) -> Any:
+def _require_type(kind: type, value: Any, where: str, expected: str) -> Any:
     if type(value) is not kind:
-        raise InvalidInput(f"{where}: expected {wanted}, got {_told(value)}")
+        raise InvalidInput(f"{where}: expected {expected}, got {_describe(value)}")
     return value
 
 
 def _vector(value: Any, where: str, policy: Policy) -> Array:
-    numbers = _a(list, value, where, "an array of numbers")
-    for place, number in enumerate(numbers):
+    numbers = _require_type(list, value, where, "an array of numbers")
+    for index, number in enumerate(numbers):
         if type(number) is not float and type(number) is not int:
-            raise InvalidInput(f"{where}[{place}]: expected a number, got {_told(number)}")
+            raise InvalidInput(f"{where}[{index}]: expected a number, got {_describe(number)}")
     try:
         array = np.array(numbers, np.float64)
-    except OverflowError as fault:
-        raise InvalidInput(f"{where}: an integer in it does not fit into a double") from fault
+    except OverflowError as error:
+        raise InvalidInput(f"{where}: an integer in it does not fit into a double") from error
     check_finite(array, where, policy)
     return array
 
 
 def check_finite(array: Array, where: str, policy: Policy) -> None:
-    """Raises InvalidInput where a number is not finite and the policy is to reject those."""
+    """Raise InvalidInput if a number is not finite and the policy rejects those."""
     if policy.nonfinite == "error":
         require_finite(array, where)
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     return f"{value!r:.40}" if isinstance(value, float | str | int) and not isinstance(value, bool) else kind

@@ -10,7 +10,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import MOST_TOP, check_value, flag, format_value, integer
 from dragoman.core.text import Chat, Sampling
-from dragoman.formats.json_scan import values_in
+from dragoman.formats.json_scan import count_values
 from dragoman.protocols.text_common.chat_response import ChatFormatter
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
@@ -209,7 +209,7 @@ def _check_arguments(messages: list[Any], policy: Policy) -> None:
         for call in calls if isinstance(calls, list) else ():
             match call:
                 case {"function": {"arguments": str(text)}}:
-                    left -= values_in(text.encode())
+                    left -= count_values(text.encode())
             if left < 0:
                 most = policy.max_json_values
                 raise InvalidInput(f"`tool_calls`: too many values in `arguments`: expected at most {most}, got more")

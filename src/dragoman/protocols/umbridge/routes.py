@@ -148,7 +148,7 @@ class UmBridge:
             raise InvalidInput("the request body is empty; expected a JSON object")
         message = parse_umbridge_request(bytes(http.body), self.policy)
         if isinstance(message, InvalidUmBridgeRequest):
-            return invalid_request(message.name, verb, message.fault)
+            return invalid_request(message.name, verb, message.error)
         if not message.name:
             raise ModelNotFound("Request for unknown model: '' is not found")
         for key in required:

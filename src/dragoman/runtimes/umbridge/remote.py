@@ -28,7 +28,7 @@ from dragoman.core.errors import (
 from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.formats.policy import Buffer, Policy
-from dragoman.formats.umbridge_response import numbers, parse_output
+from dragoman.formats.umbridge_response import format_vector, parse_output
 
 T = TypeVar("T")
 
@@ -297,8 +297,8 @@ class RemoteFunction(VectorFunction):
     ) -> list[Vector]:
         body = {
             "name": self._model,
-            **{k: numbers(v, k, _POLICY) if isinstance(v, np.ndarray) else v for k, v in fields.items()},
-            "input": [numbers(v, f"input[{i}]", _POLICY) for i, v in enumerate(inputs)],
+            **{k: format_vector(v, k, _POLICY) if isinstance(v, np.ndarray) else v for k, v in fields.items()},
+            "input": [format_vector(v, f"input[{i}]", _POLICY) for i, v in enumerate(inputs)],
             "config": self._config | dict(config),
         }
         text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
