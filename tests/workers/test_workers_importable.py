@@ -1,5 +1,10 @@
 """Live classes and functions reach a worker process by their import path, or are rejected."""
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
 import pytest
 from worker_models import Echo
 from workers_harness import MODELS, call, first_value
@@ -21,6 +26,30 @@ def test_importable_replaces_live_objects_by_their_import_path() -> None:
     for target in (Echo(live), lambda: 0, len):
         with pytest.raises(ModelFailed, match="placement 'process' needs 'module:object'"):
             importable(ModelSpec(name="m", target=target))
+
+
+def test_an_object_that_another_has_replaced_under_its_name_is_rejected() -> None:
+    other = type("Echo", (Echo,), {"__module__": Echo.__module__, "__qualname__": "Echo"})
+    with pytest.raises(ModelFailed, match=r"got <class 'worker_models\.Echo'>"):
+        importable(ModelSpec(name="m", target=other))
+
+
+def test_objects_of_the_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    main: Any = ModuleType("__main__")
+    main.Local = type("Local", (Echo,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for file, spec, uri in (
+        ("/folder/script.py", None, "/folder/script.py:Local"),
+        ("/folder/script.py", ModuleSpec("package.script", None), "package.script:Local"),  # python -m
+        ("<stdin>", None, ""),
+    ):
+        main.__file__, main.__spec__ = file, spec
+        target = ModelSpec(name="m", target=main.Local)
+        if uri:
+            assert importable(target).uri == uri
+        else:
+            with pytest.raises(ModelFailed, match="at the top level of a module or script"):
+                importable(target)
 
 
 async def test_a_live_class_runs_in_a_worker_process() -> None:
