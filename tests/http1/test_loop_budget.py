@@ -1,6 +1,7 @@
 """Large messages share the time of the event loop: parsing, formatting and reading in limited parts of an iteration."""
 
 import asyncio
+import gzip
 import itertools
 import socket
 import time
@@ -18,6 +19,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
@@ -117,6 +119,16 @@ async def test_large_messages_are_handled_in_iterations_of_their_own(kind: str, 
     gaps = _gaps(list(await asyncio.gather(*calls)))
     iterations.stop()
     assert all(gap > 4 for gap in gaps) if is_limited else sum(gaps) <= 1
+
+
+async def test_small_compressed_bodies_share_the_budget() -> None:
+    executor, iterations = MessageExecutor(BodyMemory(0)), Iterations()
+    body = gzip.compress(bytes(7 * MIB // 2))
+    assert len(body) < 4096, "a larger one is decompressed in a thread"
+    bodies = await asyncio.gather(*(decompress(body, "gzip", 4 * MIB, executor) for _ in range(20)))
+    iterations.stop()
+    assert {len(each) for each in bodies} == {7 * MIB // 2}
+    assert iterations.number > 4
 
 
 class Transport:

@@ -15,7 +15,9 @@ from tritonclient.utils import InferenceServerException
 import dragoman
 from dragoman import Infer, Tensor, TensorSpec
 from dragoman.protocols.wire import HttpError
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress, preferred_encoding
+from dragoman.transports.executor import MessageExecutor
 from rest.rest_server import (
     Identity,
     RawResponse,
@@ -30,6 +32,7 @@ from rest.rest_server import (
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("on_uvloop")]
+EXECUTOR = MessageExecutor(BodyMemory(0))
 ROWS = np.arange(1000, dtype=np.int32)
 BIG = inputs(tensor("x", [1000], "INT32", ROWS.tolist()))
 
@@ -133,7 +136,7 @@ async def test_a_body_compressed_more_than_twice_is_rejected(server: RestServer)
 async def test_gzip_with_many_members_is_rejected_early() -> None:
     start = time.monotonic()
     with pytest.raises(HttpError, match="not valid gzip"):
-        await decompress(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
+        await decompress(gzip.compress(b"") * 200_000, "gzip", 1 << 26, EXECUTOR)
     assert time.monotonic() - start < 2
 
 
@@ -251,6 +254,6 @@ async def test_bodies_of_all_sizes_are_decompressed(size: int) -> None:
     """Larger bodies are decompressed into a preallocated buffer."""
     body = bytes(size - 1) + b"x"
     for pack in (gzip.compress, zlib.compress, bare_deflate):
-        assert await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size) == body
+        assert await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size, EXECUTOR) == body
         with pytest.raises(HttpError, match=f"larger than the limit of {size - 1} bytes"):
-            await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1)
+            await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1, EXECUTOR)

@@ -207,7 +207,8 @@ class Application:
             self.bodies.release(decompressed_size)
 
     async def _decompress(self, request: HttpRequest) -> HttpRequest:
-        body = await decompress(request.body, request.headers["content-encoding"], self.limits.max_body_bytes)
+        encodings = request.headers["content-encoding"]
+        body = await decompress(request.body, encodings, self.limits.max_body_bytes, self.executor)
         return HttpRequest(request.method, request.path, request.params, request.headers, body, request.query)
 
     async def _run_endpoint(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
@@ -292,7 +293,7 @@ class Application:
         encoding = preferred_encoding(accept)
         if encoding is None:
             return response
-        body = await compress(list(response.body), encoding)
+        body = await compress(list(response.body), encoding, self.executor)
         return HttpResponse(response.status, (body,), (*response.headers, ("content-encoding", encoding)))
 
     async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter) -> None:

@@ -1,11 +1,11 @@
 """Content-Encoding gzip and deflate, with a limit on the decompressed size."""
 
-import asyncio
 import io
 import zlib
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from dragoman.protocols.wire import Buffer, HttpError
+from dragoman.transports.executor import MessageExecutor
 
 # Larger bodies are compressed and decompressed in a thread. A compressed one may grow a thousandfold.
 _LARGE = 1 << 16
@@ -20,7 +20,7 @@ _MAX_MEMBERS = 1024
 _MAX_ENCODINGS = 2
 
 
-async def decompress(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
+async def decompress(body: Buffer, encodings: str, max_bytes: int, executor: MessageExecutor) -> Buffer:
     """Return the decompressed body. Raises HttpError: 415 unknown encoding, 400 invalid data, 413 too large."""
     names = [n for n in (e.strip().lower() for e in encodings.split(",")) if n not in ("", "identity")]
     unknown = next((n for n in names if n not in _WINDOW_BITS), None)
@@ -29,10 +29,9 @@ async def decompress(body: Buffer, encodings: str, max_bytes: int) -> Buffer:
         text = f"content-encoding {name} is not supported; expected gzip, deflate or identity"
         raise HttpError(415, text, (("accept-encoding", "gzip, deflate"),))
     for name in reversed(names):
-        if len(body) > _LARGE_COMPRESSED:
-            body = await asyncio.to_thread(_decompress_layer, body, name, max_bytes)
-        else:
-            body = _decompress_layer(body, name, max_bytes)
+        layer = partial(_decompress_layer, name=name, max_bytes=max_bytes)
+        run = executor.run_in_thread if len(body) > _LARGE_COMPRESSED else executor.budget.call
+        body = await run(layer, body)
     return body
 
 
@@ -101,13 +100,12 @@ def _quality(parameters: str) -> float:
         return 0.0
 
 
-async def compress(parts: list[Buffer], name: str) -> bytes:
+async def compress(parts: list[Buffer], name: str, executor: MessageExecutor) -> bytes:
     """Compress the parts of a body, at the fastest level of zlib."""
+    run = executor.run_in_thread if sum(map(len, parts)) > _LARGE else executor.budget.call
+    return await run(partial(_compress, name=name), parts)
 
-    def deflate() -> bytes:
-        stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[name])
-        return b"".join([*(stream.compress(p) for p in parts), stream.flush()])
 
-    if sum(len(p) for p in parts) > _LARGE:
-        return await asyncio.to_thread(deflate)
-    return deflate()
+def _compress(parts: list[Buffer], name: str) -> bytes:
+    stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[name])
+    return b"".join([*map(stream.compress, parts), stream.flush()])

@@ -37,7 +37,7 @@ class MessageExecutor:
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
         """Return `function(argument)`, which parses `size` bytes."""
         if in_thread:
-            return await self._run_in_thread(function, argument)
+            return await self.run_in_thread(function, argument)
         return function(argument) if size <= LARGE_MESSAGE else await self.budget.call(function, argument)
 
     async def format(self, function: Callable[[A], B], response: A, size: int = -1) -> B:
@@ -54,11 +54,11 @@ class MessageExecutor:
             raise self.bodies.unread_error
         self.bodies.count_unread(size)
         try:
-            return await self._run_in_thread(function, response)
+            return await self.run_in_thread(function, response)
         finally:
             self.bodies.count_unread(-size)
 
-    async def _run_in_thread(self, function: Callable[[A], B], argument: A) -> B:
+    async def run_in_thread(self, function: Callable[[A], B], argument: A) -> B:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
 
 

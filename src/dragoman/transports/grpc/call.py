@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress
+from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call_headers import CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.grpc.messages import MessageReader
 from dragoman.transports.grpc.status import trailers, trailers_only
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
-from dragoman.transports.loop_budget import LoopBudget
 
 # Smaller messages are not counted in `BodyMemory`; the limit on calls bounds them.
 SMALL = 1 << 16
@@ -28,7 +28,7 @@ class CallServer(Protocol):
     loop: asyncio.AbstractEventLoop
     limits: Limits
     bodies: BodyMemory
-    budget: LoopBudget
+    executor: MessageExecutor
 
     def enter(self, call: "GrpcCall") -> None: ...
 
@@ -137,7 +137,7 @@ class GrpcCall:
         if not self.head.encoding:
             raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
-            return await decompress(message, self.head.encoding, limit)
+            return await decompress(message, self.head.encoding, limit, self._server.executor)
         except HttpError as error:
             status = "RESOURCE_EXHAUSTED" if error.status == 413 else "INTERNAL"
             raise GrpcError(status, error.message.replace("body", "message")) from error

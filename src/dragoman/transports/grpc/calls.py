@@ -38,7 +38,7 @@ class GrpcCalls:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         self.bodies = executor.bodies
-        self.budget = executor.budget
+        self.executor = executor
         self.others = others
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)

@@ -80,7 +80,7 @@ class UnaryCall(GrpcCall):
             self._message = message
             backlog.wait(self._resume)
         elif len(message) > LARGE_MESSAGE:
-            self._server.budget.run(partial(self._answer, handler, message))
+            self._server.executor.budget.run(partial(self._answer, handler, message))
         else:
             self._answer(handler, message)
 
