@@ -1,6 +1,9 @@
 """gzip and deflate in requests and responses, and malicious compressed bodies."""
 
+import asyncio
 import gzip
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -257,3 +260,30 @@ async def test_bodies_of_all_sizes_are_decompressed(size: int) -> None:
         assert await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size, EXECUTOR) == body
         with pytest.raises(HttpError, match=f"larger than the limit of {size - 1} bytes"):
             await decompress(pack(body), "gzip" if pack is gzip.compress else "deflate", size - 1, EXECUTOR)
+
+
+MEMORY_AFTER_BODY = """
+import asyncio, gzip, random, re
+from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.encoding import decompress
+from dragoman.transports.executor import MessageExecutor
+
+def memory_mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+body = gzip.compress(bytes(random.Random(0).choices(b"0123456789", k=1 << 20)) * 60, 1)
+executor = MessageExecutor(BodyMemory(0))
+before = memory_mib()
+size = len(asyncio.run(decompress(body, "gzip", 64 << 20, executor)))
+print(size >> 20, memory_mib() - before)
+"""
+
+
+async def test_memory_of_a_large_body_is_returned_to_the_system() -> None:
+    """A buffer that grows leaves blocks of half its size in the heap."""
+    command = [sys.executable, "-c", MEMORY_AFTER_BODY]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    text, _ = await process.communicate()
+    size, kept_mib = text.split()
+    assert int(size) == 60
+    assert float(kept_mib) < 16

@@ -139,15 +139,8 @@ async def respond(application: Application, scope: Scope, receive: Receive, send
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
         request = HttpRequest(scope["method"], unquote(path), match.params, writer.headers, body.take(), query)
-        response = (
-            application.begin(match, request, writer)
-            if application.is_plain(match, request.headers)
-            else application.answer(match, request, writer)
-        )
-        if isinstance(response, HttpResponse):
-            await writer.send(response)
-        else:
-            await _until_disconnect(response, writer)
+        # In a task of its own, because the engine cancels the tasks of calls when it closes.
+        await _until_disconnect(application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
         await writer.send(application.format_error(error, match.protocol if match else None))
     except asyncio.CancelledError:
