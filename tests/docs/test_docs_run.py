@@ -137,3 +137,10 @@ def test_every_page_is_in_the_index(page: Path) -> None:
     if page not in (ROOT / "README.md", docs / "README.md"):
         index = docs / "README.md" if page.name == "README.md" or page.parent == docs else page.parent / "README.md"
         assert f"({page.relative_to(index.parent)})" in index.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    packages = [path.name for path in (ROOT / "src" / "dragoman").iterdir() if path.is_dir()]
+    named = re.findall(rf"(?<![\w/])((?:{'|'.join(packages)})/[\w/]+\.py)\b", page.read_text())
+    assert [name for name in named if not (ROOT / "src" / "dragoman" / name).exists()] == []
