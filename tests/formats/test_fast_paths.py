@@ -34,7 +34,9 @@ NEVER = 1 << 60
 
 
 @contextmanager
-def way(least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, compiled: bool = False) -> Iterator[None]:
+def parsers(
+    least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, compiled: bool = False
+) -> Iterator[None]:
     """Arrays are long from `least` bytes on and parsed with or without simdjson and compiled kernels; small ones have
     `most` bytes."""
     with (
@@ -48,12 +50,12 @@ def way(least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, com
         yield
 
 
-def told(read: Callable[[], dict[str, Tensor]]) -> Any:
-    """What came of it, as something to compare."""
+def result(read: Callable[[], dict[str, Tensor]]) -> Any:
+    """The tensors, or the error, as something to compare."""
     try:
         tensors = read()
-    except DragomanError as fault:
-        return type(fault), fault.message
+    except DragomanError as error:
+        return type(error), error.message
     return {n: (t.datatype, t.shape, t.data.dtype, _elements(t), dict(t.parameters)) for n, t in tensors.items()}
 
 
@@ -61,25 +63,25 @@ def _elements(tensor: Tensor) -> Any:
     return list(tensor.data.flat) if tensor.datatype is BYTES else tensor.data.tobytes()
 
 
-def every_way(text: bytes, policy: Policy = POLICY) -> Any:
-    """What a request is, which is the same whichever way it is read."""
+def result_of_every_parser(text: bytes, policy: Policy = POLICY) -> Any:
+    """The inputs of a request, or its error, after checking that every parser gives the same."""
 
     def read() -> dict[str, Tensor]:
         return dict(body.parse_request(text, None, policy).inputs)
 
-    with way(NEVER, with_simd=False):
-        plain = told(read)
-    with way(NEVER, with_simd=False, most=small_messages.SMALL_BYTES):
-        assert told(read) == plain
+    with parsers(NEVER, with_simd=False):
+        plain = result(read)
+    with parsers(NEVER, with_simd=False, most=small_messages.SMALL_BYTES):
+        assert result(read) == plain
     for chunk in (1 << 18, 8):
-        with way(NEVER, with_simd=False, chunk=chunk):
-            # A portion that ends within a list tells of another list; what is taken is the same.
-            expected = told(read)
+        with parsers(NEVER, with_simd=False, chunk=chunk):
+            # A chunk that ends within a list reports another list; the same texts are accepted.
+            expected = result(read)
             assert isinstance(expected, tuple) == isinstance(plain, tuple)
         for least in (2, 16):
             for with_simd, compiled in ((False, False), (True, False), (True, True)):
-                with way(least, with_simd=with_simd, chunk=chunk, compiled=compiled):
-                    found = told(read)
+                with parsers(least, with_simd=with_simd, chunk=chunk, compiled=compiled):
+                    found = result(read)
                 assert found == expected, f"least {least}, chunk {chunk}, simdjson {with_simd}, compiled {compiled}"
     return plain
 
@@ -169,8 +171,8 @@ def requested(kind: str, shape: list[int], data: str, **more: str) -> bytes:
 @example("FP16", ([2, 2], "[[65519.9, 1e-8], [6e-8, 0.1]]"))
 @example("FP64", ([2, 2], "[[1, 2], [3, 1.7976931348623159e308]]"))
 @example("BOOL", ([2, 1], "[[true], [false]]"))
-def test_numbers_are_the_same_whichever_way_they_are_read(kind: str, given: tuple[list[int], str]) -> None:
-    every_way(requested(kind, *given))
+def test_every_parser_reads_the_same_numbers(kind: str, given: tuple[list[int], str]) -> None:
+    result_of_every_parser(requested(kind, *given))
 
 
 @quick
@@ -191,8 +193,8 @@ def test_numbers_are_the_same_whichever_way_they_are_read(kind: str, given: tupl
 @example("FP32", ([2, 2], "[[1, 2], [3, 4]"))
 @example("FP32", ([1], "[" * 200 + "]" * 200))
 @example("FP32", ([1], "[" * 20_000))
-def test_what_is_no_array_is_refused_in_the_same_words(kind: str, given: tuple[list[int], str]) -> None:
-    every_way(requested(kind, *given))
+def test_every_parser_rejects_with_the_same_message(kind: str, given: tuple[list[int], str]) -> None:
+    result_of_every_parser(requested(kind, *given))
 
 
 LONG_DATA = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
@@ -233,12 +235,12 @@ def test_only_data_of_tensors_is_cut_out(tensors: list[list[str]], end: str, sta
         ", ".join([f'"name": "{i}", "shape": [10], "datatype": "INT64"', *held]) for i, held in enumerate(tensors)
     ]
     text = start + '{"inputs": [' + ", ".join(f"{{{i}}}" for i in inputs) + "]" + end + "}"
-    every_way(text.encode())
-    every_way(text.encode(), Policy(max_json_depth=depth))
-    every_way(text.encode(), Policy(nonfinite="literal"))
+    result_of_every_parser(text.encode())
+    result_of_every_parser(text.encode(), Policy(max_json_depth=depth))
+    result_of_every_parser(text.encode(), Policy(nonfinite="literal"))
 
 
-def test_long_arrays_are_cut_out_and_each_is_known_by_its_place() -> None:
+def test_long_arrays_are_cut_out_and_identified_by_position() -> None:
     text = requested("INT64", [10], LONG_DATA, parameters='{"p": 1}')
     message = cut_arrays(text, (b'"data"',), 16)
     assert json.loads(message.rest)["inputs"][0]["data"] == []
@@ -246,7 +248,7 @@ def test_long_arrays_are_cut_out_and_each_is_known_by_its_place() -> None:
     assert cut_arrays(text, (b'"data"',), 1000).rest is text
 
 
-def test_the_cut_looks_at_each_byte_a_few_times() -> None:
+def test_cutting_scans_each_byte_a_few_times() -> None:
     # Each of a hundred thousand keys would be followed to the end of the text.
     for held in (b'"data":[', b'"data" : [[', b'"data":[{'):
         text = held * 100_000
@@ -294,14 +296,14 @@ def test_tensors_of_raw_bytes_keep_their_parameters(count: int) -> None:
     assert list(tensor.data) == [b"ab"] * count
 
 
-def test_without_simdjson_the_same_is_read() -> None:
+def test_parsing_without_simdjson() -> None:
     text = requested("INT64", [1000], json.dumps(list(range(1000))))
     with mock.patch.object(json_numbers, "_simd_parser_class", return_value=None):
         assert body.parse_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
 
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
-def test_a_parser_is_used_again_after_a_refusal() -> None:
+def test_simdjson_is_reused_after_invalid_text() -> None:
     good, bad = b"[1, 2, 3]", b"[1, true, 3]"
     for _ in range(3):
         assert json_numbers.parse_with_simdjson(bad, INT64) is None
@@ -349,11 +351,11 @@ def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None
 @example(packed([b"ab"] * 4) + b"\0", 4)
 @example(packed([b"ab"] * 4)[:-1], 4)
 @example(packed([b"ab"] * 4), 3)
-def test_lengths_that_lead_nowhere_are_refused_in_the_same_words(text: bytes, count: int) -> None:
+def test_invalid_lengths_are_rejected_with_the_same_message(text: bytes, count: int) -> None:
     answers = []
     for few in (1, NEVER):
         with mock.patch.object(raw, "_MIN_PACKED", few):
-            answers.append(told(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
+            answers.append(result(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
     assert answers[0] == answers[1]
 
 
@@ -371,7 +373,7 @@ def test_elements_of_json_came_as_text(data: str) -> None:
 
 @quick
 @given(TEXTS)
-def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
+def test_text_is_the_same_from_json_and_binary(texts: list[str]) -> None:
     count = len(texts)
     elements = [t.encode() for t in texts]
     plain = Tensor(object_array(elements, (count,)), BYTES)
@@ -398,7 +400,7 @@ def test_text_is_the_same_however_it_came(texts: list[str]) -> None:
             assert json_data.json_from_tensor("x", one, POLICY) == texts
 
 
-def test_elements_made_when_asked_for_are_read_only_and_made_once() -> None:
+def test_lazy_elements_are_read_only_and_created_once() -> None:
     tensor = BytesTensor.of_texts(["a", "b"], (2, 1), {"p": 1})
     assert tensor.shape == tensor.data.shape == (2, 1)
     assert tensor.data is tensor.data
@@ -409,7 +411,7 @@ def test_elements_made_when_asked_for_are_read_only_and_made_once() -> None:
         tensor.data = None  # type: ignore[misc, assignment]
 
 
-def test_text_that_utf8_cannot_hold() -> None:
+def test_text_that_utf8_cannot_encode() -> None:
     with pytest.raises(UnicodeEncodeError):
         BytesTensor.of_any_texts(["a", "\ud800"], (2,))
     with pytest.raises(UnicodeDecodeError):
@@ -425,7 +427,7 @@ def test_numbers_keep_their_parameters() -> None:
 
 @pytest.mark.parametrize("kind", [k for k in sorted(DATATYPES) if k not in ("BF16", "BYTES")])
 @pytest.mark.parametrize("shape", [[4], [2, 2], [1, 4, 1]])
-def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
+def test_small_tensors_take_the_fast_path(kind: str, shape: list[int]) -> None:
     values = np.array([True, False, True, True]) if kind == "BOOL" else np.array([1, 2, 3, 4])
     flat, nested = values.tolist(), values.reshape(shape).tolist()
     for data in (flat, nested) if len(shape) < 3 else (flat,):
@@ -438,6 +440,6 @@ def test_small_tensors_take_the_short_way(kind: str, shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy(max_elements=3), Policy(max_rank=1)])
-def test_small_tensors_keep_to_the_limits(policy: Policy) -> None:
+def test_limits_of_small_tensors(policy: Policy) -> None:
     with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
         body.parse_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)

@@ -1,4 +1,4 @@
-"""Compiled kernels parse and format the same numbers as the libraries that they stand in for."""
+"""Compiled kernels parse and format the same numbers as orjson and Python."""
 
 import importlib.util
 import json
@@ -75,7 +75,7 @@ def hard(dtype: Any) -> np.ndarray[Any, Any]:
     return np.concatenate([values, -values])
 
 
-# --- printing ----------------------------------------------------------------------------------------------------
+# --- formatting ----------------------------------------------------------------------------------------------------
 
 
 def check_formatted(values: np.ndarray[Any, Any]) -> None:
@@ -102,7 +102,7 @@ def test_numbers_at_which_digits_change(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, float_text._CHUNK - 1, float_text._CHUNK + 1])
-def test_as_many_numbers_as_there_are(count: int) -> None:
+def test_arrays_of_every_length(count: int) -> None:
     values = np.random.default_rng(count).standard_normal(count)
     assert json.loads(formatted(values)) == values.tolist()
 
@@ -127,14 +127,14 @@ def test_large_and_small_numbers_have_an_exponent() -> None:
     assert all("e" in text for text in found)
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
+# --- parsing -----------------------------------------------------------------------------------------------------
 
 DECIMALS = st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,22})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
 
 
 @given(st.lists(DECIMALS, min_size=1, max_size=20), st.sampled_from([",", ", ", " ,\n", "\t,\r"]))
 @many
-def test_decimals_are_read_as_python_reads_them_or_not_at_all(given: list[str], comma: str) -> None:
+def test_decimals_are_parsed_as_by_python_or_rejected(given: list[str], comma: str) -> None:
     found = parsed(comma.join(given))
     if found is not None:
         expected = [float(text) for text in given]
@@ -143,15 +143,14 @@ def test_decimals_are_read_as_python_reads_them_or_not_at_all(given: list[str], 
 
 @given(st.integers(1, 10**19 - 1), st.integers(-300, 280))
 @many
-def test_any_digits_of_a_normal_number_are_read(digits: int, exponent: int) -> None:
+def test_any_digits_of_a_normal_number_are_parsed(digits: int, exponent: int) -> None:
     assert parsed(f"{digits}e{exponent}") == [float(f"{digits}e{exponent}")]
 
 
 @given(st.floats(min_value=2.3e-308, allow_infinity=False), st.booleans())
 @many
-def test_the_middle_of_two_doubles_and_what_is_next_to_it(value: float, above: bool) -> None:
-    """The exact decimals of a middle have hundreds of digits; what is read of them is cut off, so they are refused, or
-    few, and then right."""
+def test_decimals_halfway_between_doubles(value: float, above: bool) -> None:
+    """Most have hundreds of digits and are rejected; those with few digits are rounded correctly."""
     other = math.nextafter(value, math.inf if above else 0.0)
     if 1.0 <= value < 2.0**62 and other != value:
         twice = int(value * 4) + int(other * 4) if value < 2.0**60 else 0
@@ -161,7 +160,7 @@ def test_the_middle_of_two_doubles_and_what_is_next_to_it(value: float, above: b
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
-def test_hard_numbers_come_back(dtype: Any) -> None:
+def test_hard_numbers_roundtrip(dtype: Any) -> None:
     values = hard(dtype)
     values = values[np.isfinite(values) & ((np.abs(values) >= 2.3e-308) | (values == 0))]
     found = np.empty_like(values)
@@ -185,13 +184,13 @@ def test_float32_is_the_double_rounded() -> None:
         ".", "..", "/.5", ":.5",
     ],
 )  # fmt: skip
-def test_what_is_not_plainly_numbers_is_left_to_others(text: str) -> None:
+def test_anything_but_plain_numbers_is_rejected(text: str) -> None:
     found = np.zeros(4)
     count = compiled().parse(text.encode(), found)
     assert count < 0 or (text == "1]" and count == 1)
 
 
-def test_more_numbers_than_there_is_room_for() -> None:
+def test_more_numbers_than_the_array_holds() -> None:
     assert parsed("1,2,3", most=3) == [1.0, 2.0, 3.0]
     assert parsed("1,2,3", most=2) is None
 
@@ -318,7 +317,7 @@ VECTORS = st.lists(
     ),
 )
 @many
-def test_a_request_of_um_bridge_is_the_same_whichever_parser_reads_it(vectors: list[list[str]], more: str) -> None:
+def test_every_parser_reads_the_same_umbridge_request(vectors: list[list[str]], more: str) -> None:
     text = f'{{"name":"m","input":[{",".join("[" + ",".join(one) + "]" for one in vectors)}]{more}}}'.encode()
 
     def described(long: int, how: Any) -> Any:
@@ -347,7 +346,7 @@ def test_long_arrays_are_the_same_text_with_kernels_and_without(dtype: Any, coun
                 assert b"".join(json_chunks(format_numbers(values, at_once))) == expected
 
 
-def test_a_key_that_is_written_with_escapes_is_the_one_that_counts() -> None:
+def test_keys_written_with_escapes_are_recognized() -> None:
     held = json.dumps([float(value) for value in range(1000)])
     for text in (
         f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{held}]}}}}',

@@ -381,7 +381,7 @@ def test_non_finite_outputs_of_umbridge(size: int) -> None:
             assert np.array_equal(found, [1, np.inf, -np.inf, np.nan], equal_nan=True)
 
 
-def test_forwarded_headers_match_a_pattern_and_are_no_credentials() -> None:
+def test_forwarded_headers_match_a_pattern_and_never_include_credentials() -> None:
     headers = {"x-user": "a", "x-trace-id": "b", "accept": "c", "cookie": "d", "authorization": "e"}
     assert Policy(forward_headers=("x-trace-*", "*e")).forwarded(headers) == {"x-trace-id": "b"}
     assert Policy().forwarded(headers) == {}

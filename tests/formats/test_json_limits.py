@@ -27,8 +27,8 @@ POLICY = Policy()
 
 
 @contextmanager
-def portions(size: int) -> Iterator[None]:
-    """Every array is long, and is read in portions of so many bytes."""
+def chunks_of(size: int) -> Iterator[None]:
+    """Parse every array in chunks of `size` bytes."""
     with (
         mock.patch.multiple(body, LONG=2, parse_small_tensor=lambda *arguments: None),
         mock.patch.multiple(json_data, LONG=2, _VERY_LONG=2),
@@ -45,7 +45,7 @@ def request(data: str, shape: Any, datatype: str) -> bytes:
 
 
 def read(text: bytes, policy: Policy = POLICY) -> Any:
-    """The elements and the shape of the one input, or None where it is rejected."""
+    """The elements and the shape of the only input, or None if it is rejected."""
     try:
         tensor = body.parse_request(text, None, policy).inputs["x"]
     except InvalidInput:
@@ -59,7 +59,7 @@ TEXTS = st.text(st.sampled_from('ab,[]{}"\\ \n\0é🦆'), max_size=5)
 
 @quick
 @given(SHAPES, st.sampled_from(["INT64", "FP32", "BOOL", "BYTES"]), st.data(), st.sampled_from([None, 1]))
-def test_portions_read_what_is_there(shape: list[int], datatype: str, data: st.DataObject, indent: int | None) -> None:
+def test_arrays_in_chunks(shape: list[int], datatype: str, data: st.DataObject, indent: int | None) -> None:
     kinds: dict[str, st.SearchStrategy[Any]] = {
         "INT64": st.integers(-(1 << 63), (1 << 63) - 1),
         "FP32": st.floats(width=32, allow_nan=False, allow_infinity=False),
@@ -70,7 +70,7 @@ def test_portions_read_what_is_there(shape: list[int], datatype: str, data: st.D
     values = data.draw(st.lists(kinds[datatype], min_size=count, max_size=count))
     nested = np.array(values, dtype=object).reshape(shape).tolist()
     text = request(json.dumps(nested, indent=indent), shape, datatype)
-    with portions(data.draw(st.sampled_from([1, 7, 64, 1 << 18]))):
+    with chunks_of(data.draw(st.sampled_from([1, 7, 64, 1 << 18]))):
         found = read(text)
     expected = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=object).reshape(shape)
     assert found == (tuple(shape), expected.tolist())
@@ -82,11 +82,11 @@ def test_portions_read_what_is_there(shape: list[int], datatype: str, data: st.D
     st.sampled_from([[2], [1, 2], [2, 1], [1, 1, 2], [0], [2, 0]]),
     st.sampled_from(["INT64", "FP32", "BYTES"]),
 )
-def test_portions_accept_and_reject_as_the_parser_of_the_whole(data: str, shape: list[int], datatype: str) -> None:
+def test_chunks_are_accepted_and_rejected_as_the_whole(data: str, shape: list[int], datatype: str) -> None:
     text = request(f"[{data}]", shape, datatype)
     expected = read(text)
     for size in (1, 64):
-        with portions(size):
+        with chunks_of(size):
             assert repr(read(text)) == repr(expected)  # NaN is none of its equals
 
 
@@ -111,18 +111,18 @@ def test_portions_accept_and_reject_as_the_parser_of_the_whole(data: str, shape:
 )
 @pytest.mark.parametrize("size", [2, 1 << 18])
 @pytest.mark.parametrize("datatype", ["INT64", "FP32", "BYTES"])
-def test_brackets_that_do_not_fit_are_rejected_in_portions(data: str, size: int, datatype: str) -> None:
+def test_wrong_brackets_are_rejected_in_chunks(data: str, size: int, datatype: str) -> None:
     if datatype == "BYTES":
         for number in "123":
             data = data.replace(number, f'"{number}"')
     text = request(data, [2, 1], datatype)
     assert read(text) is None
-    with portions(size):
+    with chunks_of(size):
         assert read(text) is None
 
 
 @pytest.mark.parametrize("row", ["[1]", '["a"]'])
-def test_a_wrong_shape_is_told_without_making_lists(row: str) -> None:
+def test_a_wrong_shape_is_reported_without_creating_lists(row: str) -> None:
     data = "[" + ",".join([row] * 50_000) + "]"
     datatype = "FP32" if row == "[1]" else "BYTES"
     with (
@@ -132,7 +132,7 @@ def test_a_wrong_shape_is_told_without_making_lists(row: str) -> None:
         body.parse_request(request(data, [9, 1], datatype), None, POLICY)
 
 
-def test_ragged_rows_of_the_right_number_are_told() -> None:
+def test_ragged_rows_with_the_right_count_are_reported() -> None:
     data = "[" + ",".join(["[1]"] * 50_000 + ["[1,2]", "[]"]) + "]"
     with pytest.raises(InvalidInput, match="input 'x': 'data' is ragged, expected rows of equal lengths"):
         body.parse_request(request(data, [50_002, 1], "FP32"), None, POLICY)
@@ -142,12 +142,12 @@ def test_ragged_rows_of_the_right_number_are_told() -> None:
 
 
 @pytest.mark.parametrize("filler", ["[]", '{"a":{}}', '"a,[{"', "1", '"\\""'])
-def test_values_are_counted_as_the_parser_makes_them(filler: str) -> None:
+def test_values_are_counted_as_the_parser_creates_them(filler: str) -> None:
     few, many = (f'{{"a": [{",".join([filler] * count)}]}}'.encode() for count in (100, 400))
     policy = Policy(max_json_values=350)
     assert len(parse_json(few, policy)["a"]) == 100
     with (
-        mock.patch.object(json_document, "_parsed", side_effect=AssertionError("it was parsed")),
+        mock.patch.object(json_document, "_decode", side_effect=AssertionError("it was parsed")),
         pytest.raises(InvalidInput, match="too many values in JSON: expected at most 350 outside of tensor data"),
     ):
         parse_json(many, policy)
@@ -163,7 +163,7 @@ def test_bytes_of_json_are_limited() -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
-def test_keys_that_nobody_knows_are_limited_in_inference_requests(place: str) -> None:
+def test_unknown_keys_are_limited_in_inference_requests(place: str) -> None:
     tensor = '"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]'
     other = '"x":[' + ",".join(["[]"] * 2000) + "]"
     text = "{" + (f"{other},{tensor}" if place == "before" else f"{tensor},{other}") + "}"
@@ -180,7 +180,7 @@ def test_tensor_data_does_not_count_as_values() -> None:
     assert read(request(json.dumps(texts), [30_000, 1], "BYTES"), policy) == ((30_000, 1), expected)
 
 
-def test_a_text_that_is_longer_than_what_may_be_parsed_is_rejected() -> None:
+def test_a_text_longer_than_the_limit_is_rejected() -> None:
     text = request(json.dumps(["a" * 600_000]), [1], "BYTES")
     assert read(text) is not None
     with pytest.raises(InvalidInput, match=r"data\[0\]: expected at most 5000 bytes as JSON; send it as binary data"):
@@ -220,9 +220,9 @@ def plain(value: Any) -> Any:
 
 @quick
 @given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=3), VALUES, st.sampled_from([2, 1 << 18]))
-def test_a_document_is_the_same_with_its_arrays_apart(rows: list[list[int]], value: Any, size: int) -> None:
+def test_a_document_is_the_same_with_arrays_cut_out(rows: list[list[int]], value: Any, size: int) -> None:
     text = json.dumps({"rows": rows, "other": value, "last": [1.5, 2.5]}).encode()
-    with portions(size):
+    with chunks_of(size):
         try:
             found = plain(parse_document(text, POLICY))
         except InvalidInput:  # rows of unequal lengths, no numbers, or none at all
@@ -230,14 +230,14 @@ def test_a_document_is_the_same_with_its_arrays_apart(rows: list[list[int]], val
     assert found == json.loads(text)  # integers beside floats are floats, as in NumPy
 
 
-def test_null_is_no_number_of_a_document() -> None:
+def test_null_is_not_a_number_of_a_document() -> None:
     found = parse_document(b"[" + b"0.5," * 20_000 + b"null]", POLICY)
     for datatype in (None, FP32):
         with pytest.raises(InvalidInput, match="input 'x': expected numbers, got null"):
             found.array("input 'x'", datatype)
 
 
-def test_long_arrays_of_a_document_are_apart_and_not_limited() -> None:
+def test_long_arrays_of_a_document_are_cut_out_and_not_limited() -> None:
     rows = [[n, n + 1] for n in range(20_000)]
     text = json.dumps({"a": rows, "b": {"c": [float(n) for n in range(30_000)]}, "t": "[1, 2" * 20_000}).encode()
     found = parse_document(text, Policy(max_json_values=100, max_json_bytes=200_000))
@@ -250,14 +250,14 @@ def test_long_arrays_of_a_document_are_apart_and_not_limited() -> None:
 
 @quick
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(["<f4", "<f8", "<i8", "|b1"]))
-def test_nested_arrays_are_printed_in_portions(shape: list[int], dtype: str) -> None:
+def test_nested_arrays_are_serialized_in_chunks(shape: list[int], dtype: str) -> None:
     array = (np.arange(np.prod(shape)) / 3).reshape(shape).astype(dtype)
-    for portion in (1, 2, 5, 1 << 14):
-        with mock.patch.object(json_text, "_CHUNK_ELEMENTS", portion):
+    for size in (1, 2, 5, 1 << 14):
+        with mock.patch.object(json_text, "_CHUNK_ELEMENTS", size):
             assert orjson.loads(b"".join(json_chunks({"y": format_nested(array)})))["y"] == array.tolist()
 
 
-def test_documents_with_long_texts_are_written_in_chunks() -> None:
+def test_documents_with_long_texts_are_serialized_in_chunks() -> None:
     long = np.arange(600_000) / 8
     value = {
         "id": "\0 \\0",
@@ -282,7 +282,7 @@ def test_large_arrays_are_read_into_memory_that_workers_can_map() -> None:
     assert (array.size, float(array.sum()), array[-1]) == (count, count + 1, 2.0)
 
 
-def test_the_kind_of_a_long_array_is_found_behind_its_first_block() -> None:
+def test_the_kind_of_a_long_array_is_found_after_its_first_block() -> None:
     for last, kind in ((b"1.5", "f"), (b"1e2", "f"), (b"1E2", "f"), (b"3", "i")):
         text = b"[" + b"1," * 200_000 + last + b"]"
         found = NumberArray(memoryview(text)).array("x")
@@ -343,7 +343,7 @@ def test_a_missing_value_between_commas_is_rejected(data: str, size: int, dataty
     value = {"BOOL": "true", "BYTES": '"a"'}.get(datatype, "1")
     for shape in ([1], [2], [3]):
         text = request(data.replace("1", value).replace("2", value), shape, datatype)
-        with portions(size):
+        with chunks_of(size):
             assert read(text) is None
 
 

@@ -42,7 +42,7 @@ def _with(text: bytes, at: int, junk: bytes) -> bytes:
 @example(b"\x3a\x81\x80\x80\x80\x80\x80\x80\x00a")
 @example(b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
 @example(b"\x3b\x3c")
-def test_cut_contents_are_those_of_the_parser(body: bytes) -> None:
+def test_split_contents_equal_those_of_protobuf(body: bytes) -> None:
     found = split_raw_contents(body)
     try:
         whole = ModelInferRequest.FromString(body)
@@ -60,13 +60,13 @@ def test_cut_contents_are_those_of_the_parser(body: bytes) -> None:
     assert rest.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 
-def test_well_made_messages_are_cut() -> None:
+def test_contents_of_valid_messages_are_split_off() -> None:
     found = split_raw_contents(message(b"abc", b"", b"de"))
     assert found is not None
     assert [bytes(c) for c in found[1]] == [b"abc", b"", b"de"]
 
 
-def test_large_contents_are_read_in_place() -> None:
+def test_large_contents_are_views() -> None:
     numbers = np.arange(LARGE, dtype=np.uint8)
     body = message(numbers.tobytes())
     request, form = parse_infer_request(GrpcRequest(body), Policy())
@@ -77,12 +77,12 @@ def test_large_contents_are_read_in_place() -> None:
 
 
 @pytest.mark.parametrize("body", [message(b"a" * LARGE)[:-1], message(b"a" * LARGE) + b"\x3a", b"\xff" * LARGE])
-def test_large_messages_that_are_broken_are_refused(body: bytes) -> None:
+def test_malformed_large_messages_are_rejected(body: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"the message is not a valid inference\.ModelInferRequest"):
         parse_infer_request(GrpcRequest(body), Policy())
 
 
-def test_messages_of_very_many_fields_are_left_to_the_parser() -> None:
+def test_messages_of_very_many_fields_are_left_to_protobuf() -> None:
     body = b"\x38\x05" * LARGE + message(b"abc")
     assert split_raw_contents(body) is None
     request, _ = parse_infer_request(GrpcRequest(body), Policy())

@@ -1,4 +1,4 @@
-"""Tensors in binary form are read in a short way, which makes of them what the long one does."""
+"""Small binary tensors, which are copied, are equal to large ones, which are views."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -18,13 +18,13 @@ KINDS = {"BOOL": 1, "UINT8": 1, "INT16": 2, "FP16": 2, "BF16": 2, "FP32": 4, "IN
 
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
-    """One input with about as many bytes as it needs, perhaps with something wrong or unusual about it."""
+    """One input with about as many bytes as it needs, perhaps invalid or unusual."""
     kind = draw(st.sampled_from(list(KINDS)))
     shape = draw(st.lists(st.integers(-1, 4), max_size=3))
     size = max(0, int(np.prod(shape)) * KINDS[kind] + draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
     raw = draw(st.binary(min_size=size, max_size=size))
-    told = draw(st.sampled_from([size, size, size, size + 1, -1, True, "1", None, 0]))
-    more: dict[str, Any] = draw(st.sampled_from([{}, {}, {"content_type": "np"}, {"binary_data_size": told}]))
+    declared = draw(st.sampled_from([size, size, size, size + 1, -1, True, "1", None, 0]))
+    more: dict[str, Any] = draw(st.sampled_from([{}, {}, {"content_type": "np"}, {"binary_data_size": declared}]))
     one: dict[str, Any] = {"name": draw(st.sampled_from("abc")), "datatype": kind, "shape": shape}
     one["parameters"] = {"binary_data_size": size, **more}
     if draw(st.integers(0, 9)) == 0:
@@ -37,21 +37,21 @@ def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     st.binary(max_size=1),
     st.sampled_from([Policy(), Policy(max_elements=4, max_rank=2)]),
 )
-def test_both_ways_read_the_same(given: list[tuple[dict[str, Any], bytes]], end: bytes, policy: Policy) -> None:
+def test_copies_and_views_are_equal(given: list[tuple[dict[str, Any], bytes]], end: bytes, policy: Policy) -> None:
     head = orjson.dumps({"inputs": [one for one, _ in given]})
     rest = memoryview(b"".join([raw for _, raw in given]) + end)
 
-    def told(*ways: Any) -> Any:
+    def parsed(*patches: Any) -> Any:
         with ExitStack() as stack:
-            for way in ways:
-                stack.enter_context(way)
+            for patch in patches:
+                stack.enter_context(patch)
             try:
                 found = body.parse_request(head, rest, policy).inputs
-            except DragomanError as fault:
-                return type(fault), fault.message
+            except DragomanError as error:
+                return type(error), error.message
         return {
             n: (t.datatype, t.shape, t.data.flags.writeable, t.data.flags.aligned, t.data.tolist(), dict(t.parameters))
             for n, t in found.items()
         }
 
-    assert repr(told(mock.patch.object(raw, "_SMALL_BYTES", 0))) == repr(told())  # large ones are not copied
+    assert repr(parsed(mock.patch.object(raw, "_SMALL_BYTES", 0))) == repr(parsed())  # large ones are not copied

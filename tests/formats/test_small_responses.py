@@ -1,4 +1,4 @@
-"""Answers of few numbers are written in a short way, which gives the bytes of the long one."""
+"""Fast paths of small responses write the same bytes as the general serializer."""
 
 from typing import Any
 from unittest import mock
@@ -23,12 +23,12 @@ KINDS = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
-def written(answer: Inference, version: str = "", body: bytes = b'{"inputs":[]}') -> HttpResponse:
-    """The answer to a request over REST."""
+def response_of(inference: Inference, version: str = "", body: bytes = b'{"inputs":[]}') -> HttpResponse:
+    """The REST response to a request."""
     endpoint = next(r.endpoint for r in oip_rest.protocol(Policy()).routes if r.pattern == "/v2/models/{model}/infer")
-    asked: Any = endpoint(HttpRequest("POST", "/", {"model": "m"}, {}, body))
-    assert isinstance(asked, EngineCall)
-    response: HttpResponse = asked.format_response(Response(answer, "m", version))
+    request: Any = endpoint(HttpRequest("POST", "/", {"model": "m"}, {}, body))
+    assert isinstance(request, EngineCall)
+    response: HttpResponse = request.format_response(Response(inference, "m", version))
     return response
 
 
@@ -49,7 +49,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     st.sampled_from([None, True, False]),
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, True, False])), max_size=3),
 )
-def test_both_ways_write_the_same(
+def test_both_paths_write_the_same(
     outputs: dict[str, Tensor],
     version: str,
     id_: str,
@@ -57,53 +57,53 @@ def test_both_ways_write_the_same(
     binary: bool | None,
     forms: list[tuple[int, bool | None]],
 ) -> None:
-    asked: dict[str, Any] = {"id": id_, "inputs": []} if id_ else {"inputs": []}
+    request: dict[str, Any] = {"id": id_, "inputs": []} if id_ else {"inputs": []}
     if binary is not None:
-        asked["parameters"] = {"binary_data_output": binary}
+        request["parameters"] = {"binary_data_output": binary}
     names = [*outputs, "?"]
-    asked["outputs"] = [
+    request["outputs"] = [
         {"name": names[at % len(names)], **({} if form is None else {"parameters": {"binary_data": form}})}
         for at, form in forms
     ]
-    answer = Inference(outputs, parameters)
+    inference = Inference(outputs, parameters)
 
-    def told() -> Any:
+    def serialized() -> Any:
         try:
-            response = written(answer, version, orjson.dumps(asked))
-        except NotSupported as fault:
-            return fault.message
+            response = response_of(inference, version, orjson.dumps(request))
+        except NotSupported as error:
+            return error.message
         return response.status, b"".join(response.body), response.headers
 
-    short = told()
+    fast = serialized()
     with (
         mock.patch.object(oip_rest, "serialize_small_response", return_value=None),
         mock.patch.object(oip_rest, "serialize_binary_response", return_value=None),
     ):
-        assert told() == short
-    with mock.patch.object(small_messages, "_JOINED_BYTES", 0):  # as long ones go, in parts
-        assert told() == short
+        assert serialized() == fast
+    with mock.patch.object(small_messages, "_JOINED_BYTES", 0):  # in several buffers, as large ones
+        assert serialized() == fast
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_json_has_no_number_for_takes_the_long_way(value: float) -> None:
-    answer = Inference({"y": Tensor.of(np.array([1, value], np.float32))})
-    assert small_messages.serialize_small_response(answer, "m", "", None) is None
+def test_non_finite_numbers_take_the_general_path(value: float) -> None:
+    inference = Inference({"y": Tensor.of(np.array([1, value], np.float32))})
+    assert small_messages.serialize_small_response(inference, "m", "", None) is None
 
 
 @pytest.mark.parametrize("count", [small_messages.SMALL_ELEMENTS, small_messages.SMALL_ELEMENTS + 1])
-def test_few_numbers_take_the_short_way(count: int) -> None:
-    answer = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
+def test_few_numbers_take_the_fast_path(count: int) -> None:
+    inference = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
     few = count <= small_messages.SMALL_ELEMENTS
-    assert (small_messages.serialize_small_response(answer, "m", "", None) is not None) is few
-    assert small_messages.serialize_binary_response(answer, "m", "", None, bool) is not None
+    assert (small_messages.serialize_small_response(inference, "m", "", None) is not None) is few
+    assert small_messages.serialize_binary_response(inference, "m", "", None, bool) is not None
 
 
-def test_numbers_of_their_own_format_take_the_long_way() -> None:
+def test_bf16_takes_the_general_path() -> None:
     bits = Tensor.of(np.ones(2), BF16)
-    assert b"1.0,1.0" in written(Inference({"y": bits})).body[0]
+    assert b"1.0,1.0" in response_of(Inference({"y": bits})).body[0]
 
 
-def test_what_is_known_of_answers_has_a_bound() -> None:
+def test_the_cache_of_descriptions_is_bounded() -> None:
     array = np.ones(1, np.float32)
     for number in range(2000):
         small_messages.serialize_small_response(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)

@@ -45,7 +45,7 @@ def read(body: bytes, policy: Policy = POLICY) -> Any:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([10, 13, 1 << 18]))
-def test_large_contents_are_read_as_small_ones(kinds: list[str], data: st.DataObject, portion: int) -> None:
+def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     message = ModelInferRequest(model_name="m", id="7")
     for at, kind in enumerate(kinds):
         field, elements = KINDS[kind]
@@ -58,7 +58,7 @@ def test_large_contents_are_read_as_small_ones(kinds: list[str], data: st.DataOb
     with (
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
-        mock.patch.object(oip_wire, "_DECODED_BYTES", portion),
+        mock.patch.object(oip_wire, "_DECODED_BYTES", chunk),
     ):
         found = read(body)
     if isinstance(expected, str):
@@ -96,12 +96,12 @@ def test_elements_are_counted_without_an_object_for_each() -> None:
 
 
 @pytest.mark.parametrize("wire", [b"\x80", b"\x01\x80\x80", b"\xff" * 11 + b"\x01"])
-def test_varints_that_are_broken_are_rejected(wire: bytes) -> None:
+def test_malformed_varints_are_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidInput):
         oip_wire.PackedContents("int64_contents", memoryview(wire)).array()
 
 
-def test_contents_that_are_there_twice_are_merged() -> None:
+def test_repeated_contents_are_merged() -> None:
     message = ModelInferRequest(model_name="m")
     tensor = message.inputs.add(name="x", datatype="FP32", shape=[3])
     tensor.contents.fp32_contents.extend([1.0, 2.0])
@@ -122,7 +122,7 @@ def test_contents_that_are_there_twice_are_merged() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([1, 3, 1 << 16]))
-def test_many_elements_are_written_as_protobuf_writes_them(kinds: list[str], data: st.DataObject, portion: int) -> None:
+def test_many_elements_are_serialized_as_by_protobuf(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     tensors = {}
     for at, kind in enumerate(kinds):
         dtype = datatype(kind).dtype
@@ -136,13 +136,13 @@ def test_many_elements_are_written_as_protobuf_writes_them(kinds: list[str], dat
     expected = oip_inference.format_infer_response(response, options)
     with (
         mock.patch.object(oip_tensors, "_MANY_ELEMENTS", 0),
-        mock.patch.object(oip_tensors, "_ENCODED_ELEMENTS", portion),
+        mock.patch.object(oip_tensors, "_ENCODED_ELEMENTS", chunk),
     ):
         assert oip_inference.format_infer_response(response, options) == expected
     assert ModelInferResponse.FromString(expected).outputs[0].HasField("contents")
 
 
-def test_many_elements_are_written_without_an_object_for_each() -> None:
+def test_many_elements_are_serialized_without_an_object_for_each() -> None:
     tensor = Tensor(np.arange(1 << 18, dtype="<f4"), FP32)
     response = Response(Inference({"y": tensor}), "m", "1")
     options = oip_inference.GrpcOutputOptions("", "m", "1", raw=False, classes={}, final=False)
