@@ -1,4 +1,4 @@
-"""Tiny models that all tests of the text engine share."""
+"""Tiny models shared by the tests of the text engine."""
 
 import asyncio
 import warnings
@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import text_models
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.house import Reference, opened
+from generation.helpers import Reference, load_model
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +36,6 @@ def reference(llama_folder: Path) -> Reference:
 @pytest.fixture(scope="session")
 def llama(llama_folder: Path) -> Iterator[LanguageModel]:
     """In chunks so short that most prompts take several steps."""
-    model = opened(llama_folder, prefill_chunk=24)
+    model = load_model(llama_folder, prefill_chunk=24)
     yield model
     asyncio.run(model.close())

@@ -1,4 +1,4 @@
-"""LoRA adapters: each text gets its own, and what it gets is what merged weights would give."""
+"""LoRA adapters: each sequence uses its own, with the results of merged weights."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import ModelFailed
-from generation.house import Reference, generation, ids, opened, prompts, text
+from generation.helpers import Reference, generation, ids, load_model, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,12 +43,12 @@ def merged(folder: Path, added: dict[str, Any]) -> Reference:
     return reference
 
 
-async def test_every_text_has_its_own_adapter(llama_folder: Path, tmp_path: Path, reference: Reference) -> None:
+async def test_each_completion_uses_its_own_adapter(llama_folder: Path, tmp_path: Path, reference: Reference) -> None:
     folder = tmp_path / "llama"
     copytree(llama_folder, folder)
     first = merged(folder, save(folder / "adapters" / "first", reference.model, 1))
     second = merged(folder, save(tmp_path / "elsewhere", reference.model, 2))
-    model = opened(folder, adapters={"second": "../elsewhere"}, prefill_chunk=32)
+    model = load_model(folder, adapters={"second": "../elsewhere"}, prefill_chunk=32)
     assert model.details()["adapters"] == ["first", "second"]
     of = {"": reference, "first": first, "second": second}
     asked = [(prompt, name) for prompt in prompts(4, 20, seed=2) for name in of]
@@ -73,14 +73,14 @@ async def test_every_text_has_its_own_adapter(llama_folder: Path, tmp_path: Path
     ],
     ids=["dora", "ia3", "modules"],
 )
-def test_what_is_no_plain_lora_is_refused(
+def test_adapters_other_than_plain_lora_are_rejected(
     llama_folder: Path, tmp_path: Path, reference: Reference, config: dict[str, Any], message: str
 ) -> None:
     save(tmp_path / "bad", reference.model, 1, **config)
     with pytest.raises(ModelFailed, match=message):
-        opened(llama_folder, adapters={"bad": str(tmp_path / "bad")})
+        load_model(llama_folder, adapters={"bad": str(tmp_path / "bad")})
 
 
-def test_an_adapter_that_is_missing(llama_folder: Path) -> None:
+def test_a_missing_adapter_is_rejected(llama_folder: Path) -> None:
     with pytest.raises(ModelFailed, match="adapter 'gone' cannot be read"):
-        opened(llama_folder, adapters={"gone": "nowhere"})
+        load_model(llama_folder, adapters={"gone": "nowhere"})

@@ -1,4 +1,4 @@
-"""The cache keeps what it holds when it grows, stays within its budget, and has no NaN anywhere."""
+"""The key-value cache: contents survive resizing, the budget is kept, memory is never NaN."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def filled(cache: KeyValueCache, slot: int, length: int) -> None:
     cache.values[:, slot, :, :length] = -slot - 1
 
 
-def test_growing_keeps_what_is_held_and_stays_within_the_budget() -> None:
+def test_growing_keeps_contents_and_stays_within_the_budget() -> None:
     cache = KeyValueCache(CacheShape(2, 3, 4, 5), 1024, torch.float32, torch.device("cpu"))
     assert (cache.slots, cache.length) == (0, 0)
     for slots, length in ((1, 10), (2, 70), (3, 70), (5, 100), (4, 200), (16, 64)):

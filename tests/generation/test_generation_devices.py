@@ -1,4 +1,4 @@
-"""A step on another device: no operation mixes devices, and no weight is there twice."""
+"""A step on another device: no operation mixes devices, and weights exist once."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_side_by_side_are_not_there_twice() -> None:
+def test_concatenated_weights_exist_once() -> None:
     parts = [torch.nn.Linear(8, size) for size in (4, 6, 2)]
     expected = [part.weight.detach().clone() for part in parts]
     with torch.no_grad():

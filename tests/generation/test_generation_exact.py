@@ -1,4 +1,4 @@
-"""Numbers of a text are the same to the last bit whatever runs beside it, and rules that sort little keep the same."""
+"""Results are bitwise independent of the batch; sampling rules that sort one bin are exact."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def attended(dtype: Any, beside: list[int], stop: int, window: int = 0) -> Any:
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("stop", [1, 31, 33, 129, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_attention_is_the_same_alone_and_in_a_crowd(dtype: Any, stop: int, window: int) -> None:
+def test_attention_is_the_same_alone_and_in_a_batch(dtype: Any, stop: int, window: int) -> None:
     alone = attended(dtype, [], stop, window)
     assert bool(torch.isfinite(alone).all())
     for beside in ([stop], [40, 200, 7], [5, 5, 5, 1500], [1000] * 9):
@@ -44,7 +44,7 @@ def test_attention_is_the_same_alone_and_in_a_crowd(dtype: Any, stop: int, windo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_products_are_the_same_alone_and_in_a_crowd(dtype: Any) -> None:
+def test_products_are_the_same_alone_and_in_a_batch(dtype: Any) -> None:
     if not can_pack(dtype, CPU):
         pytest.skip("no kernels for reordered weights of that type")
     draw = torch.Generator().manual_seed(3)
@@ -63,7 +63,7 @@ def test_products_are_the_same_alone_and_in_a_crowd(dtype: Any) -> None:
     assert linear(rows[:0]).shape == (0, 96)
 
 
-def test_slots_become_shorter_when_long_texts_are_over() -> None:
+def test_slots_shrink_when_long_sequences_end() -> None:
     cache = KeyValueCache(CacheShape(2, HEADS, SIZE, SIZE), 1 << 20, torch.float32, CPU)
     cache.reserve(4, 3000)
     cache.keys[:, 3, :, :50] = 4.0
@@ -77,7 +77,7 @@ def test_slots_become_shorter_when_long_texts_are_over() -> None:
 
 
 @pytest.mark.parametrize("mass", [1e-6, 0.3, 0.9, 0.999, 1 - 1e-9])
-def test_rules_that_sort_one_bin_keep_what_sorting_all_would(mass: float) -> None:
+def test_sorting_one_bin_keeps_the_tokens_of_a_full_sort(mass: float) -> None:
     draw = np.random.default_rng(5)
     for case in range(60):
         row = (draw.standard_normal(draw.integers(1, 2000)) * 10 ** draw.uniform(-2, 2)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""One text's error is its own, who leaves frees what it held, and no more are taken than there is room for."""
+"""Errors, cancellation and limits of the text engine."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
 from dragoman.generation.sequence import BatchRow
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.house import generation, ids, opened, prompts, text
+from generation.helpers import generation, ids, load_model, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def model(llama_folder: Path) -> Iterator[LanguageModel]:
-    made = opened(llama_folder, max_batch=8)
+    made = load_model(llama_folder, max_batch=8)
     yield made
     asyncio.run(made.close())
 
@@ -46,16 +46,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_one_bad_and_seven_good(model: LanguageModel) -> None:
+async def test_one_invalid_request_does_not_affect_seven_others(model: LanguageModel) -> None:
     asked = prompts(7, 20)
     alone = [await text(model, prompt, max_new_tokens=10) for prompt in asked]
     for parameters, message in BAD:
         bad = asyncio.create_task(text(model, "The", **parameters))
         good = await asyncio.gather(*(text(model, prompt, max_new_tokens=10) for prompt in asked))
         assert [ids(each) for each in good] == [ids(each) for each in alone]
-        with pytest.raises(InvalidInput) as told:
+        with pytest.raises(InvalidInput) as caught:
             await bad
-        assert message in told.value.message
+        assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,21 @@ async def test_one_bad_and_seven_good(model: LanguageModel) -> None:
     ],
     ids=["empty", "unknown", "long"],
 )
-async def test_bad_prompts(model: LanguageModel, prompt: Any, message: str) -> None:
+async def test_invalid_prompts_are_rejected(model: LanguageModel, prompt: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         await text(model, prompt, max_new_tokens=3)
 
 
-async def test_a_wrong_grammar_is_the_callers_fault(model: LanguageModel) -> None:
+async def test_an_invalid_grammar_is_invalid_input(model: LanguageModel) -> None:
     wrong: list[tuple[Any, str]] = [("regex", "("), ("json_schema", "{"), ("choice", "[]"), ("lark", "start: x")]
     for kind, source in wrong:
         with pytest.raises(InvalidInput, match=r"^grammar: "):
             await text(model, "The", max_new_tokens=3, grammar=Grammar(kind, source))
 
 
-async def test_what_fails_in_computing_ends_alone(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_computation_ends_only_its_request(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner: Any = model._loaded.engine._runner
     run = runner.run
 
@@ -97,7 +99,7 @@ async def test_what_fails_in_computing_ends_alone(model: LanguageModel, monkeypa
     assert [ids(each) for each in await asyncio.gather(*good)] == [ids(each) for each in alone]
 
 
-async def test_who_leaves_frees_what_it_held(model: LanguageModel) -> None:
+async def test_a_disconnected_client_frees_its_slots(model: LanguageModel) -> None:
     async def leaver(number: int) -> None:
         call = Generate(prompts=(prompts(1, 10, number)[0],), sampling=Sampling(max_new_tokens=200), stream=True)
         stream = model.generate(call)
@@ -112,7 +114,7 @@ async def test_who_leaves_frees_what_it_held(model: LanguageModel) -> None:
     assert sorted(scheduler._free) == list(range(8))
 
 
-async def test_cancelled_before_its_turn(model: LanguageModel) -> None:
+async def test_cancelling_a_waiting_request(model: LanguageModel) -> None:
     tasks = [asyncio.create_task(text(model, "The", max_new_tokens=100)) for _ in range(40)]
     await asyncio.sleep(0)
     for task in tasks:
@@ -124,7 +126,7 @@ async def test_cancelled_before_its_turn(model: LanguageModel) -> None:
     assert model._loaded.engine.scheduler.active == 0
 
 
-async def test_more_than_the_queue_are_refused(llama_folder: Path) -> None:
+async def test_a_full_queue_rejects_requests(llama_folder: Path) -> None:
     given = {"threads": 1, "max_batch": 1}
     model = LanguageModel(ModelSpec(name="m", uri=str(llama_folder), parameters=given, max_queue=3))
     model.load()
@@ -136,8 +138,8 @@ async def test_more_than_the_queue_are_refused(llama_folder: Path) -> None:
     await model.close()
 
 
-async def test_closing_ends_what_runs(llama_folder: Path) -> None:
-    model = opened(llama_folder)
+async def test_closing_ends_running_requests(llama_folder: Path) -> None:
+    model = load_model(llama_folder)
     running = asyncio.create_task(text(model, "The", max_new_tokens=400))
     await text(model, "The", max_new_tokens=2)
     await model.close()
@@ -165,14 +167,14 @@ def test_parameters_are_checked(llama_folder: Path) -> None:
     ]
     for parameters, message in wrong:
         with pytest.raises(DragomanError, match=message):
-            opened(llama_folder, **parameters)
+            load_model(llama_folder, **parameters)
 
 
-async def test_models_loaded_at_the_same_time_do_not_spoil_each_other(
+async def test_models_can_be_loaded_concurrently(
     folders: Path, llama_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     several = [llama_folder, folders / "tiny-gpt2"] * 2
-    made = await asyncio.gather(*(asyncio.to_thread(opened, folder) for folder in several))
+    made = await asyncio.gather(*(asyncio.to_thread(load_model, folder) for folder in several))
     said = [await text(model, "The", max_new_tokens=3) for model in made]
     assert said[:2] == said[2:]
     assert "LOAD REPORT" not in capfd.readouterr().err
@@ -180,22 +182,22 @@ async def test_models_loaded_at_the_same_time_do_not_spoil_each_other(
         await model.close()
 
 
-def test_folders_that_are_no_text_model(tmp_path: Path) -> None:
+def test_folders_without_a_text_model_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(ModelFailed, match="there are no weights in"):
-        opened(tmp_path)
+        load_model(tmp_path)
 
 
-def test_weights_that_are_not_there_are_not_drawn_at_random(llama_folder: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_not_initialized_at_random(llama_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama_folder, tmp_path / "lacking")
     weights = load_file(folder / "model.safetensors")
     lost = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
     save_file({k: v for k, v in weights.items() if k != lost}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelFailed, match=f"the files of weights lack {lost}$"):
-        opened(folder)
+        load_model(folder)
 
 
-async def test_tokens_of_a_text(model: LanguageModel) -> None:
+async def test_tokens_and_offsets_of_a_prompt(model: LanguageModel) -> None:
     from dragoman.core.calls import Tokenize
 
     found = await model.tokenize(Tokenize("Grüße, 世界"))
@@ -207,8 +209,8 @@ async def test_tokens_of_a_text(model: LanguageModel) -> None:
     assert same.text.endswith("Grüße, 世界")
 
 
-async def test_the_first_text_is_not_starved_by_long_prompts(llama_folder: Path) -> None:
-    model = opened(llama_folder, prefill_chunk=8, prefix_cache=0)
+async def test_long_prompts_do_not_starve_a_decoding_sequence(llama_folder: Path) -> None:
+    model = load_model(llama_folder, prefill_chunk=8, prefix_cache=0)
     stream = model.generate(Generate(prompts=("The",), sampling=Sampling(max_new_tokens=60), stream=True))
     first = await anext(stream)
     long = asyncio.create_task(generation(model, tuple(range(7, 407)), max_new_tokens=1))
@@ -223,11 +225,11 @@ async def test_the_first_text_is_not_starved_by_long_prompts(llama_folder: Path)
     await model.close()
 
 
-# --- beams: whoever asks hears the end, whatever the parameters leave ------------------------------------------
+# --- beam searches end with a result or an error --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         ({"num_beams": 2, "min_new_tokens": 15, "stop": ("\n", "s", "e")}, None),
         ({"num_beams": 3, "n": 3, "stop": ("e",), "min_new_tokens": 4, "skip_special_tokens": False}, None),
@@ -240,18 +242,18 @@ async def test_the_first_text_is_not_starved_by_long_prompts(llama_folder: Path)
         ({"num_beams": 2, "grammar": Grammar("choice", '["a"]'), "bad_words": ("a",)}, "no token is left"),
     ],
 )
-async def test_beam_searches_end(model: LanguageModel, parameters: dict[str, Any], told: str | None) -> None:
+async def test_beam_searches_end(model: LanguageModel, parameters: dict[str, Any], message: str | None) -> None:
     async with asyncio.timeout(30):
-        if told is None:
+        if message is None:
             found = await generation(model, "The", max_new_tokens=20, **parameters)
             assert [bool(each.finish) for each in found.texts] == [True] * parameters.get("n", 1)
         else:
-            with pytest.raises(DragomanError, match=told):
+            with pytest.raises(DragomanError, match=message):
                 await generation(model, "The", max_new_tokens=20, **parameters)
     assert (model._loaded.engine.scheduler.active, model._loaded.service.active) == (0, 0)
 
 
-async def test_beams_stop_where_single_texts_do(model: LanguageModel) -> None:
+async def test_beams_end_where_single_sequences_do(model: LanguageModel) -> None:
     whole = (await text(model, "The import", max_new_tokens=24, num_beams=3)).whole
     assert len(whole) > 8
     stop = whole[5:7]
@@ -278,8 +280,8 @@ def _spoiled(folder: Path, into: Path, token: int) -> Path:
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
-async def test_a_text_of_no_numbers_spoils_nobody_elses(folders: Path, tmp_path: Path, name: str) -> None:
-    made = opened(_spoiled(folders / name, tmp_path / name, 650), max_batch=2, prefix_cache=0)
+async def test_nan_of_one_sequence_does_not_reach_others(folders: Path, tmp_path: Path, name: str) -> None:
+    made = load_model(_spoiled(folders / name, tmp_path / name, 650), max_batch=2, prefix_cache=0)
     good = ids(await text(made, (5, 6, 7), max_new_tokens=6))
     for parameters in ({}, {"num_beams": 2}, {"n": 2, "do_sample": True}):
         with pytest.raises(ModelFailed, match="are NaN"):
@@ -298,9 +300,7 @@ async def test_a_prompt_that_fails_is_not_computed_further(
     def failing(cache: Any, rows: list[BatchRow]) -> Any:
         seen.extend(row.slot for row in rows)
         if -1 not in failed and any(row.start > 20 and row.slot == 0 for row in rows):
-            failed.append(
-                -1 if len(rows) == 1 else 0
-            )  # with the others, and then alone; whoever has its slot next works
+            failed.append(-1 if len(rows) == 1 else 0)  # with the others, and then alone; its slot can be reused
             raise RuntimeError("out of memory")
         return run(cache, rows)
 
@@ -318,9 +318,7 @@ async def test_a_prompt_that_fails_is_not_computed_further(
     assert min(seen) == 0
 
 
-async def test_beams_for_which_there_is_no_memory_leave_their_slots(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_beams_without_memory_free_their_slots(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("out of memory")
 
@@ -333,8 +331,8 @@ async def test_beams_for_which_there_is_no_memory_leave_their_slots(
         assert len((await generation(model, "The", max_new_tokens=4, n=8, do_sample=True)).texts) == 8
 
 
-async def test_who_comes_while_it_closes_is_told(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = opened(llama_folder)
+async def test_requests_during_close_get_an_error(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = load_model(llama_folder)
     service = made._loaded.service
     put = service._commands.put
 
@@ -356,7 +354,7 @@ async def test_who_comes_while_it_closes_is_told(llama_folder: Path, monkeypatch
             await text(made, "The", max_new_tokens=2)
 
 
-async def test_the_coldest_draws_are_the_likeliest_tokens(model: LanguageModel) -> None:
+async def test_very_low_temperatures_choose_the_argmax(model: LanguageModel) -> None:
     greedy = ids(await text(model, "The", max_new_tokens=8))
     for temperature in (1e-29, 1e-39, 1e-60):
         found = await text(model, "The", max_new_tokens=8, do_sample=True, seed=1, temperature=temperature)

@@ -1,4 +1,4 @@
-"""Folders that are no text model as they lie there: one line says what is missing and what to do."""
+"""Folders that cannot be served as text models: one line names the problem and a way to fix it."""
 
 import json
 import re

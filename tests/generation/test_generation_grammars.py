@@ -31,7 +31,7 @@ from dragoman.generation.grammar import GrammarService
 from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, GrammarVocabulary, release_memory
 from dragoman.runtimes.llm.model import LanguageModel
 
-from .house import ids, opened, text
+from .helpers import ids, load_model, text
 
 BOMB = "((b{1000}){1000}){1000}"
 CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
@@ -93,7 +93,7 @@ def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -
     ],
     ids=lambda value: value.kind if isinstance(value, Grammar) else "",
 )
-def test_compiling_is_bounded(grammars: GrammarService, grammar: Grammar, message: str | None) -> None:
+def test_compilation_time_is_limited(grammars: GrammarService, grammar: Grammar, message: str | None) -> None:
     if message is None:
         grammars.guide(grammar)
         return
@@ -102,7 +102,7 @@ def test_compiling_is_bounded(grammars: GrammarService, grammar: Grammar, messag
     assert grammars.guide(Grammar("choice", '["yes"]')).allowed().any()
 
 
-def test_compiling_takes_no_more_memory_than_the_limit(llama: LanguageModel) -> None:
+def test_compilation_memory_is_limited(llama: LanguageModel) -> None:
     large = _schema({"enum": [f"v{i}" for i in range(20_000)]})
     with _grammars(llama, grammar_memory=16) as made:
         with pytest.raises(InvalidInput, match=r"too large: expected at most 16 MiB to compile it \(grammar_memory\)"):
@@ -110,7 +110,7 @@ def test_compiling_takes_no_more_memory_than_the_limit(llama: LanguageModel) -> 
         made.guide(Grammar("regex", "a+"))
 
 
-def test_memory_does_not_grow_with_what_is_refused(grammars: GrammarService) -> None:
+def test_memory_does_not_grow_with_rejected_grammars(grammars: GrammarService) -> None:
     grammars.guide(Grammar("regex", "a+"))
     before = _resident_mib()
     for i in range(4):
@@ -128,7 +128,7 @@ def _tokenizer(*words: str) -> LLTokenizer:
     return LLTokenizer(made.to_str(), n_vocab=len(vocabulary), eos_token=[0])
 
 
-def test_the_states_of_a_lexer_are_bounded() -> None:
+def test_lexer_states_are_limited() -> None:
     matcher = grammar_worker.matcher(_tokenizer(), LLMatcher.grammar_from_regex("(a|b)*a(a|b){18}"))
     a, b = (1 + sorted(ByteLevel.alphabet()).index(letter) for letter in "ab")
     letters = np.random.default_rng(1).choice([a, b], 60_000).tolist()
@@ -138,7 +138,7 @@ def test_the_states_of_a_lexer_are_bounded() -> None:
             matcher.consume_token(letter)
 
 
-def test_the_items_of_a_step_are_bounded() -> None:
+def test_parser_items_of_a_step_are_limited() -> None:
     rules = [f'r{i}: "a" "b{i}"?' for i in range(300)]
     text = "\n".join([f"start: ({'|'.join(f'r{i}' for i in range(300))})+", *rules])
     short, long = _tokenizer("aa"), _tokenizer(*("a" * n for n in range(2, 41)))
@@ -147,7 +147,7 @@ def test_the_items_of_a_step_are_bounded() -> None:
         grammar_worker.allowed_tokens(grammar_worker.matcher(long, text), 300)
 
 
-def test_results_are_kept_errors_too(llama: LanguageModel) -> None:
+def test_results_and_errors_are_cached(llama: LanguageModel) -> None:
     made: list[str] = []
 
     def make(text: str) -> str:
@@ -173,7 +173,7 @@ def test_results_are_kept_errors_too(llama: LanguageModel) -> None:
             second.result()
 
 
-def test_what_is_kept_is_bounded_in_bytes(llama: LanguageModel) -> None:
+def test_the_cache_is_limited_in_bytes(llama: LanguageModel) -> None:
     made: list[str] = []
 
     def make(text: str) -> str:
@@ -193,7 +193,7 @@ def test_what_is_kept_is_bounded_in_bytes(llama: LanguageModel) -> None:
         assert len(made) == 10, "the first one gave way"
 
 
-def test_one_grammar_is_compiled_once_for_all_that_ask(llama: LanguageModel) -> None:
+def test_concurrent_requests_share_one_compilation(llama: LanguageModel) -> None:
     gate = threading.Event()
 
     def make(text: str) -> str:
@@ -277,7 +277,7 @@ def test_a_fork_that_uses_no_cpu_time_is_killed(llama: LanguageModel, monkeypatc
         assert len(_children() - before) == 1
 
 
-def test_a_helper_that_has_died_is_replaced(llama: LanguageModel) -> None:
+def test_a_dead_helper_process_is_replaced(llama: LanguageModel) -> None:
     with _grammars(llama) as made:
         before = _children()
         made.guide(Grammar("regex", "a+"))
@@ -287,7 +287,7 @@ def test_a_helper_that_has_died_is_replaced(llama: LanguageModel) -> None:
     assert not _children() - before, "it ends with the model"
 
 
-def test_the_helper_knows_no_secrets(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_helper_process_gets_no_secrets(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_CONTROL_TOKEN", "hidden")
     with _grammars(llama) as made:
         before = _children()
@@ -296,7 +296,7 @@ def test_the_helper_knows_no_secrets(llama: LanguageModel, monkeypatch: pytest.M
         assert b"hidden" not in Path(f"/proc/{helper}/environ").read_bytes()
 
 
-def test_memory_is_given_back_where_a_grammar_gives_way(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_grammars_free_their_memory(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[str] = []
     monkeypatch.setattr(grammar_compiler, "release_memory", lambda: released.append("compiler"))
     monkeypatch.setattr(following, "release_memory", lambda: released.append("text"))
@@ -314,7 +314,7 @@ def test_memory_is_given_back_where_a_grammar_gives_way(llama: LanguageModel, mo
     assert released == ["compiler", "text"]
 
 
-def test_freed_memory_is_given_back() -> None:
+def test_freed_memory_is_returned_to_the_system() -> None:
     blocks = [bytearray(b"x") * 65_000 for _ in range(640)]  # each too small for a mapping of its own
     before = _resident_mib()
     rest = blocks[::16]  # what lies between them stays with the process by itself
@@ -377,7 +377,7 @@ def bounded(llama: LanguageModel) -> Iterator[GrammarService]:
         st.builds(lambda a, b: Grammar("lark", f"start: a* b\na: /{a}/ b?\nb: /{b}/ | a"), _REGEX, _REGEX),
     )
 )
-def test_any_grammar_is_compiled_or_refused(bounded: GrammarService, grammar: Grammar) -> None:
+def test_any_grammar_is_compiled_or_rejected(bounded: GrammarService, grammar: Grammar) -> None:
     """Whatever it is made of: the kernel ends the fork that takes too much, and what it compiles can be followed."""
     try:
         guide = bounded.guide(grammar)
@@ -416,7 +416,7 @@ _LIST = {"type": "object", "properties": {"next": {"$ref": "#"}, "v": {"type": "
     ],
     ids=json.dumps,
 )
-def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: GrammarService, schema: Any) -> None:
+def test_schemas_without_a_finite_instance_are_rejected(grammars: GrammarService, schema: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^grammar: no finite JSON text satisfies the schema"):
         grammars.guide(_schema(schema))
 
@@ -435,7 +435,7 @@ def test_schemas_that_no_finite_json_satisfies_are_refused(grammars: GrammarServ
     ],
     ids=json.dumps,
 )
-def test_schemas_that_refer_to_themselves_are_followed(grammars: GrammarService, schema: Any) -> None:
+def test_recursive_schemas_are_supported(grammars: GrammarService, schema: Any) -> None:
     assert grammars.guide(_schema(schema)).allowed().any()
 
 
@@ -456,7 +456,7 @@ def test_schemas_that_refer_to_themselves_are_followed(grammars: GrammarService,
     ],
     ids=lambda value: value.text if isinstance(value, Grammar) else "",
 )
-def test_grammars_without_a_text_or_with_one_that_is_no_json_are_refused(
+def test_unsatisfiable_grammars_and_invalid_json_are_rejected(
     grammars: GrammarService, grammar: Grammar, message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=f"^grammar: .*{message}"):
@@ -468,7 +468,7 @@ def test_the_empty_text_satisfies_an_empty_expression(grammars: GrammarService) 
     assert np.flatnonzero(guide.allowed()).tolist() == [1]
 
 
-async def test_a_grammar_that_leads_nowhere_is_no_empty_text(llama: LanguageModel) -> None:
+async def test_a_dead_end_of_a_grammar_is_an_error(llama: LanguageModel) -> None:
     with pytest.raises(InvalidInput, match=r"^grammar: no text satisfies the grammar"):
         await text(llama, "Say", max_new_tokens=20, grammar=Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
 
@@ -513,12 +513,14 @@ def _asked(model: LanguageModel, guides: Any, **sampling: Any) -> Any:
 
 
 async def _whole(model: LanguageModel, asked: Any) -> list[Generation]:
-    async with aclosing(model._loaded.generate([asked])) as pieces:
-        return [piece async for piece in pieces]
+    async with aclosing(model._loaded.generate([asked])) as generate_chunks:
+        return [piece async for piece in generate_chunks]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"n": 2, "do_sample": True, "seed": 3}, {"num_beams": 2, "n": 2}], ids=str)
-async def test_others_go_on_while_a_mask_is_computed(llama: LanguageModel, sampling: dict[str, Any]) -> None:
+async def test_other_sequences_continue_while_a_mask_is_computed(
+    llama: LanguageModel, sampling: dict[str, Any]
+) -> None:
     size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
     expected = await _whole(llama, _asked(llama, None, **sampling))
     held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate), **sampling)))
@@ -530,11 +532,11 @@ async def test_others_go_on_while_a_mask_is_computed(llama: LanguageModel, sampl
     assert _texts(found) == _texts(expected)
 
 
-def _texts(pieces: list[Generation]) -> list[tuple[int, list[int]]]:
-    return sorted((each.choice, ids(each)) for piece in pieces for each in piece.texts)
+def _texts(generate_chunks: list[Generation]) -> list[tuple[int, list[int]]]:
+    return sorted((each.choice, ids(each)) for piece in generate_chunks for each in piece.texts)
 
 
-async def test_a_text_whose_mask_takes_too_long_fails_alone(llama: LanguageModel) -> None:
+async def test_a_slow_mask_fails_only_its_request(llama: LanguageModel) -> None:
     size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
     slow = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate, limit=5))))
     beside = await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
@@ -543,7 +545,7 @@ async def test_a_text_whose_mask_takes_too_long_fails_alone(llama: LanguageModel
     assert beside.generated == 12
 
 
-async def test_who_leaves_while_a_mask_is_computed_leaves_nothing(llama: LanguageModel) -> None:
+async def test_cancelling_while_a_mask_is_computed_frees_everything(llama: LanguageModel) -> None:
     size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
     held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate))))
     await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
@@ -555,9 +557,9 @@ async def test_who_leaves_while_a_mask_is_computed_leaves_nothing(llama: Languag
     assert not llama._loaded.engine.has_work
 
 
-async def test_a_text_that_gives_way_while_a_mask_is_computed_goes_on(llama_folder: Path) -> None:
+async def test_a_sequence_preempted_while_a_mask_is_computed_continues(llama_folder: Path) -> None:
     """In a cache for two such texts at their beginning, but not at their end."""
-    model = opened(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
+    model = load_model(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
     try:
         size, gate = model._loaded.intake.vocabulary.size, threading.Event()
         alone = await text(model, "The import", max_new_tokens=6)
@@ -599,7 +601,7 @@ async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeyp
         return found(matcher, size)
 
     monkeypatch.setattr(grammar_worker, "allowed_tokens", slow)
-    model = opened(llama_folder, grammar_step_s=0.01)
+    model = load_model(llama_folder, grammar_step_s=0.01)
     try:
         held = asyncio.create_task(text(model, "Say", max_new_tokens=6, grammar=Grammar("regex", "[a-z ]{99}")))
         assert (await text(model, "Another", max_new_tokens=12, ignore_eos=True)).generated == 12
@@ -612,7 +614,7 @@ async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeyp
 
 
 async def test_the_length_of_a_grammar_is_bounded_by_its_setting(llama_folder: Path) -> None:
-    model = opened(llama_folder, grammar_max_chars=10)
+    model = load_model(llama_folder, grammar_max_chars=10)
     try:
         with pytest.raises(InvalidInput, match=r"at most 10 characters \(grammar_max_chars\), got 11"):
             await text(model, "Say", max_new_tokens=2, grammar=Grammar("regex", "abcdefghijk"))

@@ -1,4 +1,4 @@
-"""What the engine writes is what transformers writes, whatever else runs: greedily, by beams, by every rule."""
+"""Completions equal those of transformers: greedy, beams, rules, prompt log-probabilities."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.house import Reference, generation, ids, opened, pieces, prompts, text
+from generation.helpers import Reference, generate_chunks, generation, ids, load_model, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -34,7 +34,7 @@ def _call(prompt: str, **sampling: Any) -> Any:
     return Generate(prompts=(prompt,), sampling=Sampling(**sampling), stream=True)
 
 
-async def test_greedy_in_a_crowd_equals_transformers(llama: LanguageModel, reference: Reference) -> None:
+async def test_greedy_decoding_in_a_batch_equals_transformers(llama: LanguageModel, reference: Reference) -> None:
     asked = [(prompt, 4 + i % 22) for i, prompt in enumerate(prompts(100))]
     room, over = asyncio.Semaphore(32), asyncio.Event()
 
@@ -57,7 +57,7 @@ async def test_greedy_in_a_crowd_equals_transformers(llama: LanguageModel, refer
 
 @pytest.fixture(scope="module")
 def gpt2(folders: Path) -> Iterator[LanguageModel]:
-    model = opened(folders / "tiny-gpt2", prefill_chunk=16, packed=False)
+    model = load_model(folders / "tiny-gpt2", prefill_chunk=16, packed=False)
     yield model
     asyncio.run(model.close())
 
@@ -114,11 +114,11 @@ async def test_the_prompts_log_probabilities(llama: LanguageModel, reference: Re
     prompt = prompts(1, seed=8)[0]
     found = await generation(llama, prompt, max_new_tokens=3, prompt_logprobs=2, top_logprobs=3)
     tokens = reference.tokenizer(prompt).input_ids
-    told = found.prompts[0].prefill
-    assert [token.id for token in told] == tokens
-    assert told[0].logprob is None
+    prefill = found.prompts[0].prefill
+    assert [token.id for token in prefill] == tokens
+    assert prefill[0].logprob is None
     expected = reference.logprobs(tokens)
-    for place, token in enumerate(told[1:]):
+    for place, token in enumerate(prefill[1:]):
         assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
         best = expected[place].topk(2)
         assert [top.id for top in token.top] == best.indices.tolist()
@@ -126,9 +126,9 @@ async def test_the_prompts_log_probabilities(llama: LanguageModel, reference: Re
     assert [each.logprob for each in top] == pytest.approx(expected[-1].topk(3).values.tolist(), abs=1e-4)
 
 
-async def test_texts_outgrowing_memory_give_way_and_come_back(llama_folder: Path, reference: Reference) -> None:
+async def test_preempted_sequences_continue_with_the_same_results(llama_folder: Path, reference: Reference) -> None:
     # 112 KiB hold 224 tokens of 512 bytes: hardly two of these texts at their full length.
-    model = opened(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
+    model = load_model(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
     asked = [prompt for i, prompt in enumerate(prompts(8, 8, seed=9)) if i % 4]
     try:
         found = await asyncio.gather(*(text(model, prompt, max_new_tokens=60) for prompt in asked))
@@ -139,9 +139,9 @@ async def test_texts_outgrowing_memory_give_way_and_come_back(llama_folder: Path
         await model.close()
 
 
-async def test_pieces_add_up(llama: LanguageModel, reference: Reference) -> None:
+async def test_chunks_join_to_the_whole_text(llama: LanguageModel, reference: Reference) -> None:
     prompt = "How do I say hello in Japanese?"
-    found = await pieces(llama, prompt, max_new_tokens=60, do_sample=True, seed=4, temperature=1.5)
+    found = await generate_chunks(llama, prompt, max_new_tokens=60, do_sample=True, seed=4, temperature=1.5)
     assert [len(piece.prompts) for piece in found] == [1] + [0] * (len(found) - 1)
     last = found[-1].texts[0]
     assert "".join(piece.texts[0].text for piece in found) == last.whole

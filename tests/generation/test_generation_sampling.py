@@ -1,4 +1,4 @@
-"""Drawn texts: the distribution, the seed, and the rules that narrow it."""
+"""Sampling: distribution, seeds, rules and grammars."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
 from dragoman.generation import rules
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.house import Reference, generation, ids, opened, prompts, text
+from generation.helpers import Reference, generation, ids, load_model, prompts, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -52,34 +52,34 @@ async def test_tokens_follow_the_distribution(llama: LanguageModel, reference: R
     assert chi_square < 37.4
 
 
-async def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(llama: LanguageModel) -> None:
+async def test_a_seed_gives_the_same_completion_alone_and_in_a_batch(llama: LanguageModel) -> None:
     wanted: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.2, "top_p": 0.95, "seed": 11}
     asked = prompts(10, 20, seed=6)
     alone = [await text(llama, prompt, **wanted) for prompt in asked]
-    crowd = await asyncio.gather(
+    batch = await asyncio.gather(
         *(text(llama, prompt, **wanted) for prompt in asked),
         *(text(llama, prompt, **{**wanted, "seed": i}) for i, prompt in enumerate(prompts(30, 40, seed=7))),
     )
-    assert [ids(each) for each in alone] == [ids(each) for each in crowd[:10]]
+    assert [ids(each) for each in alone] == [ids(each) for each in batch[:10]]
     assert all(each.seed == 11 for each in alone)
 
 
-async def test_numbers_do_not_depend_on_the_crowd_even_in_bfloat16(llama_folder: Path) -> None:
-    model = opened(llama_folder, dtype="bfloat16", prefill_chunk=32, prefix_cache=0)
+async def test_logits_do_not_depend_on_the_batch_in_bfloat16(llama_folder: Path) -> None:
+    model = load_model(llama_folder, dtype="bfloat16", prefill_chunk=32, prefix_cache=0)
     asked = prompts(8, 50, seed=12)
     wanted: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "seed": 5}
     alone = [await text(model, prompt, **wanted) for prompt in asked]
-    crowd = await asyncio.gather(
+    batch = await asyncio.gather(
         *(text(model, prompt, max_new_tokens=30) for prompt in prompts(20, 50, seed=13)),
         *(text(model, prompt, **wanted) for prompt in asked),
     )
-    for one, other in zip(alone, crowd[20:], strict=True):
+    for one, other in zip(alone, batch[20:], strict=True):
         assert ids(one) == ids(other)
         assert [token.logprob for token in one.tokens] == pytest.approx([token.logprob for token in other.tokens])
     await model.close()
 
 
-async def test_a_seed_is_drawn_and_told(llama: LanguageModel) -> None:
+async def test_a_missing_seed_is_generated_and_returned(llama: LanguageModel) -> None:
     first = await text(llama, "The", max_new_tokens=12, do_sample=True)
     assert first.seed is not None
     again = await text(llama, "The", max_new_tokens=12, do_sample=True, seed=first.seed)
@@ -87,7 +87,7 @@ async def test_a_seed_is_drawn_and_told(llama: LanguageModel) -> None:
     assert (await text(llama, "The", max_new_tokens=2)).seed is None
 
 
-async def test_each_of_several_texts_can_be_had_alone_by_its_seed(llama: LanguageModel) -> None:
+async def test_each_of_several_completions_is_reproducible_by_its_seed(llama: LanguageModel) -> None:
     found = await generation(llama, "An object", max_new_tokens=10, do_sample=True, seed=2**64 - 1, n=3)
     assert [each.choice for each in found.texts] == [0, 1, 2]
     assert [each.seed for each in found.texts] == [2**64 - 1, 0, 1]
@@ -95,12 +95,12 @@ async def test_each_of_several_texts_can_be_had_alone_by_its_seed(llama: Languag
         assert ids(await text(llama, "An object", max_new_tokens=10, do_sample=True, seed=each.seed)) == ids(each)
 
 
-async def test_the_best_of_several_come_in_their_order(llama: LanguageModel) -> None:
+async def test_best_of_returns_the_best_in_order(llama: LanguageModel) -> None:
     found = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=6)
     best = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=2, best_of=6)
     means = sorted((sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in found.texts), reverse=True)
-    told = [sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in best.texts]
-    assert told == pytest.approx(means[:2])
+    scores = [sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in best.texts]
+    assert scores == pytest.approx(means[:2])
     assert [each.choice for each in best.texts] == [0, 1]
 
 
@@ -131,7 +131,7 @@ def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str
         np.testing.assert_allclose(row, theirs[0].numpy(), rtol=1e-6)
 
 
-def test_penalties_as_openai_has_them() -> None:
+def test_penalties_equal_openais_formula() -> None:
     row = np.zeros(5, np.float32)
     rules.count_penalties(row, {1: 3, 4: 1}, presence=0.5, frequency=0.25)
     assert row.tolist() == [0, -1.25, 0, 0, -0.75]
@@ -154,7 +154,7 @@ async def test_bias_bad_words_and_penalties_change_texts(llama: LanguageModel) -
     assert not {" the", "the", " class", "class"} & {token.text for token in without.tokens}
 
 
-async def test_what_ends_a_text(llama: LanguageModel) -> None:
+async def test_end_conditions(llama: LanguageModel) -> None:
     whole = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9)
     assert whole.finish == "length"
     stop = whole.whole[8:11]
@@ -201,7 +201,7 @@ async def test_grammars(llama: LanguageModel, grammar: Grammar, fits: Any) -> No
         assert fits(found.whole), (options, found.whole)
 
 
-async def test_a_model_that_writes_nothing_but_space_gets_through_a_schema(llama: LanguageModel) -> None:
+async def test_white_space_in_a_schema_is_limited(llama: LanguageModel) -> None:
     known = llama._loaded.intake.vocabulary
     space = {t: 100.0 for t in range(known.size) if known.text(t).strip(" \t\r\n") == "" and known.text(t)}
     schema = {
@@ -233,7 +233,7 @@ _LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from('\x00\x01\
 @settings(max_examples=60)
 @example("\x7f")
 @given(st.text(_LETTERS, min_size=1, max_size=8))
-def test_any_text_may_be_the_choice(llama: LanguageModel, choice: str) -> None:
+def test_any_text_may_be_a_choice(llama: LanguageModel, choice: str) -> None:
     intake = llama._loaded.intake
     guide = intake._grammars.guide(Grammar("choice", json.dumps([choice])))
     ends, written = set(intake._grammars._ends), list[int]()
@@ -243,7 +243,7 @@ def test_any_text_may_be_the_choice(llama: LanguageModel, choice: str) -> None:
     assert intake.vocabulary.decode(written, skip_special=False) == choice
 
 
-async def test_a_grammar_that_cannot_be_followed_is_told(llama: LanguageModel) -> None:
+async def test_unsupported_grammars_are_rejected(llama: LanguageModel) -> None:
     grammar = Grammar("regex", "((a{1,100}){1,100}){1,100}")
     with pytest.raises(InvalidInput, match=r"^grammar: too complex to follow: lexer error"):
         await text(llama, "Say", max_new_tokens=200, grammar=grammar)
@@ -264,7 +264,7 @@ async def test_conversations_and_truncation(llama: LanguageModel, reference: Ref
     assert ids(cut.texts[0]) == ids(await text(llama, tokens[-5:], max_new_tokens=6))
 
 
-async def test_log_probabilities_are_the_models_own(llama: LanguageModel) -> None:
+async def test_log_probabilities_are_those_of_the_model(llama: LanguageModel) -> None:
     plain = (await text(llama, "The", max_new_tokens=1)).tokens[0]
     drawn = await text(llama, "The", max_new_tokens=1, do_sample=True, temperature=0.01, seed=1, top_logprobs=1)
     assert drawn.tokens[0].logprob == pytest.approx(plain.logprob)

@@ -1,4 +1,4 @@
-"""Who takes part in a step: first come, first served, and nobody waits for a long prompt."""
+"""The scheduler: order of arrival, chunks of prompts, preemption, slots; and the prefix cache."""
 
 from dataclasses import dataclass, field
 
@@ -55,7 +55,7 @@ def step(scheduler: Scheduler) -> list[tuple[int, int]]:
     return [(work.sequence.slot, work.count) for work in works]
 
 
-def test_texts_go_on_beside_chunks_of_prompts() -> None:
+def test_decoding_continues_beside_chunks_of_prompts() -> None:
     scheduler = Scheduler(Memory(10_000), max_batch=4, chunk=8)
     scheduler.add(Prompt(3))
     scheduler.add(Prompt(20))
@@ -67,7 +67,7 @@ def test_texts_go_on_beside_chunks_of_prompts() -> None:
     assert step(scheduler) == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_no_more_than_fit_and_nobody_overtakes() -> None:
+def test_admission_in_order_of_arrival_within_capacity() -> None:
     scheduler = Scheduler(Memory(100), max_batch=2, chunk=1000)
     first, second, third = Prompt(40), Prompt(10, width=2), Prompt(10)
     for each in (first, second, third):
@@ -81,7 +81,7 @@ def test_no_more_than_fit_and_nobody_overtakes() -> None:
     assert second.spare == [1]
 
 
-def test_the_last_to_come_gives_way() -> None:
+def test_the_newest_task_is_preempted() -> None:
     scheduler = Scheduler(Memory(44), max_batch=4, chunk=1000)
     first, second = Prompt(20), Prompt(20)
     scheduler.add(first)
@@ -97,7 +97,7 @@ def test_the_last_to_come_gives_way() -> None:
     assert scheduler.running == [second]
 
 
-def test_holes_are_filled_and_high_slots_come_down() -> None:
+def test_sequences_move_to_lower_free_slots() -> None:
     memory = Memory(10_000)
     scheduler = Scheduler(memory, max_batch=8, chunk=1000)
     tasks = [Prompt(4) for _ in range(8)]
@@ -116,13 +116,13 @@ def test_holes_are_filled_and_high_slots_come_down() -> None:
     assert scheduler.active == 3
 
 
-def test_known_beginnings_need_not_be_computed() -> None:
+def test_cached_prefixes_are_not_computed() -> None:
     scheduler = Scheduler(Memory(1000, known=6), max_batch=8, chunk=1000)
     scheduler.add(Prompt(10))
     assert step(scheduler) == [(0, 4)]
 
 
-def test_a_beginning_is_found_by_its_tokens_and_its_adapter() -> None:
+def test_prefixes_are_found_by_tokens_and_adapter() -> None:
     prefixes = PrefixCache(4)
     tokens = list(range(3 * BLOCK + 5))
     prefixes.add(tokens, "", lambda start, stop: (start, stop))

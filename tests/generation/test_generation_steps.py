@@ -1,4 +1,4 @@
-"""What the text engine tells of its steps, and of what lies before it."""
+"""Metrics of the engine's steps and queue."""
 
 import asyncio
 from contextlib import aclosing
@@ -7,10 +7,10 @@ from pathlib import Path
 from dragoman.core.calls import Generate
 from dragoman.core.text import Sampling
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.house import generation, opened
+from generation.helpers import generation, load_model
 
 
-def told(model: LanguageModel) -> dict[tuple[str, ...], float]:
+def measured(model: LanguageModel) -> dict[tuple[str, ...], float]:
     samples = [sample for family in model.measurements() for sample in family.samples]
     return {
         (sample.name.removeprefix("dragoman_text_"), *sample.labels.values()): sample.value
@@ -19,11 +19,11 @@ def told(model: LanguageModel) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_steps_are_counted_by_what_they_did(llama_folder: Path) -> None:
-    model = opened(llama_folder, prefill_chunk=8)
+async def test_steps_are_counted_by_method_and_outcome(llama_folder: Path) -> None:
+    model = load_model(llama_folder, prefill_chunk=8)
     try:
         info = (await generation(model, "a b c d e f g h i j", max_new_tokens=4, ignore_eos=True)).prompts[0]
-        found = told(model)
+        found = measured(model)
         chunks = -(-info.tokens // 8)
         assert chunks > 1
         assert info.most_new == 4
@@ -37,23 +37,23 @@ async def test_steps_are_counted_by_what_they_did(llama_folder: Path) -> None:
         await model.close()
 
 
-async def test_who_waits_and_who_is_served(llama_folder: Path) -> None:
-    model = opened(llama_folder, max_batch=2)
+async def test_queue_and_batch_sizes(llama_folder: Path) -> None:
+    model = load_model(llama_folder, max_batch=2)
     call = Generate(prompts=("a b",), sampling=Sampling(max_new_tokens=60, ignore_eos=True, n=2), stream=True)
     try:
         async with aclosing(model.generate(call)) as first, aclosing(model.generate(call)) as second:
             info = (await anext(first)).prompts[0]
             waiting = asyncio.ensure_future(anext(second))
             await asyncio.sleep(0)  # the call is with the engine now
-            found = told(model)
+            found = measured(model)
             assert (found[("queue_size",)], found[("batch_size",)]) == (1, 2)
             assert found[("batch_max_tokens",)] == 2 * (info.tokens + 60)
             await first.aclose()
             waited_s = (await waiting).prompts[0].waited_s
             assert waited_s is not None
             assert waited_s > 0
-        while told(model)[("batch_size",)]:
+        while measured(model)[("batch_size",)]:
             await asyncio.sleep(0)
-        assert told(model)[("queue_size",)] == told(model)[("batch_max_tokens",)] == 0
+        assert measured(model)[("queue_size",)] == measured(model)[("batch_max_tokens",)] == 0
     finally:
         await model.close()

@@ -1,4 +1,4 @@
-"""Chat templates that come with a chat: rendered in the same sandbox, and within bounds."""
+"""Chat templates of requests: sandbox and limits."""
 
 import time
 from typing import Any
@@ -17,7 +17,7 @@ async def rendered(model: LanguageModel, template: str = "", **options: Any) -> 
     return (await model.tokenize(Tokenize(Chat(MESSAGES, options=options, template=template)))).text
 
 
-async def test_a_template_stands_for_the_models_own(llama: LanguageModel) -> None:
+async def test_a_template_replaces_the_models_own(llama: LanguageModel) -> None:
     assert await rendered(llama, "{{ messages[0].content }}, {{ mood }}!", mood="well") == "hi, well!"
     assert "<|user|>" in await rendered(llama)
     call = Generate(prompts=(Chat(MESSAGES, template="A class"),), sampling=Sampling(max_new_tokens=1))
@@ -38,12 +38,12 @@ async def test_a_template_stands_for_the_models_own(llama: LanguageModel) -> Non
         "{% include '/etc/passwd' %}",
     ],
 )
-async def test_what_a_template_must_not_do_is_its_callers_fault(llama: LanguageModel, template: str) -> None:
+async def test_forbidden_operations_of_a_template_are_invalid_input(llama: LanguageModel, template: str) -> None:
     with pytest.raises(errors.InvalidInput, match=r"^chat_template: it rejects these messages: "):
         await rendered(llama, template)
 
 
-async def test_a_text_that_cannot_fit_is_not_cut(llama: LanguageModel) -> None:
+async def test_a_text_that_cannot_fit_is_not_tokenized(llama: LanguageModel) -> None:
     template = "{{ 'abc ' * 10_000_000 }}"
     began_s = time.monotonic()
     with pytest.raises(errors.TooLong):
@@ -55,6 +55,6 @@ async def test_a_text_that_cannot_fit_is_not_cut(llama: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "tools", "add_generation_prompt"])
-async def test_what_is_no_variable_of_a_template_is_named(llama: LanguageModel, name: str) -> None:
+async def test_arguments_other_than_template_variables_are_rejected(llama: LanguageModel, name: str) -> None:
     with pytest.raises(errors.InvalidInput, match=f"chat_template_kwargs: expected variables of .*, got {name}$"):
         await llama.tokenize(Tokenize(Chat(MESSAGES, options={name: True})))

@@ -1,4 +1,4 @@
-"""Tokens become characters: the pieces add up to the whole, and a stop string never shows by halves."""
+"""Detokenization and stop strings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ MAKERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str
 
 @pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
 @given(data=st.data())
-def test_pieces_add_up_to_the_whole(
+def test_chunks_join_to_the_whole(
     make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, data: st.DataObject
 ) -> None:
     if data.draw(st.booleans()):
@@ -50,15 +50,15 @@ def test_pieces_add_up_to_the_whole(
     else:
         tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=12))
     writer = make([])
-    pieces = [writer.add(token) for token in tokens]
-    pieces.append(writer.rest())
+    generate_chunks = [writer.add(token) for token in tokens]
+    generate_chunks.append(writer.rest())
     if size == 256 or "\ufffd" not in decode(tokens):  # a broken byte takes back characters before it, in this one
-        assert "".join(pieces) == decode(tokens)
+        assert "".join(generate_chunks) == decode(tokens)
 
 
 @pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
 @given(before=texts, after=texts)
-def test_a_text_goes_on_from_its_prompt(
+def test_a_completion_continues_a_character_of_the_prompt(
     make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, before: str, after: str
 ) -> None:
     shift = 1 if size > 256 else 0
@@ -67,24 +67,24 @@ def test_a_text_goes_on_from_its_prompt(
     assert "".join([*map(writer.add, then), writer.rest()]) == after
 
 
-def test_no_half_characters() -> None:
+def test_chunks_contain_no_partial_characters() -> None:
     for make, _, size in MAKERS:
         writer = make([])
         shown = [writer.add(byte + (1 if size > 256 else 0)) for byte in "🙂é".encode()]
         assert [piece for piece in shown if piece] == ["🙂", "é"]
 
 
-def test_spaces_at_the_start_of_words_stay() -> None:
+def test_leading_spaces_of_words_are_kept() -> None:
     made = metaspace()
     writer = WindowDetokenizer(made.decode, [258])
     assert [writer.add(token) for token in (258, 259, 260)] == [" Hello", " wor", "ld"]
 
 
 @given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_stop_strings_are_found_and_never_shown(pieces: list[str], stops: list[str]) -> None:
+def test_stop_strings_are_found_and_removed(generate_chunks: list[str], stops: list[str]) -> None:
     watch = StopStrings(stops, keep=False)
     shown, fed = "", ""
-    for piece in pieces:
+    for piece in generate_chunks:
         fed += piece
         shown += watch.add(piece)
         assert not any(stop in shown for stop in stops)
@@ -96,14 +96,14 @@ def test_stop_strings_are_found_and_never_shown(pieces: list[str], stops: list[s
         assert shown == fed[: min(found)]
     else:
         assert not watch.found
-        assert shown + watch.rest() == "".join(pieces)
+        assert shown + watch.rest() == "".join(generate_chunks)
 
 
 @given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_what_is_kept_is_never_held_back(pieces: list[str], stops: list[str]) -> None:
+def test_included_stop_strings_are_not_held_back(generate_chunks: list[str], stops: list[str]) -> None:
     kept, taken = StopStrings(stops, keep=True), StopStrings(stops, keep=False)
     shown, without, fed = "", "", ""
-    for piece in pieces:
+    for piece in generate_chunks:
         fed += piece
         shown += kept.add(piece)
         without += taken.add(piece)
@@ -116,9 +116,9 @@ def test_what_is_kept_is_never_held_back(pieces: list[str], stops: list[str]) ->
     assert fed.startswith(shown)
 
 
-def test_only_what_may_become_a_stop_string_is_held_back() -> None:
-    pieces = ("Hi", "\n", "Us", "ual", "\nUser", ": x")
+def test_only_prefixes_of_stop_strings_are_held_back() -> None:
+    generate_chunks = ("Hi", "\n", "Us", "ual", "\nUser", ": x")
     watch = StopStrings(["\nUser:"], keep=False)
-    assert [watch.add(piece) for piece in pieces] == ["Hi", "", "", "\nUsual", "", ""]
+    assert [watch.add(piece) for piece in generate_chunks] == ["Hi", "", "", "\nUsual", "", ""]
     watch = StopStrings(["\nUser:"], keep=True)
-    assert [watch.add(piece) for piece in pieces] == ["Hi", "\n", "Us", "ual", "\nUser", ":"]
+    assert [watch.add(piece) for piece in generate_chunks] == ["Hi", "\n", "Us", "ual", "\nUser", ":"]

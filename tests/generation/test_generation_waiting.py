@@ -1,13 +1,13 @@
-"""How long a prompt waited before the engine looked at it is told with it."""
+"""The time of a prompt in the queue."""
 
 import asyncio
 from pathlib import Path
 
-from generation.house import generation, opened
+from generation.helpers import generation, load_model
 
 
-async def test_who_waits_is_told_for_how_long(llama_folder: Path) -> None:
-    model = opened(llama_folder, max_batch=1)
+async def test_the_time_in_the_queue_is_reported(llama_folder: Path) -> None:
+    model = load_model(llama_folder, max_batch=1)
     try:
         first, second = await asyncio.gather(
             generation(model, "The import", max_new_tokens=40, ignore_eos=True),

@@ -1,4 +1,4 @@
-"""What each field of Sampling may be, and a Sampling made of plain values such as JSON has."""
+"""Kinds and bounds of the fields of Sampling, and their conversion from JSON values."""
 
 import json
 import math
@@ -10,16 +10,16 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
 
-# Bounds on what costs memory or time per request, whatever a protocol allows.
+# Limits of memory and time per request, for all protocols.
 MOST_STOPS = 64
 MOST_TOKEN_IDS = 256
 MOST_WORDS = 256
 MOST_BIASES = 1024
 MOST_TOP = 20
 _MOST_CHARACTERS = 4096
-_COLD = 1e-5  # dividing by less makes logits of any model so large that FP32 cannot tell them apart
+_COLD = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
 _MOST_INTEGER = (1 << 31) - 1
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # in one way alone: of two names for a token one would win
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
 _MOST_SEED = (1 << 64) - 1
 
 
@@ -36,7 +36,7 @@ class ValueKind:
 
 
 def check_value(name: str, value: Any, kind: ValueKind) -> Any:
-    """The value as its kind holds it. Raises InvalidInput naming it, what was expected and what came."""
+    """Convert a value to its kind. Raises InvalidInput naming the field, the expected kind and the value."""
     try:
         return kind.convert(value)
     except InvalidValueError:
@@ -44,7 +44,7 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value for an error's reader, as JSON writes it and not without bound."""
+    """Format a value as JSON for an error message, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -62,7 +62,7 @@ def flag() -> ValueKind:
 
 
 def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
-    """A whole number; some clients have floats alone, so 5.0 is one."""
+    """An integer; 5.0 is accepted, because some clients only have floats."""
 
     def convert(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
@@ -77,7 +77,7 @@ def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
-    """A number from `least` to `most`; with `above` and `below` these two are outside."""
+    """A number from `least` to `most`; `above` and `below` exclude the bounds."""
 
     def convert(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -94,13 +94,13 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
 
 def _positive(least: float, most: float) -> ValueKind:
-    """A number above 0 that FP32 can multiply by and divide by."""
+    """A number above 0 by which FP32 can multiply and divide."""
     size = number(least, most)
     return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.convert)
 
 
 def texts(most: int) -> ValueKind:
-    """A list of texts, or one text alone; none is empty."""
+    """A list of non-empty texts, or one text."""
 
     def convert(value: Any) -> tuple[str, ...]:
         found = [value] if isinstance(value, str) else value
@@ -134,7 +134,7 @@ def token_ids(most: int, least: int = 0) -> ValueKind:
 
 
 def biases(bound: float = 100.0) -> ValueKind:
-    """An object from token ids, which JSON writes as texts, to what is added to their logits."""
+    """An object from token ids, which are strings in JSON, to the numbers added to their logits."""
     size = number(-bound, bound)
 
     def convert(value: Any) -> dict[int, float]:
@@ -201,10 +201,10 @@ KINDS: Mapping[str, ValueKind] = {
 
 
 def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> Sampling:
-    """The Sampling of fields that are fit each by itself; `names` is what the caller calls them.
+    """Build a Sampling from converted fields; `names` are the client's names of fields.
 
-    A temperature, or a top_p, of 0, or so little that nothing else comes of it, leaves the likeliest token alone, so it
-    is greedy. `most` bounds the sequences of a prompt. Raises InvalidInput where fields contradict each other.
+    A temperature or top_p of (nearly) 0 means greedy decoding. most: maximum number of sequences of a prompt. Raises
+    InvalidInput if fields contradict each other.
     """
     made = Sampling(**fields)
     if made.temperature < _COLD or made.top_p == 0:
@@ -226,7 +226,7 @@ def _check_sequences(made: Sampling, names: Mapping[str, str], most: int) -> Non
         raise InvalidInput(f"{best_of} must be >= {n}; got {made.best_of} and {made.n}")
     if made.num_beams > 1:
         if made.do_sample:
-            raise InvalidInput(f"{beams} > 1 searches for the likeliest text; it must not be sampled")
+            raise InvalidInput(f"{beams} > 1 is a beam search, which does not sample")
         for name, count in ((n, made.n), (best_of, made.best_of)):
             if count > made.num_beams:
                 raise InvalidInput(f"{name} must be <= {beams}; got {count} and {made.num_beams}")

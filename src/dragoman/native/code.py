@@ -196,11 +196,11 @@ class Variable:
 
 
 class Code:
-    """A function being written. It returns an int64 if `returns_int`, else nothing."""
+    """A function being written; it returns nothing."""
 
-    def __init__(self, module: ir.Module, name: str, types: Sequence[Any], *, returns_int: bool = False) -> None:
+    def __init__(self, module: ir.Module, name: str, types: Sequence[Any]) -> None:
         self._module = module
-        self.function = ir.Function(module, ir.FunctionType(INT64 if returns_int else VOID, list(types)), name)
+        self.function = ir.Function(module, ir.FunctionType(VOID, list(types)), name)
         self.build = ir.IRBuilder(self.function.append_basic_block())
         self.arguments = [Value(self, argument) for argument in self.function.args]
 
@@ -215,9 +215,6 @@ class Code:
     def vector(self, value: float) -> Value:
         return Value(self, ir.Constant(VECTOR, [value] * LANES))
 
-    def boolean(self, value: bool) -> Value:
-        return Value(self, ir.Constant(ir.IntType(1), value))
-
     # --- functions -------------------------------------------------------------------------------------------
 
     def call_external(self, name: str, returns: Any, *values: Value) -> Value:
@@ -230,14 +227,6 @@ class Code:
     def call_function(self, function: Any, *values: Value) -> None:
         """Call another function of the module, as `finish` returned it."""
         self.build.call(function, [each.value for each in values])
-
-    def return_value(self, value: Value) -> None:
-        self.build.ret(value.value)
-
-    def allocate(self, type_: Any) -> Value:
-        """The address of stack memory for a value of this type."""
-        with self.build.goto_entry_block():
-            return Value(self, self.build.alloca(type_))
 
     def finish(self, *, noinline: bool = False) -> Any:
         """End the function and return it."""
@@ -328,9 +317,9 @@ class Compiled:
         self._engine = binding.create_mcjit_compiler(parsed, machine)
         self._engine.finalize_object()
 
-    def function(self, name: str, arguments: int, *, returns_int: bool = False) -> Callable[..., Any]:
+    def function(self, name: str, arguments: int) -> Callable[..., Any]:
         """Return a function of this many integers or addresses; it keeps the code alive."""
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int64 if returns_int else None, *[ctypes.c_int64] * arguments)
+        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
         found = prototype(self._engine.get_function_address(name))
         found.code = self._engine  # type: ignore[attr-defined]
         return found

@@ -1,4 +1,4 @@
-"""A text model in this process, its reference in transformers, and prompts."""
+"""Helpers of the tests of the text engine: models, their references in transformers, prompts."""
 
 import random
 from pathlib import Path
@@ -12,21 +12,21 @@ from dragoman.runtimes.llm.model import LanguageModel
 README = Path(__file__).parents[2] / "README.md"
 
 
-def opened(folder: Path, **parameters: Any) -> LanguageModel:
-    """A model that works with one thread, which is quick enough for tiny ones and disturbs nobody."""
+def load_model(folder: Path, **parameters: Any) -> LanguageModel:
+    """Load a model with one thread."""
     given = {"threads": 1, "dtype": "float32", "cache_memory": 0.05, **parameters}
     model = LanguageModel(ModelSpec(name=folder.name, uri=str(folder), parameters=given))
     model.load()
     return model
 
 
-async def pieces(model: LanguageModel, prompt: Prompt, **sampling: Any) -> list[Generation]:
+async def generate_chunks(model: LanguageModel, prompt: Prompt, **sampling: Any) -> list[Generation]:
     call = Generate(prompts=(prompt,), sampling=Sampling(**sampling), stream=True)
     return [piece async for piece in model.generate(call)]
 
 
 async def generation(model: LanguageModel, prompt: Prompt, **sampling: Any) -> Generation:
-    return merge_chunks(await pieces(model, prompt, **sampling))
+    return merge_chunks(await generate_chunks(model, prompt, **sampling))
 
 
 async def text(model: LanguageModel, prompt: Prompt, **sampling: Any) -> Text:
