@@ -105,7 +105,7 @@ class FakeEngine:
         self.faults: dict[str, Exception] = {}
         self.seen: list[Request[Any]] = []
         self.pieces = 3
-        self.told = 0
+        self.sent_chunks = 0
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._ready = True
@@ -139,7 +139,7 @@ class FakeEngine:
             raise self.faults[request.model]
         try:
             for _ in range(self.pieces):
-                self.told += 1
+                self.sent_chunks += 1
                 yield Response(cast("A", _answer(request)), request.model, "1")
             if request.model == "slow":
                 await self._forever()

@@ -1,4 +1,4 @@
-"""Our own gRPC where clients are odd, slow or hostile: each gets its status, in time, and hurts nobody else."""
+"""gRPC with unusual, slow and hostile clients: each gets its status in time and affects no other."""
 
 import asyncio
 import gzip

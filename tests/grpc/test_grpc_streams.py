@@ -86,8 +86,8 @@ async def test_a_client_that_does_not_read_holds_its_model_up(
     await talk.say(message)
     await talk.hear()
     text = -1
-    while text != engine.told:  # until nothing moves any more
-        text = engine.told
+    while text != engine.sent_chunks:  # until nothing moves any more
+        text = engine.sent_chunks
         await asyncio.sleep(0.2)
     assert text < 200
     with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""Mistakes of our own cost one answer, and never anybody else's."""
+"""Unexpected exceptions affect one request and no other."""
 
 import asyncio
 import logging
@@ -30,10 +30,10 @@ def _no_bytes(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, parts)
 
 
-def _error(fault: Any) -> HttpResponse:
-    if "worst" in str(fault):
+def _error(error: Any) -> HttpResponse:
+    if "worst" in str(error):
         raise RuntimeError("even this")
-    return json_response({"error": str(fault)}, getattr(fault, "status", 500))
+    return json_response({"error": str(error)}, getattr(error, "status", 500))
 
 
 TABLE = HttpProtocol(
@@ -56,8 +56,8 @@ async def port() -> AsyncIterator[int]:
     await server.stop(0.0)
 
 
-async def told(port: int, path: str) -> bytes:
-    """All that a client is told until the server hangs up."""
+async def response_to(port: int, path: str) -> bytes:
+    """Return all that the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
     try:
@@ -69,15 +69,15 @@ async def told(port: int, path: str) -> bytes:
 @pytest.mark.parametrize("path", ["/line", "/raises", "/none"])
 async def test_a_mistake_is_told_blandly(port: int, path: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL, "dragoman.http"):
-        text = await told(port, path)
+        text = await response_to(port, path)
     assert text.startswith(b"HTTP/1.1 500 ")
     assert text.count(b"content-length") == 1
     assert b"request id" in text
     assert b"secret" not in text
-    assert (await told(port, "/")).startswith(b"HTTP/1.1 200 ")
+    assert (await response_to(port, "/")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_where_nothing_can_be_told_the_connection_ends(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert await told(port, "/worst") == b""
+    assert await response_to(port, "/worst") == b""
     assert "HTTP/1.1 connection failed" in caplog.text
-    assert (await told(port, "/")).startswith(b"HTTP/1.1 200 ")
+    assert (await response_to(port, "/")).startswith(b"HTTP/1.1 200 ")

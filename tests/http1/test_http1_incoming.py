@@ -25,71 +25,71 @@ def _nothing(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200)
 
 
-def _error(fault: Any) -> HttpResponse:
-    return json_response({"error": str(fault)}, getattr(fault, "status", 500))
+def _error(error: Any) -> HttpResponse:
+    return json_response({"error": str(error)}, getattr(error, "status", 500))
 
 
 TABLE = HttpProtocol("test", (Route("POST", "/a/{b}", _nothing), Route("GET", "/a", _nothing)), _error)
 LIMITS = Limits(max_body_bytes=10_000, max_header_bytes=1000, max_headers=10, max_bodies_bytes=50_000)
 
 
-def desk(limits: Limits = LIMITS) -> Http1Context:
+def make_context(limits: Limits = LIMITS) -> Http1Context:
     engine: Any = None  # nothing is asked of it
     return Http1Context(Application(engine, (TABLE,), limits))
 
 
 @dataclass(frozen=True)
-class Told:
-    """An arrival, as far as it matters."""
+class Event:
+    """An event, as far as it matters."""
 
     kind: str
     path: str = ""
     body: bytes = b""
-    fault: str = ""
+    error: str = ""
 
 
-def told(incoming: RequestReader) -> list[Told]:
+def events(reader: RequestReader) -> list[Event]:
     """All that has arrived; bodies are given back, as when they have been answered."""
-    found: list[Told] = []
-    while (arrival := incoming.next()) is not None:
-        match arrival:
+    result: list[Event] = []
+    while (event := reader.next()) is not None:
+        match event:
             case Http1Request(head, body):
-                found.append(Told("asked", f"{head.method} {head.path}?{head.query}", bytes(body)))
-                incoming._context.bodies.release(len(body))
-            case RejectedRequest(head, fault, fatal):
-                found.append(Told("fatal" if fatal else "refused", fault=f"{fault.status} {fault.message}"))
+                result.append(Event("request", f"{head.method} {head.path}?{head.query}", bytes(body)))
+                reader._context.bodies.release(len(body))
+            case RejectedRequest(head, error, fatal):
+                result.append(Event("fatal" if fatal else "rejected", error=f"{error.status} {error.message}"))
                 if fatal:
-                    incoming.drop()
-                    return found
+                    reader.drop()
+                    return result
             case ExpectContinue():
-                found.append(Told("continue"))
-    return found
+                result.append(Event("continue"))
+    return result
 
 
-def put(pieces: Sequence[bytes], incoming: RequestReader | None = None, direct: bool = False) -> list[Told]:
+def put(pieces: Sequence[bytes], reader: RequestReader | None = None, direct: bool = False) -> list[Event]:
     """What arrives where the bytes come in these pieces; `direct` as a transport reads them, else as they are."""
-    incoming = incoming or RequestReader(desk())
-    found: list[Told] = []
+    reader = reader or RequestReader(make_context())
+    result: list[Event] = []
     for piece in pieces:
         while piece:
             if direct:
-                room = incoming.free_space()
+                room = reader.free_space()
                 count = min(len(room), len(piece))
                 room[:count] = piece[:count]
-                incoming.advance(count)
+                reader.advance(count)
                 piece = piece[count:]
             else:
-                incoming.append(piece)
+                reader.append(piece)
                 piece = b""
-            found += told(incoming)
-            if found and found[-1].kind == "fatal":
-                return found
-    return found
+            result += events(reader)
+            if result and result[-1].kind == "fatal":
+                return result
+    return result
 
 
-def one(raw: bytes) -> Told:
-    (found,) = put([raw])
-    return found
+def one(raw: bytes) -> Event:
+    (result,) = put([raw])
+    return result
 
 
 def head(method: str = "POST", path: str = "/a/b", **fields: object) -> bytes:
@@ -130,29 +130,29 @@ def test_a_stream_of_requests_is_the_same_however_it_is_cut(
     raw = b"".join(raws)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    whole = [found for each in raws for found in put([each])]
-    incoming = RequestReader(desk())
-    assert put(pieces, incoming, direct) == whole
+    whole = [result for each in raws for result in put([each])]
+    reader = RequestReader(make_context())
+    assert put(pieces, reader, direct) == whole
     assert len(whole) == len(raws)
-    assert (incoming.unparsed, incoming.body_size, incoming.in_body) == (0, 0, False)
+    assert (reader.unparsed, reader.body_size, reader.in_body) == (0, 0, False)
 
 
 def test_a_stream_of_requests_byte_by_byte() -> None:
     raw = with_length(b"abc") + in_chunks([b"de", b"f"], trailer=b"a: b\r\n") + head("GET", "/a") + with_length(b"")
     assert put([bytes([byte]) for byte in raw]) == put([raw])
-    assert [found.body for found in put([raw])] == [b"abc", b"def", b"", b""]
+    assert [result.body for result in put([raw])] == [b"abc", b"def", b"", b""]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=50), REQUESTS), max_size=4), st.lists(st.binary(max_size=20), max_size=3))
 def test_garbage_is_refused_or_waited_for(raws: list[bytes], more: list[bytes]) -> None:
-    shared = desk()
-    incoming = RequestReader(shared)
-    for found in put([*raws, *more], incoming):
-        if found.kind in ("fatal", "refused"):
-            assert found.fault[:3] in ("400", "404", "405", "413", "431", "503")
-    assert incoming.unparsed <= LIMITS.max_header_bytes + 5000
-    incoming.drop()
+    shared = make_context()
+    reader = RequestReader(shared)
+    for result in put([*raws, *more], reader):
+        if result.kind in ("fatal", "rejected"):
+            assert result.error[:3] in ("400", "404", "405", "413", "431", "503")
+    assert reader.unparsed <= LIMITS.max_header_bytes + 5000
+    reader.drop()
     shared.bodies.reserve(LIMITS.max_bodies_bytes)  # all of it is there again
 
 
@@ -165,8 +165,8 @@ def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
         raw[at : at + data.draw(st.integers(0, 3))] = data.draw(
             st.sampled_from([b"", b"\n", b"\r", b"\0", b" ", b"9", b":"])
         )
-    for found in put([bytes(raw)]):
-        assert found.kind in ("asked", "continue") or found.fault[:3] in ("400", "404", "405", "413", "431")
+    for result in put([bytes(raw)]):
+        assert result.kind in ("request", "continue") or result.error[:3] in ("400", "404", "405", "413", "431")
 
 
 NO_HOSTS = (
@@ -202,16 +202,16 @@ HOSTS = (
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b"\r\naccept: a,  b  c\r\n\r\n"])
 def test_hosts_as_there_are(host: bytes, end: bytes) -> None:
     raw = b"POST /a/b HTTP/1.1\r\nhost: %b%b" % (host, end)
-    assert [found.kind for found in put([raw])] == ["asked"]
-    assert [found.kind for found in put([raw[i : i + 1] for i in range(len(raw))])] == ["asked"]
+    assert [result.kind for result in put([raw])] == ["request"]
+    assert [result.kind for result in put([raw[i : i + 1] for i in range(len(raw))])] == ["request"]
 
 
 @pytest.mark.parametrize("line", [b"GET  /a/b HTTP/1.1\r\n", b"\r\nGET /a/b  HTTP/1.1\r\n"])
 def test_two_blanks_in_a_request_line_that_comes_in_pieces(line: bytes) -> None:
     raw = line + b"host: x\r\n\r\n"
     for size in (1, 2, 5, 7):
-        (found,) = put([raw[i : i + size] for i in range(0, len(raw), size)])
-        assert (found.kind, found.fault) == (
+        (result,) = put([raw[i : i + size] for i in range(0, len(raw), size)])
+        assert (result.kind, result.error) == (
             "fatal",
             "400 the request is not valid HTTP/1.1: two spaces in a row in the request line",
         )
@@ -265,9 +265,9 @@ def test_two_blanks_in_a_request_line_that_comes_in_pieces(line: bytes) -> None:
     ],
 )
 def test_what_may_be_understood_in_two_ways_is_refused(raw: bytes) -> None:
-    found = one(raw)
-    assert (found.kind, found.fault[:3]) == ("fatal", "400"), found
-    assert "not valid HTTP/1.1" in found.fault
+    result = one(raw)
+    assert (result.kind, result.error[:3]) == ("fatal", "400"), result
+    assert "not valid HTTP/1.1" in result.error
 
 
 @pytest.mark.parametrize(
@@ -293,41 +293,41 @@ def test_what_may_be_understood_in_two_ways_is_refused(raw: bytes) -> None:
     ],
 )
 def test_chunks_that_are_none(coded: bytes) -> None:
-    found = put([head(transfer_encoding="chunked"), coded])
-    assert [(f.kind, f.fault[:3]) for f in found] == [("fatal", "400")]
+    result = put([head(transfer_encoding="chunked"), coded])
+    assert [(f.kind, f.error[:3]) for f in result] == [("fatal", "400")]
 
 
 def test_chunks_without_end_are_too_large() -> None:
-    found = put([head(transfer_encoding="chunked"), *[b"400\r\n" + bytes(1024) + b"\r\n"] * 20])
-    assert found == [Told("fatal", fault="413 the body is larger than the limit of 10000 bytes")]
+    result = put([head(transfer_encoding="chunked"), *[b"400\r\n" + bytes(1024) + b"\r\n"] * 20])
+    assert result == [Event("fatal", error="413 the body is larger than the limit of 10000 bytes")]
 
 
 @pytest.mark.parametrize("size", [10_001, 10**17])
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_set_aside(size: int) -> None:
-    found = one(head(content_length=size))
-    assert (found.kind, found.fault[:3]) == ("fatal", "413")
+    result = one(head(content_length=size))
+    assert (result.kind, result.error[:3]) == ("fatal", "413")
 
 
 def test_heads_have_bounds() -> None:
     many: dict[str, Any] = {f"x{i}": 1 for i in range(10)}
-    assert one(head(**many)).fault == "431 the request head has more than 10 fields"
-    assert one(head(x="y" * 1000)).fault == "431 the request head is larger than the limit of 1000 bytes"
-    assert one(b"GET /a HTTP/1.1\r\nx: " + b"y" * 1000).fault.startswith("431")
-    assert put([b"GET /a HTTP/1.1\r\nx: ", *[b"y" * 100] * 10])[-1].fault.startswith("431")
+    assert one(head(**many)).error == "431 the request head has more than 10 fields"
+    assert one(head(x="y" * 1000)).error == "431 the request head is larger than the limit of 1000 bytes"
+    assert one(b"GET /a HTTP/1.1\r\nx: " + b"y" * 1000).error.startswith("431")
+    assert put([b"GET /a HTTP/1.1\r\nx: ", *[b"y" * 100] * 10])[-1].error.startswith("431")
     assert put([b"\r\n" * 400 + b"\r"]) == []
     assert put([b"\r\n" * 600])[-1].kind == "fatal"
 
 
 def test_bodies_count_against_what_all_may_take() -> None:
-    shared = desk(Limits(max_bodies_bytes=1000))
+    shared = make_context(Limits(max_bodies_bytes=1000))
     first, second = RequestReader(shared), RequestReader(shared)
     assert put([head(content_length=900), bytes(800)], first) == []
     assert first.body_size == 800
-    assert put([with_length(bytes(300))], second)[-1].fault.startswith("503")
-    found = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], RequestReader(shared))
-    assert found[-1].fault.startswith("503")
+    assert put([with_length(bytes(300))], second)[-1].error.startswith("503")
+    result = put([head(transfer_encoding="chunked") + b"fff\r\n" + bytes(300)], RequestReader(shared))
+    assert result[-1].error.startswith("503")
     first.drop()
-    assert put([with_length(bytes(300))], RequestReader(shared))[-1].kind == "asked"
+    assert put([with_length(bytes(300))], RequestReader(shared))[-1].kind == "request"
 
 
 def test_large_bodies_grow_into_place() -> None:
@@ -336,23 +336,23 @@ def test_large_bodies_grow_into_place() -> None:
     limits = Limits(max_body_bytes=size)
     for direct in (True, False):
         pieces = [head(content_length=size), *(body[i : i + 99_991] for i in range(0, size, 99_991))]
-        (found,) = put(pieces, RequestReader(desk(limits)), direct)
-        assert found.body == body
+        (result,) = put(pieces, RequestReader(make_context(limits)), direct)
+        assert result.body == body
 
 
 # --- what is let in ------------------------------------------------------------------------------------------------
 
 
 def test_what_a_head_tells() -> None:
-    found, _ = desk().heads.parse(
+    result, _ = make_context().heads.parse(
         b"POST /a/%62?x=%20 HTTP/1.1\r\nHost: x\r\nACCEPT: a\r\nAccept:  b \r\nTransfer-Encoding: CHUNKED\r\n"
         b"Expect: 100-Continue\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
     )
-    assert (found.method, found.path, found.query) == ("POST", "/a/b", "x=%20")
-    assert found.match is not None
-    assert found.match.params == {"b": "b"}
-    assert found.headers["accept"] == "a, b"
-    assert (found.length, found.expects_continue, found.keep_alive) == (CHUNKED, True, False)
+    assert (result.method, result.path, result.query) == ("POST", "/a/b", "x=%20")
+    assert result.match is not None
+    assert result.match.params == {"b": "b"}
+    assert result.headers["accept"] == "a, b"
+    assert (result.length, result.expects_continue, result.keep_alive) == (CHUNKED, True, False)
 
 
 @pytest.mark.parametrize(
@@ -361,44 +361,44 @@ def test_what_a_head_tells() -> None:
 )
 def test_connections_are_kept_where_that_is_wanted(version: str, connection: str, kept: bool) -> None:
     line = f"connection: {connection}\r\n" if connection else ""
-    found, _ = desk().heads.parse(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
-    assert found.keep_alive is kept
+    result, _ = make_context().heads.parse(f"GET /a HTTP/{version}\r\nhost: x\r\n{line}\r\n".encode())
+    assert result.keep_alive is kept
 
 
 def test_heads_with_secrets_are_known_to_their_connection_alone() -> None:
-    shared = desk()
-    heads, incoming = shared.heads, RequestReader(shared)
+    shared = make_context()
+    heads, reader = shared.heads, RequestReader(shared)
     for secret in ("authorization", "cookie"):
         raw = head("GET", "/a", **{secret: "s3"})
-        assert [found.path for found in put([raw, raw], incoming)] == ["GET /a?", "GET /a?"]
+        assert [result.path for result in put([raw, raw], reader)] == ["GET /a?", "GET /a?"]
         assert heads.get(raw) is None
-        assert incoming._last is not None
-    assert put([head("GET", "/a", cookie="s4"), head("GET", "/nowhere", cookie="s4")], incoming)[1].kind == "refused"
-    incoming.drop()
-    assert incoming._last is None
+        assert reader._last is not None
+    assert put([head("GET", "/a", cookie="s4"), head("GET", "/nowhere", cookie="s4")], reader)[1].kind == "rejected"
+    reader.drop()
+    assert reader._last is None
     heads.parse(head("GET", "/a"))
     assert heads.get(head("GET", "/a")) is not None
 
 
 def test_known_heads_have_a_bound() -> None:
-    heads = desk().heads
+    heads = make_context().heads
     for i in range(2000):
         heads.parse(head("GET", "/a", x=i))
     assert len(heads._cache) <= 512
 
 
 def test_who_waits_for_word_is_told_once() -> None:
-    incoming = RequestReader(desk())
-    assert put([head(content_length=3, expect="100-continue")], incoming) == [Told("continue")]
-    assert put([b"a", b"bc"], incoming) == [Told("asked", "POST /a/b?", b"abc")]
-    assert put([head(content_length=3, expect="100-continue") + b"abc"])[0].kind == "asked"
+    reader = RequestReader(make_context())
+    assert put([head(content_length=3, expect="100-continue")], reader) == [Event("continue")]
+    assert put([b"a", b"bc"], reader) == [Event("request", "POST /a/b?", b"abc")]
+    assert put([head(content_length=3, expect="100-continue") + b"abc"])[0].kind == "request"
     assert one(head(path="/nowhere", content_length=3, expect="100-continue")).kind == "fatal"
-    assert one(head(content_length=10_001, expect="100-continue")).fault.startswith("413")
+    assert one(head(content_length=10_001, expect="100-continue")).error.startswith("413")
 
 
 def test_a_body_for_nobody_is_passed_over_unless_it_is_long() -> None:
     raw = with_length(bytes(5000), "/nowhere") + head("GET", "/a")
-    assert [found.kind for found in put([raw[:100], raw[100:5000], raw[5000:]])] == ["refused", "asked"]
+    assert [result.kind for result in put([raw[:100], raw[100:5000], raw[5000:]])] == ["rejected", "request"]
     assert one(head(path="/nowhere", content_length=1 << 21)).kind == "fatal"
     assert one(head(path="/nowhere", transfer_encoding="chunked")).kind == "fatal"
-    assert one(head("DELETE", "/a")).fault.startswith("405")
+    assert one(head("DELETE", "/a")).error.startswith("405")

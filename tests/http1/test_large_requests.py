@@ -1,4 +1,4 @@
-"""Large requests that come at once are answered one by one, each in a turn of the event loop of its own."""
+"""Large requests that come at once are answered one by one, each in an iteration of the event loop of its own."""
 
 import asyncio
 import gzip
@@ -21,15 +21,15 @@ from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 CLIENTS = 6
 BODY = bytes(range(256)) * (LARGE_MESSAGE // 256 + 1)
-LONG_S = 0.015  # more than all large requests may take of one turn
+LONG_S = 0.015  # more than all large requests may take of one iterations
 
 
-class Turn:
-    """Counts the turns of the event loop."""
+class Iterations:
+    """Counts the iterations of the event loop."""
 
     def __init__(self) -> None:
         self.number = 0
-        self.seen: list[int] = []  # by the endpoint
+        self.numbers: list[int] = []  # by the endpoint
         self._next()
 
     def _next(self) -> None:
@@ -40,7 +40,7 @@ class Turn:
         self._handle.cancel()
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        self.seen.append(self.number)
+        self.numbers.append(self.number)
         self.thread = threading.current_thread()
         if request.method == "GET":
             return HttpResponse(200, (b"%d" % self.number,))
@@ -49,18 +49,18 @@ class Turn:
 
 
 @pytest_asyncio.fixture
-async def turn() -> AsyncIterator[Turn]:
-    turn = Turn()
-    yield turn
-    turn.stop()
+async def iterations() -> AsyncIterator[Iterations]:
+    iterations = Iterations()
+    yield iterations
+    iterations.stop()
 
 
 @pytest_asyncio.fixture
-async def port(turn: Turn) -> AsyncIterator[int]:
+async def port(iterations: Iterations) -> AsyncIterator[int]:
     engine: Any = None  # nothing is asked of it
     table = HttpProtocol(
         "test",
-        (Route("POST", "/", turn.answer), Route("GET", "/", turn.answer)),
+        (Route("POST", "/", iterations.answer), Route("GET", "/", iterations.answer)),
         lambda fault: json_response({"error": str(fault)}, getattr(fault, "status", 500)),
     )
     # As many bodies as come at once, and not one more, may be held.
@@ -87,16 +87,16 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-async def test_large_requests_are_answered_in_turns(port: int, turn: Turn, packed: bool) -> None:
+async def test_large_requests_are_answered_in_turns(port: int, iterations: Iterations, packed: bool) -> None:
     body = gzip.compress(BODY) if packed else BODY
     opened = await clients(port, body, b"content-encoding: gzip\r\n" if packed else b"")
     for _, writer in opened:
         writer.write(body[-1:])
-    told = [await answer(reader) for reader, _ in opened]
-    assert told == [b"200 %d %r" % (len(BODY), BODY[:4])] * CLIENTS
+    responses = [await answer(reader) for reader, _ in opened]
+    assert responses == [b"200 %d %r" % (len(BODY), BODY[:4])] * CLIENTS
     # The counter may count before or behind the first of them, so one number may occur twice.
-    assert len(set(turn.seen)) >= CLIENTS - 1
-    between = [later - earlier for earlier, later in itertools.pairwise(turn.seen)]
+    assert len(set(iterations.numbers)) >= CLIENTS - 1
+    between = [later - earlier for earlier, later in itertools.pairwise(iterations.numbers)]
     assert sorted(between)[1] > 4, "the loop has had turns without a large request"
     for _, writer in opened:
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nnext")
@@ -105,17 +105,17 @@ async def test_large_requests_are_answered_in_turns(port: int, turn: Turn, packe
         writer.close()
 
 
-async def test_a_client_that_leaves_while_its_request_is_queued_gives_its_memory_back(port: int, turn: Turn) -> None:
+async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, iterations: Iterations) -> None:
     for _ in range(2):
-        turn.seen.clear()
+        iterations.numbers.clear()
         opened = await clients(port, BODY)
         for _, writer in opened:
             writer.write(BODY[-1:])
         opened[-1][1].close()
-        told = [await answer(reader) for reader, _ in opened[:-1]]
-        assert told == [b"200 %d %r" % (len(BODY), BODY[:4])] * (CLIENTS - 1)
+        responses = [await answer(reader) for reader, _ in opened[:-1]]
+        assert responses == [b"200 %d %r" % (len(BODY), BODY[:4])] * (CLIENTS - 1)
         await asyncio.sleep(2 * LONG_S)
-        assert len(turn.seen) == CLIENTS - 1, "the request of the client that left is not worked on"
+        assert len(iterations.numbers) == CLIENTS - 1, "the request of the client that left is not worked on"
         for _, writer in opened[:-1]:
             writer.close()
 
@@ -133,9 +133,9 @@ async def test_a_client_that_leaves_while_its_request_is_queued_gives_its_memory
 )
 @pytest.mark.parametrize("packed", [False, True])
 async def test_long_texts_are_parsed_in_a_thread(
-    turn: Turn, size: int, header: bytes, in_thread: bool, packed: bool
+    iterations: Iterations, size: int, header: bytes, in_thread: bool, packed: bool
 ) -> None:
-    table = HttpProtocol("test", (Route("POST", "/", turn.answer),), lambda fault: json_response({}, 500))
+    table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda fault: json_response({}, 500))
     engine: Any = None
     server = HttpServer(engine, (table,), limits=Limits())
     (port,) = await server.start([("127.0.0.1", 0)])
@@ -144,17 +144,17 @@ async def test_long_texts_are_parsed_in_a_thread(
     header += b"content-encoding: gzip\r\n" if packed else b""
     writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n%b" % (header, len(body), body))
     assert (await answer(reader)).startswith(b"200 %d" % size)
-    assert (turn.thread is not threading.main_thread()) == in_thread
+    assert (iterations.thread is not threading.main_thread()) == in_thread
     writer.close()
     await server.stop(0.0)
 
 
 def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
-    """uvloop accepts one connection of a socket in a turn; asyncio all of them."""
+    """uvloop accepts one connection of a socket in an iteration; asyncio all of them."""
 
     async def run() -> list[int]:
-        turn, engine = Turn(), cast("Any", None)
-        table = HttpProtocol("test", (Route("GET", "/", turn.answer),), lambda fault: json_response({}, 500))
+        iterations, engine = Iterations(), cast("Any", None)
+        table = HttpProtocol("test", (Route("GET", "/", iterations.answer),), lambda fault: json_response({}, 500))
         server = HttpServer(engine, (table,), limits=Limits())
         (port,) = await server.start([("127.0.0.1", 0)])
         opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
@@ -163,7 +163,7 @@ def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
         responses = await asyncio.to_thread(lambda: [each.recv(4096) for each in opened])
         for each in opened:
             each.close()
-        turn.stop()
+        iterations.stop()
         await server.stop(0.0)
         return [int(response.partition(b"\r\n\r\n")[2]) for response in responses]
 

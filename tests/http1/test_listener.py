@@ -1,4 +1,4 @@
-"""One port, two wires: which one a connection speaks is found out from its first bytes."""
+"""One port serves two protocols; the first bytes of a connection decide."""
 
 import asyncio
 from typing import Any
@@ -11,21 +11,21 @@ from dragoman.transports.limits import Limits
 from dragoman.transports.listener import PREFACE, Listener
 
 
-class Speaks(asyncio.BufferedProtocol):
-    """Answers everything with its name and what has come."""
+class EchoConnection(asyncio.BufferedProtocol):
+    """Responds with its name and all bytes received."""
 
     def __init__(self, name: bytes, listener: Listener) -> None:
         self.name = name
         self.listener = listener
         self.space = bytearray(100)
-        self.came = b""
+        self.received = b""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def begin(self, data: bytes) -> None:
-        self.came += data
-        self.transport.write(self.name + b" " + self.came + b"|")
+        self.received += data
+        self.transport.write(self.name + b" " + self.received + b"|")
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self.space
@@ -47,11 +47,11 @@ class Speaks(asyncio.BufferedProtocol):
         self.transport.abort()
 
 
-class SpeaksPlainly(asyncio.Protocol):
+class EchoProtocol(asyncio.Protocol):
     """The same, as a protocol without a buffer."""
 
     def __init__(self, name: bytes, listener: Listener) -> None:
-        self.inner = Speaks(name, listener)
+        self.inner = EchoConnection(name, listener)
         self.connection_made = self.inner.connection_made  # type: ignore[method-assign]
         self.data_received = self.inner.begin  # type: ignore[method-assign]
         self.begin = self.inner.begin
@@ -61,7 +61,7 @@ class SpeaksPlainly(asyncio.Protocol):
         self.inner.listener.remove(self)
 
 
-@pytest_asyncio.fixture(params=[Speaks, SpeaksPlainly])
+@pytest_asyncio.fixture(params=[EchoConnection, EchoProtocol])
 async def port(request: pytest.FixtureRequest) -> Any:
     listener = Listener(
         lambda listener: request.param(b"one", listener),
@@ -73,7 +73,7 @@ async def port(request: pytest.FixtureRequest) -> Any:
     await listener.stop(0.0)
 
 
-async def told(port: int, *pieces: bytes) -> bytes:
+async def response_to(port: int, *pieces: bytes) -> bytes:
     """The last thing that is said about these pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for piece in pieces:
@@ -88,9 +88,9 @@ async def told(port: int, *pieces: bytes) -> bytes:
 
 
 async def test_the_first_bytes_tell(port: int) -> None:
-    assert await told(port, b"GET/HTTP/1.1") == b"one GET/HTTP/1.1"
-    assert await told(port, b"P", b"OST/HTTP/1.1") == b"one POST/HTTP/1.1"
-    assert await told(port, b"\x16\x03") == b"one \x16\x03"
+    assert await response_to(port, b"GET/HTTP/1.1") == b"one GET/HTTP/1.1"
+    assert await response_to(port, b"P", b"OST/HTTP/1.1") == b"one POST/HTTP/1.1"
+    assert await response_to(port, b"\x16\x03") == b"one \x16\x03"
     preface = PREFACE
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for at in range(len(preface)):
@@ -113,7 +113,7 @@ async def test_who_does_not_say_enough_is_hung_up_on(port: int) -> None:
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_stopping_takes_its_grace_and_cuts_what_is_left(factory: Any) -> None:
     async def main() -> None:
-        listener = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+        listener = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())
         ports = await listener.start([("127.0.0.1", 0), ("127.0.0.1", 0)])
         assert len(set(ports)) == 2
         reader, writer = await asyncio.open_connection("127.0.0.1", ports[1])
@@ -130,9 +130,9 @@ def test_stopping_takes_its_grace_and_cuts_what_is_left(factory: Any) -> None:
 
 
 async def test_a_port_that_is_taken() -> None:
-    first = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+    first = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())
     (port,) = await first.start([("127.0.0.1", 0)])
-    second = Listener(lambda listener: Speaks(b"one", listener), limits=Limits())
+    second = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())
     with pytest.raises(OSError):
         await second.start([("127.0.0.1", 0), ("127.0.0.1", port)])
     await first.stop(0.0)

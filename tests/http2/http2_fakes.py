@@ -1,4 +1,4 @@
-"""A connection in memory, an application that answers its streams, and frames to feed it with."""
+"""An HTTP/2 connection in memory, a service that echoes, and a client."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ OK = encoded([(b":status", b"200")])
 END = encoded([(b"done", b"yes")])
 
 
-class Listener:
-    """Echoes a body once it is whole, at `answering`; `reads` tells whether it takes what comes at once."""
+class EchoHandler:
+    """Echoes a body once it is complete."""
 
-    def __init__(self, house: "House", stream: Http2Stream, head: Http2Headers) -> None:
-        self.house = house
+    def __init__(self, service: "EchoService", stream: Http2Stream, head: Http2Headers) -> None:
+        self.service = service
         self.stream = stream
         self.head = head
         self.body = b""
@@ -33,15 +33,15 @@ class Listener:
         self.drains = 0
 
     def receive(self, data: Any, at: int, stop: int, ended: bool) -> None:
-        assert self.code is None, "nothing is told after the end"
-        if self.head.fault is not None:
+        assert self.code is None, "nothing is called after the end"
+        if self.head.error is not None:
             return
         self.body += bytes(data[at:stop])
-        if self.house.reads:
+        if self.service.reads:
             self.stream.acknowledge(stop - at)
         if ended:
             self.ended = True
-            if self.house.answering:
+            if self.service.answering:
                 self.stream.send_response(OK, (self.body,), len(self.body), END)
 
     def buffer(self, size: int) -> memoryview | None:
@@ -62,19 +62,19 @@ class Listener:
         self.code = code
 
 
-class House:
-    """An application; `heard` are the listeners of its streams."""
+class EchoService:
+    """A service whose `handlers` echo bodies. `answering`: they respond; `reads`: they acknowledge data."""
 
     def __init__(self, *, answering: bool = True, reads: bool = True) -> None:
         self.answering = answering
         self.reads = reads
-        self.heard: list[Listener] = []
+        self.handlers: list[EchoHandler] = []
 
-    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Listener:
-        listener = Listener(self, stream, head)
-        self.heard.append(listener)
-        if head.fault is not None:
-            stream.send_headers(encoded([(b":status", b"%d" % head.fault.status)]), ended=True)
+    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> EchoHandler:
+        listener = EchoHandler(self, stream, head)
+        self.handlers.append(listener)
+        if head.error is not None:
+            stream.send_headers(encoded([(b":status", b"%d" % head.error.status)]), ended=True)
         if ended:
             listener.receive(b"", 0, 0, True)
         return listener
@@ -82,26 +82,26 @@ class House:
 
 @dataclass
 class Wire:
-    """The client's end: what it sends goes to the connection, what comes back is kept as frames."""
+    """A client in memory: what it sends goes to the connection, and what the connection sends is parsed into frames."""
 
-    house: House = field(default_factory=House)
-    terms: Http2Limits = field(default_factory=Http2Limits)
-    greeted: bool = True
+    service: EchoService = field(default_factory=EchoService)
+    limits: Http2Limits = field(default_factory=Http2Limits)
+    with_preface: bool = True
 
     def __post_init__(self) -> None:
         self.now_s = 1000.0
-        self.came = b""
+        self.received = b""
         self.closed = 0
         self.encoder = Encoder()
         self.decoder = Decoder()
-        self.connection = Http2Connection(self.house, self.terms, self._sink, self._close, lambda: self.now_s)
+        self.connection = Http2Connection(self.service, self.limits, self._sink, self._close, lambda: self.now_s)
         self.connection.start()
-        if self.greeted:
+        if self.with_preface:
             self.send(frames.PREFACE + frames.settings({}))
             self.read()
 
     def _sink(self, buffers: list[Buffer]) -> None:
-        self.came += b"".join(buffers)
+        self.received += b"".join(buffers)
 
     def _close(self) -> None:
         self.closed += 1
@@ -123,20 +123,20 @@ class Wire:
         return self.send(frames.frame(frames.DATA, int(ended), number, data))
 
     def read(self) -> list[Any]:
-        """The frames that came since it was last asked."""
+        """The frames that received since it was last asked."""
         found = []
-        while self.came:
-            frame, length = Frame.parse_frame_header(memoryview(self.came[:9]))
-            frame.parse_body(memoryview(self.came[9 : 9 + length]))
+        while self.received:
+            frame, length = Frame.parse_frame_header(memoryview(self.received[:9]))
+            frame.parse_body(memoryview(self.received[9 : 9 + length]))
             found.append(frame)
-            self.came = self.came[9 + length :]
+            self.received = self.received[9 + length :]
         return found
 
     def kinds(self) -> list[str]:
         return [type(f).__name__.removesuffix("Frame") for f in self.read()]
 
     def answer(self, number: int) -> bytes:
-        """The body that came on a stream, whose end came too."""
+        """The body that received on a stream, whose end received too."""
         found = [f for f in self.read() if f.stream_id == number]
         assert "END_STREAM" in found[-1].flags
         return b"".join(f.data for f in found if type(f).__name__ == "DataFrame")

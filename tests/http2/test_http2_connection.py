@@ -1,9 +1,9 @@
-"""HTTP/2 as RFC 9113 has it: requests, windows, steering frames and limits; each fault ends what it must, alone."""
+"""HTTP/2 as RFC 9113 has it: requests, windows, steering frames and limits; each error ends what it must, alone."""
 
 from collections.abc import Callable
 
 import pytest
-from http2_fakes import GET, POST, House, Listener, Wire
+from http2_fakes import GET, POST, EchoHandler, EchoService, Wire
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
@@ -19,21 +19,21 @@ Act = Callable[[Wire], object]
 def test_a_request_is_answered_with_head_body_and_trailers() -> None:
     wire = Wire()
     wire.headers(1).data(1, b"ab").data(1, b"c", ended=True)
-    came = wire.read()
-    assert [type(f).__name__ for f in came] == ["HeadersFrame", "DataFrame", "HeadersFrame"]
-    assert wire.decoder.decode(came[0].data) == [(":status", "200")]
-    assert came[1].data == b"abc"
-    assert wire.decoder.decode(came[2].data) == [("done", "yes")]
+    received = wire.read()
+    assert [type(f).__name__ for f in received] == ["HeadersFrame", "DataFrame", "HeadersFrame"]
+    assert wire.decoder.decode(received[0].data) == [(":status", "200")]
+    assert received[1].data == b"abc"
+    assert wire.decoder.decode(received[2].data) == [("done", "yes")]
     assert not wire.connection.streams.open
 
 
 def test_requests_without_body_and_many_at_a_time() -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     for number in range(1, 21, 2):
         wire.headers(number)
     for number in range(19, 0, -2):
         wire.data(number, b"%d" % number, ended=True)
-    for listener in wire.house.heard:
+    for listener in wire.service.handlers:
         listener.stream.send_response(b"\x88", (listener.body,), len(listener.body), b"")
     bodies = {f.stream_id: f.data for f in wire.read() if type(f).__name__ == "DataFrame" and f.data}
     assert bodies == {n: b"%d" % n for n in range(1, 21, 2)}
@@ -41,10 +41,10 @@ def test_requests_without_body_and_many_at_a_time() -> None:
 
 
 def test_the_greeting_tells_the_limits() -> None:
-    wire = Wire(greeted=False, terms=Http2Limits(max_streams=7, stream_window=70_000, max_frame=20_000))
+    wire = Wire(with_preface=False, limits=Http2Limits(max_streams=7, stream_window=70_000, max_frame=20_000))
     settings, window = wire.read()
-    told = settings.settings
-    assert (told[3], told[4], told[5], told[6]) == (7, 70_000, 20_000, 16 << 10)
+    result = settings.settings
+    assert (result[3], result[4], result[5], result[6]) == (7, 70_000, 20_000, 16 << 10)
     assert window.window_increment == (16 << 20) - 65_535
 
 
@@ -76,7 +76,7 @@ def test_unknown_frames_flags_and_settings_are_passed_over() -> None:
 
 
 def test_the_end_is_agreed_upon() -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     wire.headers(1)
     wire.connection.drain()
     first, ping = wire.read()
@@ -87,16 +87,16 @@ def test_the_end_is_agreed_upon() -> None:
     assert wire.read()[-1].last_stream_id == 3
     wire.headers(5)
     assert [f.error_code for f in wire.read()] == [frames.REFUSED_STREAM]
-    for listener in wire.house.heard:
+    for listener in wire.service.handlers:
         assert wire.closed < 1
         listener.stream.send_headers(b"\x88", ended=True)
     assert wire.closed == 1
 
 
 def test_a_client_may_say_goodbye() -> None:
-    wire = Wire(House(answering=False)).headers(1).send(frames.goaway(0, 0))
+    wire = Wire(EchoService(answering=False)).headers(1).send(frames.goaway(0, 0))
     assert wire.closed < 1
-    wire.house.heard[0].stream.send_headers(b"\x88", ended=True)
+    wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
     assert wire.closed == 1
 
 
@@ -112,7 +112,7 @@ def test_answers_wait_for_the_clients_windows() -> None:
     assert [len(f.data) for f in wire.read()] == [3]
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 16}))
     assert [len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame"] == [6]
-    assert not wire.house.heard[0].drains
+    assert not wire.service.handlers[0].drains
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}), frames.window_update(1, 100))
     assert len(wire.answer(1)) == 6
 
@@ -164,36 +164,36 @@ SMALL = Http2Limits(stream_window=1000, connection_window=100_000, max_frame=16_
 
 
 def test_a_body_that_is_read_may_go_on() -> None:
-    wire = Wire(terms=SMALL).headers(1)
+    wire = Wire(limits=SMALL).headers(1)
     for _ in range(50):
         wire.data(1, b"x" * 500)
     wire.data(1, ended=True)
     updates = [f for f in wire.read() if type(f).__name__ == "WindowUpdateFrame" and f.stream_id == 1]
     assert sum(f.window_increment for f in updates) == 25_000
-    assert len(wire.house.heard[0].body) == 25_000
+    assert len(wire.service.handlers[0].body) == 25_000
 
 
 def test_a_body_that_is_not_read_stops_and_no_other() -> None:
-    wire = Wire(House(reads=False), SMALL).headers(1).data(1, b"x" * 1000)
+    wire = Wire(EchoService(reads=False), SMALL).headers(1).data(1, b"x" * 1000)
     assert wire.read() == []
     wire.data(1, b"x")
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(1, frames.FLOW_CONTROL_ERROR)]
-    assert wire.house.heard[0].code == frames.FLOW_CONTROL_ERROR
+    assert wire.service.handlers[0].code == frames.FLOW_CONTROL_ERROR
     assert wire.alive()
 
 
 def test_padding_counts_and_is_given_back() -> None:
-    wire = Wire(terms=SMALL).headers(1)
+    wire = Wire(limits=SMALL).headers(1)
     for _ in range(500):  # more than both windows
         wire.send(frame(0, 8, 1, b"\xf0" + b"x" + bytes(240)))
     wire.data(1, ended=True)
-    assert wire.house.heard[0].body == b"x" * 500
+    assert wire.service.handlers[0].body == b"x" * 500
     assert wire.alive()
 
 
 def test_more_than_the_connections_window_is_the_connections_fault() -> None:
-    terms = Http2Limits(stream_window=1 << 20, connection_window=65_535, max_frame=1 << 20)
-    wire = Wire(terms=terms).headers(1).data(1, b"x" * 65_536)
+    limits = Http2Limits(stream_window=1 << 20, connection_window=65_535, max_frame=1 << 20)
+    wire = Wire(limits=limits).headers(1).data(1, b"x" * 65_536)
     assert wire.goaway()[0] == frames.FLOW_CONTROL_ERROR
 
 
@@ -252,12 +252,12 @@ FATAL: dict[str, tuple[Act, int]] = {
 @pytest.mark.parametrize("name", FATAL)
 def test_a_fault_of_the_connection_ends_it(name: str) -> None:
     act, code = FATAL[name]
-    wire = Wire(House(answering=name == "HEADERS on a closed stream"))
+    wire = Wire(EchoService(answering=name == "HEADERS on a closed stream"))
     act(wire)
     assert wire.goaway()[0] == code
     wire.send(frames.settings({}), b"anything")
     assert wire.read() == []
-    assert all(listener.code is not None or listener.ended for listener in wire.house.heard)
+    assert all(listener.code is not None or listener.ended for listener in wire.service.handlers)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_fault_of_the_connection_ends_it(name: str) -> None:
     ],
 )
 def test_a_bad_greeting(data: bytes) -> None:
-    wire = Wire(greeted=False).send(data)
+    wire = Wire(with_preface=False).send(data)
     assert wire.goaway()[0] == frames.PROTOCOL_ERROR
 
 
@@ -317,7 +317,7 @@ MALFORMED: dict[str, list[tuple[str, str]]] = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_request_hurts_its_stream_alone(name: str) -> None:
-    wire = Wire(House())
+    wire = Wire(EchoService())
     wire.headers(1).headers(3, MALFORMED[name])
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, frames.PROTOCOL_ERROR)]
     wire.data(3, b"on its way", ended=True).data(1, b"x", ended=True)
@@ -348,14 +348,14 @@ def test_a_path_or_authority_that_no_uri_can_have_is_400(name: str) -> None:
 def test_authorities_that_clients_send(host: str) -> None:
     wire = Wire().headers(1, [(n, host if n == ":authority" else v) for n, v in GET], ended=True)
     assert wire.decoder.decode(wire.read()[0].data) == [(":status", "200")]
-    assert wire.house.heard[0].head.authority == host
+    assert wire.service.handlers[0].head.authority == host
 
 
 def test_blanks_around_metadata_of_grpc_are_taken_off() -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     wire.headers(1, fields(("x-a", "trail "), ("content-type", "application/grpc"), ("x-b", "\t lead"), ("x-c", " ")))
     assert wire.read() == []
-    assert wire.house.heard[0].head.fields == (
+    assert wire.service.handlers[0].head.fields == (
         ("x-a", "trail"),
         ("content-type", "application/grpc"),
         ("x-b", "lead"),
@@ -386,40 +386,40 @@ STREAM_FAULTS: dict[str, tuple[Act, int]] = {
 @pytest.mark.parametrize("name", STREAM_FAULTS)
 def test_a_fault_of_a_stream_hurts_no_other(name: str) -> None:
     act, code = STREAM_FAULTS[name]
-    wire = Wire(House(answering=False)).headers(1)
+    wire = Wire(EchoService(answering=False)).headers(1)
     act(wire)
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, code)]
-    assert wire.house.heard[0].code is None
-    assert all(listener.code is not None for listener in wire.house.heard[1:])
-    wire.house.answering = True
+    assert wire.service.handlers[0].code is None
+    assert all(listener.code is not None for listener in wire.service.handlers[1:])
+    wire.service.answering = True
     wire.data(1, b"x", ended=True)
     assert wire.answer(1) == b"x"
 
 
 def test_what_was_on_its_way_when_a_stream_was_reset_is_passed_over() -> None:
-    wire = Wire(House(answering=False)).headers(1)
-    wire.house.heard[0].stream.reset(frames.CANCEL)
+    wire = Wire(EchoService(answering=False)).headers(1)
+    wire.service.handlers[0].stream.reset(frames.CANCEL)
     wire.read()
     wire.data(1, b"late").headers(1, [("late", "too")], ended=True).send(frames.window_update(1, 5))
     assert wire.read() == []
-    assert wire.house.heard[0].code is None
+    assert wire.service.handlers[0].code is None
 
 
 @pytest.mark.parametrize("place", ["open", "receive"])
 def test_an_application_that_fails_hurts_its_stream_alone(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wire = Wire(House(answering=False)).headers(1)
+    wire = Wire(EchoService(answering=False)).headers(1)
 
     def fails(*_: object) -> None:
         raise ValueError("a mistake")
 
     with monkeypatch.context() as patch:
-        patch.setattr(House if place == "open" else Listener, place, fails)
+        patch.setattr(EchoService if place == "open" else EchoHandler, place, fails)
         wire.headers(3).data(3, b"x", ended=True)
     assert (3, frames.INTERNAL_ERROR) in [(f.stream_id, f.error_code) for f in wire.read()]
     assert "a mistake" in caplog.text
-    wire.house.answering = True
+    wire.service.answering = True
     wire.data(1, b"x", ended=True)
     assert wire.answer(1) == b"x"
 
@@ -430,32 +430,32 @@ def test_a_reset_stops_what_waits_to_be_sent() -> None:
     wire.read()
     wire.send(frames.window_update(0, 1 << 20))
     assert wire.read() == []
-    assert wire.house.heard[0].code == frames.CANCEL
+    assert wire.service.handlers[0].code == frames.CANCEL
     assert wire.alive()
 
 
 def test_too_many_streams_at_a_time_are_refused() -> None:
-    wire = Wire(House(answering=False), Http2Limits(max_streams=3))
+    wire = Wire(EchoService(answering=False), Http2Limits(max_streams=3))
     for number in (1, 3, 5, 7):
         wire.headers(number)
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(7, frames.REFUSED_STREAM)]
-    wire.house.heard[0].stream.send_headers(b"\x88", ended=True)
-    wire.house.answering = True
+    wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
+    wire.service.answering = True
     assert wire.alive()
 
 
-@pytest.mark.parametrize("terms", [Http2Limits(max_header_bytes=1000), Http2Limits(max_headers=20)])
-def test_too_many_fields_are_refused_and_the_table_stays_right(terms: Http2Limits) -> None:
-    wire = Wire(terms=terms)
+@pytest.mark.parametrize("limits", [Http2Limits(max_header_bytes=1000), Http2Limits(max_headers=20)])
+def test_too_many_fields_are_refused_and_the_table_stays_right(limits: Http2Limits) -> None:
+    wire = Wire(limits=limits)
     wire.headers(1, fields(*((f"name-{n}", "x" * 100) for n in range(20))))
-    came = wire.read()
-    assert [type(f).__name__ for f in came] == ["HeadersFrame", "RstStreamFrame"]
-    assert wire.decoder.decode(came[0].data) == [(":status", "431")]
+    received = wire.read()
+    assert [type(f).__name__ for f in received] == ["HeadersFrame", "RstStreamFrame"]
+    assert wire.decoder.decode(received[0].data) == [(":status", "431")]
     assert wire.alive()
 
 
 def test_a_client_that_keeps_no_table_is_told_that_we_keep_none() -> None:
-    wire = Wire(greeted=False).send(frames.PREFACE + frames.settings({frames.HEADER_TABLE_SIZE: 0}))
+    wire = Wire(with_preface=False).send(frames.PREFACE + frames.settings({frames.HEADER_TABLE_SIZE: 0}))
     wire.read()
     for number in (1, 3):
         wire.headers(number, GET, ended=True)
@@ -499,7 +499,7 @@ FLOODS: dict[str, Act] = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_calmed(name: str) -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     FLOODS[name](wire)
     assert wire.goaway()[0] == frames.ENHANCE_YOUR_CALM
 
@@ -533,7 +533,7 @@ def test_a_bomb_of_indices_costs_no_memory_and_its_stream_alone() -> None:
 
 
 def test_calls_may_be_cancelled_at_an_honest_rate() -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     for number in range(1, 8001, 2):
         wire.now_s += 0.02
         wire.headers(number).send(frames.rst_stream(number, frames.CANCEL))
@@ -541,7 +541,7 @@ def test_calls_may_be_cancelled_at_an_honest_rate() -> None:
 
 
 def test_deadlines_may_end_all_streams_at_once() -> None:
-    wire = Wire(House(answering=False))
+    wire = Wire(EchoService(answering=False))
     for round_ in range(20):
         numbers = range(400 * round_ + 1, 400 * round_ + 400, 2)
         for number in numbers:
@@ -561,17 +561,17 @@ def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
         wire.data(number, ended=True)
         for _ in range(250):
             wire.send(frames.window_update(0, 4096))
-        wire.came = b""
+        wire.received = b""
     assert wire.closed < 1
 
 
 def test_a_long_head_goes_on_in_further_frames() -> None:
-    wire = Wire(House(answering=False)).headers(1, ended=True)
+    wire = Wire(EchoService(answering=False)).headers(1, ended=True)
     fields = [(b":status", b"200"), *((b"x-%d" % n, b"y" * 900) for n in range(40))]
-    wire.house.heard[0].stream.send_headers(encoded(fields), ended=True)
-    came = wire.read()
-    assert [type(f).__name__ for f in came] == ["HeadersFrame", "ContinuationFrame", "ContinuationFrame"]
-    assert ["END_HEADERS" in f.flags for f in came] == [False, False, True]
-    assert "END_STREAM" in came[0].flags
-    found = wire.decoder.decode(b"".join(f.data for f in came), raw=True)
+    wire.service.handlers[0].stream.send_headers(encoded(fields), ended=True)
+    received = wire.read()
+    assert [type(f).__name__ for f in received] == ["HeadersFrame", "ContinuationFrame", "ContinuationFrame"]
+    assert ["END_HEADERS" in f.flags for f in received] == [False, False, True]
+    assert "END_STREAM" in received[0].flags
+    found = wire.decoder.decode(b"".join(f.data for f in received), raw=True)
     assert [(bytes(n), bytes(v)) for n, v in found] == fields

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from http2_fakes import GET, POST, House, Wire
+from http2_fakes import GET, POST, EchoService, Wire
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.frames import frame
@@ -24,7 +24,7 @@ def after_end(wire: Wire) -> Wire:
 
 
 def literal(*fields: tuple[bytes, bytes]) -> bytes:
-    """A good request and further fields as raw literals, each value told with the byte of its length."""
+    """A good request and further fields as raw literals, each value result with the byte of its length."""
     start = b"\x82\x84\x86\x01\x01x"  # GET / http, authority x
     return start + b"".join(b"\0" + bytes((len(name),)) + name + value for name, value in fields)
 
@@ -65,7 +65,7 @@ CONNECTION: dict[str, tuple[Act, int]] = {
 @pytest.mark.parametrize("name", CONNECTION)
 def test_a_fault_ends_the_connection(name: str) -> None:
     act, code = CONNECTION[name]
-    wire = Wire(House(answering="the end" in name))
+    wire = Wire(EchoService(answering="the end" in name))
     act(wire)
     assert wire.goaway()[0] == code
 
@@ -87,10 +87,10 @@ STREAM: dict[str, tuple[Act, int]] = {
 @pytest.mark.parametrize("name", STREAM)
 def test_a_fault_ends_its_stream(name: str) -> None:
     act, code = STREAM[name]
-    wire = Wire(House(answering="the end" in name))
+    wire = Wire(EchoService(answering="the end" in name))
     act(wire)
     assert [f.error_code for f in wire.read() if type(f).__name__ == "RstStreamFrame"][-1:] == [code]
-    wire.house.answering = True
+    wire.service.answering = True
     assert wire.alive()
 
 
@@ -122,10 +122,10 @@ def test_what_is_allowed(name: str) -> None:
 
 
 def test_an_unknown_code_of_goodbye_is_one() -> None:
-    wire = Wire(House(answering=False)).headers(1)
+    wire = Wire(EchoService(answering=False)).headers(1)
     wire.send(frames.goaway(0, 0xFF))
     assert not wire.closed
-    wire.house.answering = True
+    wire.service.answering = True
     wire.data(1, b"x", ended=True)
     assert wire.answer(1) == b"x"
     assert wire.closed

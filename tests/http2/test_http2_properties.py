@@ -9,7 +9,7 @@ import h2.connection
 import h2.events
 import h2.settings
 from hpack import Encoder
-from http2_fakes import GET, POST, House, Wire
+from http2_fakes import GET, POST, EchoService, Wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,14 +36,14 @@ TALK = talk()
 
 
 def outcome(pieces: list[bytes]) -> tuple[Any, ...]:
-    wire = Wire(greeted=False)
+    wire = Wire(with_preface=False)
     wire.send(*pieces)
-    heard = [(li.stream.number, li.body, li.ended, li.code) for li in wire.house.heard]
+    handlers = [(li.stream.number, li.body, li.ended, li.code) for li in wire.service.handlers]
     answers: dict[int, bytes] = {}
     for f in wire.read():
         if type(f).__name__ == "DataFrame":
             answers[f.stream_id] = answers.get(f.stream_id, b"") + f.data
-    return heard, answers, wire.closed
+    return handlers, answers, wire.closed
 
 
 WHOLE = outcome([TALK])
@@ -55,10 +55,10 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def test_the_talk_is_understood() -> None:
-    heard, answers, closed = WHOLE
-    assert [h[0] for h in heard] == [1, 3, 5, 7, 11]
+    handlers, answers, closed = WHOLE
+    assert [h[0] for h in handlers] == [1, 3, 5, 7, 11]
     assert {n: len(b) for n, b in answers.items()} == {1: 76_800, 3: 3, 7: 0, 11: 0}
-    assert heard[2][3] == frames.CANCEL
+    assert handlers[2][3] == frames.CANCEL
     assert not closed
 
 
@@ -78,7 +78,7 @@ def test_garbage_never_fails(data: bytes) -> None:
     wire = Wire().headers(1)
     wire.send(data)
     wire.connection.lost()
-    assert wire.house.heard[0].ended or wire.house.heard[0].code is not None
+    assert wire.service.handlers[0].ended or wire.service.handlers[0].code is not None
 
 
 KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=60))
@@ -87,11 +87,11 @@ KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st
 @settings(deadline=None)
 @given(said=st.lists(KINDS, max_size=30))
 def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
-    wire = Wire(House(answering=False), Http2Limits(max_streams=3, stream_window=100))
+    wire = Wire(EchoService(answering=False), Http2Limits(max_streams=3, stream_window=100))
     for one in said:
         wire.send(frame(*one))
     wire.connection.lost()
-    assert all(li.ended or li.code is not None for li in wire.house.heard)
+    assert all(li.ended or li.code is not None for li in wire.service.handlers)
     assert not wire.connection.streams.open
 
 
@@ -102,7 +102,7 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
     data = bytearray(TALK[:600] + TALK[-400:])
     for _ in range(dice.randrange(1, 6)):
         data[dice.randrange(24, len(data))] = dice.randrange(256)
-    wire = Wire(greeted=False).send(bytes(data))
+    wire = Wire(with_preface=False).send(bytes(data))
     wire.connection.lost()
     assert not wire.connection.streams.open
 
@@ -116,7 +116,9 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
 def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int) -> None:
     """It checks every frame that comes, and makes room only as it reads."""
     bodies = [body[: 500 * window] for body in bodies]
-    wire = Wire(greeted=False, terms=Http2Limits(stream_window=50_000, connection_window=80_000, max_frame=20_000))
+    wire = Wire(
+        with_preface=False, limits=Http2Limits(stream_window=50_000, connection_window=80_000, max_frame=20_000)
+    )
     client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
@@ -127,8 +129,8 @@ def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int
         client.send_headers(number, POST)
     for _ in range(4000):  # 1,500 to send with the smallest piece, and up to four for each window to receive
         wire.send(client.data_to_send())
-        came, wire.came = wire.came, b""
-        for event in client.receive_data(came):
+        received, wire.received = wire.received, b""
+        for event in client.receive_data(received):
             match event:
                 case h2.events.DataReceived():
                     got[event.stream_id] += event.data

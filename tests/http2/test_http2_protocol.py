@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 import pytest
-from http2_fakes import House, Wire
+from http2_fakes import EchoService, Wire
 
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
@@ -55,7 +55,7 @@ class Transport:
 @pytest.fixture
 async def paused() -> tuple[Any, Transport]:
     """A connection whose client does not read as fast as it is written to."""
-    wire = http2(House(), Http2Limits(), MessageExecutor(BodyMemory(0)))
+    wire = http2(EchoService(), Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection = wire(Listener(wire, limits=Limits(write_timeout_s=60.0, keep_alive_timeout_s=75.0)))
     assert isinstance(connection, Http2Protocol)
     transport = Transport()
@@ -92,7 +92,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
 async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-    wire = http2(House(), Http2Limits(), MessageExecutor(BodyMemory(0)))
+    wire = http2(EchoService(), Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection: Any = wire(Listener(wire, limits=Limits(write_timeout_s=60.0)))
     connection.connection_made(Transport())
     connection.begin(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
@@ -113,7 +113,7 @@ async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypa
     assert not connection.connection.streams.open
 
 
-class SlowHouse(House):
+class SlowService(EchoService):
     """Each request takes a millisecond of the clock."""
 
     def __init__(self) -> None:
@@ -126,35 +126,35 @@ class SlowHouse(House):
 
 
 def test_requests_that_came_together_are_worked_on_in_slices() -> None:
-    house = SlowHouse()
-    wire = Wire(house)
+    service = SlowService()
+    wire = Wire(service)
     connection: Any = wire.connection
-    connection.reader.stopwatch = lambda: house.now_s
+    connection.reader.stopwatch = lambda: service.now_s
     connection.receive(b"".join(wire.headers_frame(n, ended=True) for n in range(1, 41, 2)))
-    slices = [len(house.heard)]
+    slices = [len(service.handlers)]
     while connection.reader.more:
         connection.receive(b"")
-        slices.append(len(house.heard) - sum(slices))
+        slices.append(len(service.handlers) - sum(slices))
     assert sum(slices) == 20
     assert max(slices) <= 4
     assert wire.alive()
 
 
 async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
-    house = SlowHouse()
-    wire = http2(house, Http2Limits(), MessageExecutor(BodyMemory(0)))
+    service = SlowService()
+    wire = http2(service, Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection: Any = wire(Listener(wire, limits=Limits()))
-    connection.connection.reader.stopwatch = lambda: house.now_s
+    connection.connection.reader.stopwatch = lambda: service.now_s
     transport: Any = Transport()
     connection.connection_made(transport)
-    client = Wire(house)
+    client = Wire(service)
     connection.begin(frames.PREFACE + frames.settings({}))
     connection.begin(b"".join(client.headers_frame(n, ended=True) for n in range(1, 41, 2)))
     assert not transport.reading
-    assert len(house.heard) < 5
+    assert len(service.handlers) < 5
     while not transport.reading:
         await asyncio.sleep(0)
-    assert len(house.heard) == 20
+    assert len(service.handlers) == 20
 
 
 async def test_warnings_of_a_kind_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,6 +164,6 @@ async def test_warnings_of_a_kind_are_counted(caplog: pytest.LogCaptureFixture) 
     warnings.log("another kind")
     while len(caplog.records) < 3:
         await asyncio.sleep(0.01)
-    told = ["client 0 is odd", "another kind", "client 0 is odd (4 times in the last 0.05 s)"]
-    assert [r.getMessage() for r in caplog.records] == told
+    result = ["client 0 is odd", "another kind", "client 0 is odd (4 times in the last 0.05 s)"]
+    assert [r.getMessage() for r in caplog.records] == result
     warnings.close()

@@ -49,7 +49,7 @@ class Client:
         fields = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "localhost"), *more]
         self.h2.send_headers(number, fields, end_stream=not body)
         headers: dict[str, str] = {}
-        came = b""
+        received = b""
         ended = False
         while not ended:
             size = min(len(body), self.h2.local_flow_control_window(number), self.h2.max_outbound_frame_size)
@@ -66,12 +66,12 @@ class Client:
                     case h2.events.ResponseReceived():
                         headers = dict(event.headers)
                     case h2.events.DataReceived():
-                        came += event.data
+                        received += event.data
                         self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                     case h2.events.StreamEnded() | h2.events.StreamReset():
                         ended, body = True, b""
             self.writer.write(self.h2.data_to_send())
-        return headers, came
+        return headers, received
 
 
 @pytest.fixture
@@ -123,12 +123,12 @@ async def test_large_bodies_come_and_go(client: Client) -> None:
     text = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
     body = text + data.tobytes()
     length = ("inference-header-content-length", str(len(text)))
-    headers, came = await client.ask(
+    headers, received = await client.ask(
         "POST", "/v2/models/double/infer", body, length, ("content-length", str(len(body)))
     )
     assert headers[":status"] == "200"
     begin = int(headers["inference-header-content-length"])
-    assert np.array_equal(np.frombuffer(came[begin:]), 2 * data)
+    assert np.array_equal(np.frombuffer(received[begin:]), 2 * data)
 
 
 async def test_a_client_is_told_that_it_may_go_on(client: Client) -> None:
@@ -136,11 +136,11 @@ async def test_a_client_is_told_that_it_may_go_on(client: Client) -> None:
     fields = [(":method", "POST"), (":scheme", "http"), (":path", "/v2/models/double/infer"), (":authority", "x")]
     client.h2.send_headers(number, [*fields, ("expect", "100-continue")])
     client.writer.write(client.h2.data_to_send())
-    told: list[str] = []
-    while not told:
+    result: list[str] = []
+    while not result:
         events = client.h2.receive_data(await asyncio.wait_for(client.reader.read(1 << 16), 20))
-        told = [dict(e.headers)[":status"] for e in events if isinstance(e, h2.events.InformationalResponseReceived)]
-    assert told == ["100"]
+        result = [dict(e.headers)[":status"] for e in events if isinstance(e, h2.events.InformationalResponseReceived)]
+    assert result == ["100"]
 
 
 async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
@@ -224,8 +224,8 @@ def curl(*arguments: str) -> str:
 async def test_curl(server: dragoman.Server) -> None:
     url = f"{server.http_url}/v2/models/double/infer"
     for option, version in (("--http2-prior-knowledge", "2"), ("--http1.1", "1.1"), ("--http2", "1.1")):
-        told = await asyncio.to_thread(curl, option, "-d", json.dumps(QUESTION), url)
-        body, _, status = told.rpartition("\n")
+        result = await asyncio.to_thread(curl, option, "-d", json.dumps(QUESTION), url)
+        body, _, status = result.rpartition("\n")
         assert status == f"{version} 200"
         assert json.loads(body)["outputs"][0]["data"] == ANSWER
 
@@ -246,8 +246,8 @@ async def test_tls_lets_the_client_choose(pem: tuple[Path, Path]) -> None:
     key, chain = map(str, pem)
     async with dragoman.Server(double, http_port=0, grpc_port=0, tls_key=key, tls_cert=chain) as server:
         for option, version in (("--http2", "2"), ("--http1.1", "1.1")):
-            told = await asyncio.to_thread(curl, option, "--cacert", chain, f"{server.http_url}/v2/health/live")
-            assert told.endswith(f"{version} 200")
+            result = await asyncio.to_thread(curl, option, "--cacert", chain, f"{server.http_url}/v2/health/live")
+            assert result.endswith(f"{version} 200")
         credentials = grpc.ssl_channel_credentials(pem[1].read_bytes())
         for port in (server.http_ports[0], server.grpc_port):
             async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:

@@ -124,19 +124,19 @@ async def test_load_over_http_1(server: dragoman.Server, question: str) -> None:
 )
 async def test_a_client_with_all_its_options(server: dragoman.Server, question: str, said: tuple[str, ...]) -> None:
     url = f"{server.http_url}/v2/models/double/infer"
-    told = await run("nghttp", "-d", question, *said, url)
+    result = await run("nghttp", "-d", question, *said, url)
     times = 20 if "--multiply=20" in said else 1
-    assert told.count('"data":[2.0,4.0,6.0]') == times
+    assert result.count('"data":[2.0,4.0,6.0]') == times
 
 
 async def test_an_upgrade_is_passed_over(server: dragoman.Server) -> None:
     """HTTP/1.1 answers, so that client gives up; the server goes on."""
-    told = await run("nghttp", "--upgrade", f"{server.http_url}/v2/health/live")
-    assert "live" not in told
+    result = await run("nghttp", "--upgrade", f"{server.http_url}/v2/health/live")
+    assert "live" not in result
     assert "200" in await run("nghttp", "-nv", f"{server.http_url}/v2/health/live")
 
 
 async def test_what_is_refused_has_its_status(server: dragoman.Server, question: str) -> None:
-    told = await run("nghttp", "-v", "-d", question, f"{server.http_url}/v2/models/nobody/infer")
-    assert ":status: 404" in told
-    assert "nobody" in told
+    result = await run("nghttp", "-v", "-d", question, f"{server.http_url}/v2/models/nobody/infer")
+    assert ":status: 404" in result
+    assert "nobody" in result

@@ -32,8 +32,8 @@ def parse_call_headers(head: Http2Headers, handlers: Mapping[str, Handler]) -> C
     """Return the headers of the call that a request begins."""
     fields = dict(head.fields)
     handler, error = handlers.get(head.path), None
-    if head.fault is not None:
-        error = GrpcError("RESOURCE_EXHAUSTED" if head.fault.status == 431 else "INTERNAL", head.fault.message)
+    if head.error is not None:
+        error = GrpcError("RESOURCE_EXHAUSTED" if head.error.status == 431 else "INTERNAL", head.error.message)
     elif head.method != "POST":
         error = GrpcError("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
     elif handler is None:

@@ -255,7 +255,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _reject(self, rejected: RejectedRequest) -> None:
         head = rejected.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
-        response = self._context.application.format_error(rejected.fault, protocol)
+        response = self._context.application.format_error(rejected.error, protocol)
         self._writer.begin(head)
         self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
         self._end_response(unread=rejected.fatal)
@@ -370,7 +370,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         due = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)
         if now_s < due:
             return due
-        error = self._stage.fault(limits, self._reader.body_size)
+        error = self._stage.timeout_error(limits, self._reader.body_size)
         if error is not None:
             self._reject(RejectedRequest(None, error, fatal=True))
         elif self._transport.get_write_buffer_size():

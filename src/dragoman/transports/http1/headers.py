@@ -26,7 +26,7 @@ _SECRET = ("authorization", "cookie", "proxy-authorization")  # headers with cre
 class Http1Headers(msgspec.Struct, frozen=True):
     """The parsed headers of a request. `length`: of the body, or CHUNKED.
 
-    `match` is None if there is no endpoint, and `fault` says why. `plain`: the response may be there at once. If the
+    `match` is None if there is no endpoint, and `error` says why. `plain`: the response may be there at once. If the
     headers are cached too, `raw` are their bytes and `whole` is the size of the request with its body.
     """
 
@@ -39,7 +39,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     http10: bool
     expects_continue: bool
     match: Match | None
-    fault: HttpError | None
+    error: HttpError | None
     plain: bool = False
     raw: bytes = b""
     whole: int = -1
@@ -112,14 +112,14 @@ class HeaderParser:
             raise not_http(f"Host {headers['host'][:64]!r}")
         length = _length(headers, http10)
         path, query = _target(self._url.decode("latin-1"))
-        match, fault = _match(application, method, path)
+        match, error = _match(application, method, path)
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone does not close the connection.
         keep_alive = self._keep_alive and "close" not in headers.get("connection", "").lower()
         short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
         plain = short and keep_alive and not (http10 or expects) and application.is_plain(match, headers)
         path = unquote(path) if "%" in path else path
-        return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, fault, plain)
+        return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, error, plain)
 
 
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpError | None]:

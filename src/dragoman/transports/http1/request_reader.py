@@ -29,7 +29,7 @@ class RejectedRequest:
     """A request that is answered with an error. `fatal`: what follows on the connection cannot be parsed."""
 
     head: Http1Headers | None
-    fault: HttpError
+    error: HttpError
     fatal: bool
 
 
@@ -63,7 +63,7 @@ class RequestReader:
         "_chunks",
         "_context",
         "_data",
-        "_fault",
+        "_error",
         "_growing",
         "_head",
         "_last",
@@ -86,7 +86,7 @@ class RequestReader:
         self._last: tuple[bytes, Http1Headers] | None = (
             None  # headers with credentials, which are not shared between connections
         )
-        self._fault: HttpError | None = None
+        self._error: HttpError | None = None
 
     # --- input -------------------------------------------------------------------------------------------------
 
@@ -102,8 +102,8 @@ class RequestReader:
             return True
         try:
             body.advance(count)
-        except HttpError as fault:
-            self._fault = fault
+        except HttpError as error:
+            self._error = error
             return True
         return body.size == body.length
 
@@ -139,8 +139,8 @@ class RequestReader:
                 return None
             head = self._next_head()
             return None if head is None else self._start_request(head)
-        except HttpError as fault:
-            return RejectedRequest(self._head, fault, fatal=True)
+        except HttpError as error:
+            return RejectedRequest(self._head, error, fatal=True)
 
     def _next_head(self) -> Http1Headers | None:
         data, at = self._data, self._at
@@ -197,8 +197,8 @@ class RequestReader:
     def _start_request(self, head: Http1Headers) -> RequestEvent | None:
         """Headers are complete: return the request if its body is too."""
         length, max_bytes = head.length, self._context.limits.max_body_bytes
-        if head.fault is not None:
-            return self._reject(head, head.fault)
+        if head.error is not None:
+            return self._reject(head, head.error)
         if not length:
             return Http1Request(head, b"")
         if length > max_bytes:
@@ -220,8 +220,8 @@ class RequestReader:
 
     def _read_body(self, head: Http1Headers) -> Http1Request | None:
         """Take more of the body; return the request once it is complete."""
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
         if self._chunks is not None:
             self._at = self._chunks.take(self._data, self._at)
             done = self._chunks.done
@@ -241,12 +241,12 @@ class RequestReader:
 
     # --- rejected requests -----------------------------------------------------------------------------------------
 
-    def _reject(self, head: Http1Headers, fault: HttpError) -> RejectedRequest:
+    def _reject(self, head: Http1Headers, error: HttpError) -> RejectedRequest:
         """Reject a request without an endpoint, and skip its body unless it is too long."""
         if head.length == CHUNKED or head.expects_continue or head.length > _MAX_SKIPPED:
-            return RejectedRequest(head, fault, fatal=True)
+            return RejectedRequest(head, error, fatal=True)
         self._skipping = head.length
-        return RejectedRequest(head, fault, fatal=False)
+        return RejectedRequest(head, error, fatal=False)
 
     def _skip(self) -> bool:
         count = min(self._skipping, self.unparsed)

@@ -23,7 +23,7 @@ class Stage(Enum):
     LINGER = 4
     GONE = 5
 
-    def fault(self, limits: Limits, received: int) -> HttpError | None:
+    def timeout_error(self, limits: Limits, received: int) -> HttpError | None:
         """Return the error for a client that exceeded its timeout; None to close without a response."""
         if self is Stage.HEAD:
             text = f"the request head did not come within {limits.header_timeout_s} s"

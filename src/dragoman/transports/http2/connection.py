@@ -163,7 +163,7 @@ class Http2Connection:
         headers = self._blocks.parse_request(block)
         if len(streams.open) >= self._limits.max_streams or self.refusing:
             raise Http2StreamError(frames.REFUSED_STREAM, "too many streams at a time")
-        length = -1 if headers.fault is not None else headers.length
+        length = -1 if headers.error is not None else headers.length
         if ended and length > 0:
             raise Http2StreamError(frames.PROTOCOL_ERROR, f"expected {length} bytes, got no body")
         sender = self.sender

@@ -1,6 +1,6 @@
 """Header fields to and from their compressed form (HPACK, RFC 7541).
 
-Reading is done here and not by the `hpack` library, for three reasons: it tells whether a block has changed the table
+Reading is done here and not by the `hpack` library, for three reasons: it reports whether a block has changed the table
 (`version`), so that equal blocks need not be read again; a list beyond the limit costs no memory while the table stays
 right; and gRPC's blocks, which are mostly indices, take a fourth of the time. The static table
 comes from the library's public decoder.
@@ -53,8 +53,8 @@ class Decoder:
         """Return the fields of a block. Raises Http2ConnectionError COMPRESSION_ERROR."""
         try:
             return self._decode(block)
-        except (IndexError, ValueError) as fault:
-            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends early or is malformed") from fault
+        except (IndexError, ValueError) as error:
+            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends early or is malformed") from error
 
     def _decode(self, block: bytes) -> list[Field]:
         found: list[Field] = []
@@ -131,8 +131,8 @@ class Decoder:
     def _resize(self, block: bytes, at: int, late: bool) -> int:
         size, at = _integer(block, at, 0x1F)
         if late or size > TABLE_BYTES:
-            told = "after a field" if late else f"to {size} bytes, of which {TABLE_BYTES} are allowed"
-            raise Http2ConnectionError(COMPRESSION_ERROR, f"a header block resizes the table {told}")
+            reason = "after a field" if late else f"to {size} bytes, of which {TABLE_BYTES} are allowed"
+            raise Http2ConnectionError(COMPRESSION_ERROR, f"a header block resizes the table {reason}")
         self.version += 1
         self._limit = size
         self._evict()
@@ -168,8 +168,8 @@ def _encoded(name: bytes, value: bytes) -> bytes:
         return _written(index, 0x7F, 0x80)
     if name == b":status" and (name, value) in _STATIC:
         return _written(_STATIC.index((name, value)), 0x7F, 0x80)
-    told = _written(index, 0x0F, 0) if index else b"\0" + _written(len(name), 0x7F, 0) + name
-    return told + _written(len(value), 0x7F, 0) + value
+    encoded_field = _written(index, 0x0F, 0) if index else b"\0" + _written(len(name), 0x7F, 0) + name
+    return encoded_field + _written(len(value), 0x7F, 0) + value
 
 
 def _written(value: int, mask: int, bits: int) -> bytes:

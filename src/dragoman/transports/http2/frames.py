@@ -93,8 +93,8 @@ def window_update(number: int, increment: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, number, _word.pack(increment))
 
 
-def goaway(last: int, code: int, told: str = "") -> bytes:
-    return frame(GOAWAY, 0, 0, _goaway.pack(last, code) + told.encode())
+def goaway(last: int, code: int, message: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, _goaway.pack(last, code) + message.encode())
 
 
 def check_priority(number: int, payload: bytes) -> None:

@@ -75,12 +75,12 @@ class HeaderBlocks:
         if decoder.too_large:
             return found, HttpError(431, f"headers: expected at most {self._max_bytes} bytes, got more")
         if len(found) > self._max_fields:
-            told = f"headers: expected at most {self._max_fields} fields, got {len(found)}"
-            return found[: self._max_fields], HttpError(431, told)
+            text = f"headers: expected at most {self._max_fields} fields, got {len(found)}"
+            return found[: self._max_fields], HttpError(431, text)
         return found, None
 
     def parse_request(self, block: bytes) -> Http2Headers:
-        """Return the head of a request; its `fault` says if it has too many fields.
+        """Return the headers of a request; its `error` says if it has too many fields.
 
         Raises Http2ConnectionError and Http2StreamError.
         """

@@ -23,8 +23,8 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 class Http2Headers:
     """A request's head. `path` is as it was sent; `length` that of the body where it is announced, else -1.
 
-    `fault` is the HTTP error with which the request has to be answered, whatever it asks for; `fields` may then not be
-    all that were sent. `note` is for whoever answers: it is kept as long as equal heads come.
+    `error` is the HTTP error to respond with; `fields` may then be incomplete. `note` is for the service: it is kept
+    while requests with equal headers arrive.
     """
 
     method: str
@@ -34,12 +34,12 @@ class Http2Headers:
     fields: tuple[tuple[str, str], ...]
     length: int = -1
     is_grpc: bool = False
-    fault: HttpError | None = None
+    error: HttpError | None = None
     note: list[Any] = field(default_factory=list)
 
 
-def parse_headers(fields: Iterable[Field], fault: HttpError | None = None) -> Http2Headers:
-    """Return the head with these fields; `fault` is an error that is known already.
+def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Http2Headers:
+    """Return the headers with these fields; `error` is one that is known already.
 
     Values of gRPC's metadata lose blanks around them, as its specification allows; in any other request they are
     malformed (RFC 9113, 8.2.1). Raises Http2StreamError PROTOCOL_ERROR if the request is malformed.
@@ -69,11 +69,11 @@ def parse_headers(fields: Iterable[Field], fault: HttpError | None = None) -> Ht
     if padded and not is_grpc:
         raise _malformed(f"the value of field {_shown(padded)} begins or ends with a blank")
     method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
-    if fault is not None:  # fields may be missing
-        return Http2Headers(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, fault=fault)
+    if error is not None:  # fields may be missing
+        return Http2Headers(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, error=error)
     authority = _checked(method, scheme, path, pseudo.get(b":authority", ""), plain)
-    fault = _unfit(path, authority)
-    return Http2Headers(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, fault)
+    error = _target_error(path, authority)
+    return Http2Headers(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, error)
 
 
 def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
@@ -89,7 +89,7 @@ def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tu
     return authority
 
 
-def _unfit(path: str, authority: str) -> HttpError | None:
+def _target_error(path: str, authority: str) -> HttpError | None:
     """The error of a path or an authority that no URI can have."""
     if _PATH.fullmatch(path) is None:
         return HttpError(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
@@ -99,11 +99,11 @@ def _unfit(path: str, authority: str) -> HttpError | None:
 
 
 def _length(plain: list[tuple[str, str]]) -> int:
-    told = {value for name, value in plain if name == "content-length"}
-    if not told:
+    lengths = {value for name, value in plain if name == "content-length"}
+    if not lengths:
         return -1
-    value = told.pop()
-    if told or not value.isascii() or not value.isdecimal() or len(value) > 18:
+    value = lengths.pop()
+    if lengths or not value.isascii() or not value.isdecimal() or len(value) > 18:
         raise _malformed(f"expected one content-length, a number of bytes, got {value[:32]!r}")
     return int(value)
 

@@ -61,8 +61,8 @@ class Http2Request:
         self._can_write: asyncio.Future[None] | None = None
         self._began_s = service.loop.time()
         self._is_answered = False
-        if head.fault is not None:
-            self._reject(head.fault)  # not raised: requests with equal headers share it
+        if head.error is not None:
+            self._reject(head.error)  # not raised: requests with equal headers share it
             return
         try:
             self._prepare()
