@@ -123,7 +123,7 @@ RAW: list[tuple[Change, str]] = [
     (_unaddressable, "input 'x': shape [0, 4611686018427387904, 4] is too large"),
     (_duplicate_input, "input 'x' already exists in request"),  # T70c
     (_unset_tensor_parameter, "input 'x': parameter 'p': expected a value, got none"),  # T72
-    (_datatype("int32"), "input 'x': datatype 'int32' is not known"),
+    (_datatype("int32"), "input 'x': unknown datatype 'int32'"),
     (_truncated, "input 'x': BYTES element 0 needs 9 bytes, 1 are left"),  # T42
     (_bool, "input 'x': expected BOOL bytes of 0 or 1, got 2"),  # T43
 ]
