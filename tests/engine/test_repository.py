@@ -211,7 +211,7 @@ def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> Non
         ("[model]\nallow_pickle = true", "cannot be set in a file beside models; use --allow-pickle"),
         ("[modell]\n", "unknown table 'modell': expected .* did you mean 'model'"),
         ("[model", "cannot be read"),
-        ('[model]\ninputs = [{name = "x", datatype = "FP33", shape = [1]}]', "datatype 'FP33' is not known"),
+        ('[model]\ninputs = [{name = "x", datatype = "FP33", shape = [1]}]', "unknown datatype 'FP33'"),
     ],
 )
 def test_invalid_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:

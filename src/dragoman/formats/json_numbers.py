@@ -26,7 +26,7 @@ LONG = 2048  # performance only: bytes of JSON from which on arrays are cut out 
 _CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
 _COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time
 
-# The Python type of one element. Open Inference leaves conversions open: only those that change no value are made.
+# The Python type of one element. Open Inference allows conversions; only lossless ones are done.
 _ELEMENT: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float | None, "number": float, "bytes": str}
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _PLACE = re.compile(r"\[([0-9]+)\]")
@@ -292,5 +292,5 @@ def _simd_parser_class() -> Callable[[], Any] | None:
         from simdjson import Parser
     except (ImportError, RuntimeError):  # not installed, or not for this machine
         return None
-    made: Callable[[], Any] = Parser
-    return made
+    parser_class: Callable[[], Any] = Parser
+    return parser_class

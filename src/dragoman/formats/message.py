@@ -53,11 +53,11 @@ class NamedTensor:
         return found | ({"parameters": dict(self.parameters)} if self.parameters else {})
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From plain JSON values, checked as a server checks them. Raises InvalidInput."""
-        name, kind, shape = given["name"], datatype(given["datatype"]), given["shape"]
-        parameters = given.get("parameters") or NONE
-        return cls(name, tensor_from_json(f"tensor '{name}'", kind, shape, given["data"], _POLICY, parameters))
+        name, kind, shape = values["name"], datatype(values["datatype"]), values["shape"]
+        parameters = values.get("parameters") or NONE
+        return cls(name, tensor_from_json(f"tensor '{name}'", kind, shape, values["data"], _POLICY, parameters))
 
 
 class RequestInput(NamedTensor):
@@ -114,9 +114,9 @@ class InferenceRequest:
         return [head, *blobs], len(head)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From plain JSON values. Raises InvalidInput."""
-        return cls.from_json(orjson.dumps(given))
+        return cls.from_json(orjson.dumps(values))
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:
@@ -168,9 +168,9 @@ class InferenceResponse:
         return orjson.dumps(self._with_fields(written), option=_NUMPY)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From plain JSON values. Raises InvalidInput."""
-        return cls.from_json(orjson.dumps(given))
+        return cls.from_json(orjson.dumps(values))
 
     @classmethod
     def from_json(cls, text: Buffer, header_length: str | None = None) -> Self:

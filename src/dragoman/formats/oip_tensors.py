@@ -131,20 +131,20 @@ def _encode_contents(tensor: Tensor) -> list[Buffer]:
 
 def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
     """The elements of the only field that is set."""
-    given: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
-    if not given:
+    found: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
+    if not found:
         return ()
-    return given[_check_field(where, datatype, list(given))]
+    return found[_check_field(where, datatype, list(found))]
 
 
-def _check_field(where: str, datatype: Datatype, given: Sequence[str]) -> str:
+def _check_field(where: str, datatype: Datatype, found: Sequence[str]) -> str:
     """Return the name of the field of a datatype. Raises InvalidInput if others are set."""
-    wanted = FIELDS.get(datatype)
-    if wanted is None:
+    expected = FIELDS.get(datatype)
+    if expected is None:
         raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
-    if list(given) != [wanted]:
-        raise InvalidInput(f"{where}: expected contents of {datatype} in '{wanted}', got {_listed(given)}")
-    return wanted
+    if list(found) != [expected]:
+        raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_listed(found)}")
+    return expected
 
 
 def _array(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:

@@ -118,8 +118,8 @@ def raw_from_tensor(tensor: Tensor) -> Buffer:
     """Return the binary form of a tensor; a view if it is large and contiguous."""
     if tensor.datatype is BYTES:
         joined = bytearray()
-        for portion in iterate_chunks(tensor, _CHUNK_ELEMENTS):
-            joined += _with_lengths(portion)
+        for chunk in iterate_chunks(tensor, _CHUNK_ELEMENTS):
+            joined += _with_lengths(chunk)
         return memoryview(joined)
     if tensor.data.nbytes <= _SMALL_BYTES:
         return tensor.data.tobytes()
