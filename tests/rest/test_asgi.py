@@ -381,6 +381,7 @@ async def test_health_checks_do_not_wait_for_models(slow_load: threading.Event) 
         assert (await asyncio.wait_for(client.get("/v2/health/live"), TIMEOUT_S)).status_code == 200
         assert (await asyncio.wait_for(client.get("/v2/health/ready"), TIMEOUT_S)).status_code == 400
         unknown = asyncio.ensure_future(client.get("/nowhere"))
+        wrong_method = asyncio.ensure_future(client.delete(INFER))
         cancelled = asyncio.ensure_future(client.post("/v2/models/SlowLoad/infer", json=BODY))
         waiting = asyncio.ensure_future(client.post("/v2/models/SlowLoad/infer", json=BODY))
         await asyncio.sleep(0.05)
@@ -390,6 +391,7 @@ async def test_health_checks_do_not_wait_for_models(slow_load: threading.Event) 
         slow_load.set()
         assert (await asyncio.wait_for(waiting, TIMEOUT_S)).status_code == 200
         assert (await asyncio.wait_for(unknown, TIMEOUT_S)).status_code == 404
+        assert (await asyncio.wait_for(wrong_method, TIMEOUT_S)).status_code == 405
     async with app:
         pass
 
