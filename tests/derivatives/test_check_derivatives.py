@@ -161,7 +161,7 @@ def test_the_command_reports_correct_derivatives(
     message = capsys.readouterr().out
     assert "gradient by complex step" in message
     assert message.count(" ok\n") == 5
-    assert "all is well, at 5 points" in message
+    assert "all checks passed, at 5 points" in message
     root = ET.parse(drawn).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "apply_jacobian y by x" in "".join(root.itertext())
@@ -191,7 +191,7 @@ def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.
         (("--at", "{}"), "--at: expected a list"),
         (("--config", "[1]"), "--config: expected an object, got [1]"),
         (("--config", "{"), "--config: expected JSON"),
-        (("--model", "left"), "there is no model 'left'"),
+        (("--model", "left"), "unknown model 'left'"),
         (("--config", '{"powers": 1}'), "unexpected entry 'powers'"),
         (("--plot", "/nowhere/at/all.svg"), "cannot be written"),
     ],
@@ -210,7 +210,7 @@ def test_a_model_on_a_server_is_checked(
 ) -> None:
     url = served_address(f"{model}:right")
     assert run(url, "--model", "right", "--at", "[[1, 2]]") == 0
-    assert "all is well, at 1 point\n" in capsys.readouterr().out
+    assert "all checks passed, at 1 point\n" in capsys.readouterr().out
     assert run(url) == 2
     assert "--model NAME" in capsys.readouterr().err
 
@@ -290,6 +290,6 @@ def test_each_element_is_checked_at_its_own_scale(tmp_path: Path, capsys: pytest
         assert f"REFUSED: Gradient of '{name}' by {source} is not confirmed" in capsys.readouterr().out
     for name in ("wave", "tiny"):
         assert run(f"{path}:{name}") == 0
-        assert "all is well, at 5 points" in capsys.readouterr().out
+        assert "all checks passed, at 5 points" in capsys.readouterr().out
     assert run(f"{path}:nowhere") == 2
     assert "no finite values at any random point; name points of its domain with --at" in capsys.readouterr().out

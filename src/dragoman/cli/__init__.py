@@ -11,7 +11,7 @@ from dragoman._version import __version__
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
 
-# Each is a module of this package with `add_arguments(parser)` and `run(given)`, imported when it is chosen.
+# Each is a module of this package with `add_arguments(parser)` and `run(arguments)`, imported when it is chosen.
 _COMMANDS = {
     "serve": "serve models over HTTP and gRPC",
     "doctor": "report what will differ for a folder of MLServer or LMI",
@@ -53,16 +53,16 @@ class CommandParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0 success, 1 failure, 2 wrong arguments or settings."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] not in _COMMANDS:
-        main_parser().parse_args(given)
-    command = _command(given[0])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in _COMMANDS:
+        main_parser().parse_args(words)
+    command = _command(words[0])
     parser = CommandParser(
-        prog=f"dragoman {given[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"dragoman {words[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_arguments(parser)
     try:
-        status: int = command.run(parser.parse_args(given[1:]))
+        status: int = command.run(parser.parse_args(words[1:]))
     except DragomanError as error:
         print(f"dragoman: {error.message}", file=sys.stderr)
         return 2

@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="FILE", help="plot errors by step size into an SVG file, or to the terminal with -")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     from dragoman.cli.derivatives import check_derivatives
 
-    return check_derivatives(given)
+    return check_derivatives(arguments)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     try:
         import shtab
@@ -28,5 +28,5 @@ def run(given: argparse.Namespace) -> int:
         raise InvalidInput("shell completion needs shtab: pip install 'dragoman[completion]'") from None
     from dragoman.cli import main_parser
 
-    print(shtab.complete(main_parser(shtab.FILE), given.shell))
+    print(shtab.complete(main_parser(shtab.FILE), arguments.shell))
     return 0

@@ -37,16 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write a JSON list of remarks")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    folder = Path(given.folder)
+    folder = Path(arguments.folder)
     if not folder.is_dir():
-        raise InvalidInput(f"'{given.folder}' is not a folder")
+        raise InvalidInput(f"'{arguments.folder}' is not a folder")
     logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
     found = survey(folder)
     remarks = [*found, *_load_errors(folder, found)]
     bad = [r for r in remarks if r.effect in ("missing", "rejected")]
-    print(json.dumps([asdict(r) for r in remarks], indent=2) if given.json else _text(remarks, len(bad)))
+    print(json.dumps([asdict(r) for r in remarks], indent=2) if arguments.json else _text(remarks, len(bad)))
     return 1 if bad else 0
 
 

@@ -37,29 +37,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    return asyncio.run(_show_with_models(given)) if given.models else _show(_load(given.file, None), given)
+    return (
+        asyncio.run(_show_with_models(arguments)) if arguments.models else _show(_load(arguments.file, None), arguments)
+    )
 
 
-async def _show_with_models(given: argparse.Namespace) -> int:
+async def _show_with_models(arguments: argparse.Namespace) -> int:
     """Show the graph with the models that it uses loaded in this process, as a server does."""
-    async with open_engine(*given.models, **from_environment(os.environ)) as engine:
-        graph = await asyncio.to_thread(_load, given.file, engine.siblings("graph"))
-        return await asyncio.to_thread(_show, graph, given)
+    async with open_engine(*arguments.models, **from_environment(os.environ)) as engine:
+        graph = await asyncio.to_thread(_load, arguments.file, engine.siblings("graph"))
+        return await asyncio.to_thread(_show, graph, arguments)
 
 
-def _show(graph: GraphFunction, given: argparse.Namespace) -> int:
+def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
     try:
         picture = make_picture(graph)
         print(draw_text(picture))
         print()
         print("\n".join(summarize(graph)))
-        if given.svg:
+        if arguments.svg:
             try:
-                Path(given.svg).write_text(draw_svg(picture, graph.name or given.file), encoding="utf-8")
+                Path(arguments.svg).write_text(draw_svg(picture, graph.name or arguments.file), encoding="utf-8")
             except OSError as error:
-                raise InvalidInput(f"'{given.svg}' cannot be written: {error}") from error
+                raise InvalidInput(f"'{arguments.svg}' cannot be written: {error}") from error
     finally:
         graph.close()
     return 0

@@ -39,7 +39,7 @@ class ServedFunction(VectorFunction):
 
     def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
         self.name, self._engine, self._runner = name, engine, runner
-        self._description: ModelDescription = self._ask(Describe())
+        self._description: ModelDescription = self._call(Describe())
         found = self._signature(config)
         self.input_names = tuple(spec.name for spec in found.inputs)
         self.output_names = tuple(spec.name for spec in found.outputs)
@@ -51,8 +51,8 @@ class ServedFunction(VectorFunction):
         return [_size(spec) for spec in self._signature(config).outputs]
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        answer = self._ask(Infer({}, positional=_tensors(inputs), config=config or NONE))
-        return tuple(tensor.data.reshape(-1) for tensor in answer.outputs.values())
+        result = self._call(Infer({}, positional=_tensors(inputs), config=config or NONE))
+        return tuple(tensor.data.reshape(-1) for tensor in result.outputs.values())
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         where: Any = {"output": output, "input": input, "sens": Tensor.of(sens)}
@@ -81,13 +81,13 @@ class ServedFunction(VectorFunction):
         return point if [len(each) for each in point] == list(sizes) else [np.zeros(size) for size in sizes]
 
     def _signature(self, config: Config) -> Signature:
-        return self._ask(SignatureFor(config or NONE))
+        return self._call(SignatureFor(config or NONE))
 
     def _derivative(self, kind: type[DerivativeCall], inputs: Vectors, config: Config, where: Mapping[str, Any]) -> Any:
-        answer = self._ask(kind(positional=_tensors(inputs), config=config or NONE, **where))
-        return answer.data.reshape(-1)
+        result = self._call(kind(positional=_tensors(inputs), config=config or NONE, **where))
+        return result.data.reshape(-1)
 
-    def _ask(self, call: Call[A]) -> A:
+    def _call(self, call: Call[A]) -> A:
         return self._runner.run(self._engine.call(Request(call, self.name))).answer
 
 

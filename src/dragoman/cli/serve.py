@@ -53,10 +53,12 @@ def _add_flag(group: Any, option: Option) -> None:
         group.add_argument(flag, metavar=option.name.rpartition("_")[2].upper(), **common)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is stopped; return the exit status."""
     from dragoman.cli.serving import serve
 
-    if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in given.paths):
+    if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in arguments.paths):
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory, after all others
-    return serve(given.paths, {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None})
+    return serve(
+        arguments.paths, {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
+    )

@@ -20,7 +20,7 @@ from dragoman.system import logs, process
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Serve models until the process is stopped; return the exit status."""
     began_s = time.monotonic()
-    server = _server(paths, flags)
+    server = _make_server(paths, flags)
     failed = False
 
     async def started(server: Server) -> None:
@@ -45,12 +45,12 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     return 1 if failed else 0
 
 
-def _server(given: Sequence[str], flags: Mapping[str, Any]) -> Server:
+def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     """Return the server that flags, environment and files describe, and prepare this process for it."""
     environment = from_environment(os.environ)
     forget_secrets()  # models in this process, and programs that they start, must not see them
     is_sagemaker = parse_settings(environment, flags).sagemaker
-    paths = given or (sagemaker_paths(os.environ) if is_sagemaker else [])
+    paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else [])
     settings = settings_for(paths, environment, flags)
     if not paths and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")

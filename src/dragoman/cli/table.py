@@ -56,7 +56,7 @@ def startup_table(server: Server, took_s: float) -> None:
     for skipped in server.engine.skipped():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
         errors.append(f"  {skipped.file}: {skipped.reason}")
-    table = _aligned(rows) if len(rows) > 1 else ["  no model is loaded yet"]
+    table = _align_columns(rows) if len(rows) > 1 else ["  no model is loaded yet"]
     lines = ["", *table, *(["", *errors] if errors else []), ""]
     url = server.http_url
     if url:
@@ -69,16 +69,16 @@ def startup_table(server: Server, took_s: float) -> None:
     if first is not None or server.engine.ready():
         lines += ["", f"  {'ready' if server.engine.ready() else 'started'} in {took_s:.2f} s; Ctrl-C stops"]
     lines.append("")
-    text = "\n".join(map(_tinted, lines) if sys.stderr.isatty() else lines)
+    text = "\n".join(map(_colour_state, lines) if sys.stderr.isatty() else lines)
     print(text, file=sys.stderr, flush=True)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _tinted(line: str) -> str:
+def _colour_state(line: str) -> str:
     for word, colour in (("unavailable", "31"), (" ready", "32")):
         if line.endswith(word):
             return f"{line[: -len(word)]}\x1b[{colour}m{word}\x1b[0m"

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self, overload
 
 from dragoman.client.address import Address
-from dragoman.client.base import ClientBase
-from dragoman.client.calls import ClientTransport, InferArguments
+from dragoman.client.calls import ClientBase, ClientTransport, InferArguments
 from dragoman.client.inputs import OutputNames
 from dragoman.client.result import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription

@@ -1,12 +1,14 @@
 """Calls to a server, with deadline and retries, for the blocking and the asyncio client."""
 
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Protocol, TypeVar
 
 from dragoman.client import inputs as request_inputs
+from dragoman.client.address import Address, Compression, address
 from dragoman.client.errors import ServerUnreachable
 from dragoman.client.messages import Deadline, RemoteCall, RemoteStream
 from dragoman.client.result import Result
@@ -197,3 +199,40 @@ def retry_delays(retries: int) -> Iterator[float]:
     """Yield the delay before each retry in seconds: exponential back-off with jitter."""
     for attempt in range(retries):
         yield min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+class ClientBase:
+    """Client of one server; see `Client` for the arguments."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float | None = 60.0,
+        retries: int = 3,
+        token: str = "",
+        headers: Mapping[str, str] | None = None,
+        compression: Compression = None,
+        tls_ca: str | PathLike[str] | None = None,
+        tls_verify: bool = True,
+    ) -> None:
+        self.url = url
+        where = address(url, token, headers, compression, str(tls_ca or ""), tls_verify)
+        self._calls = ClientCalls(_wire(where), self._transport(where), self._sleep, timeout_s, retries)
+
+    def _transport(self, where: Address) -> ClientTransport:
+        raise NotImplementedError
+
+    def _sleep(self, delay: float) -> Coroutine[Any, Any, None]:
+        raise NotImplementedError
+
+
+def _wire(where: Address) -> WireFormat:
+    """Return the wire format of a URL's scheme. grpcio is imported for gRPC only."""
+    if where.is_grpc:
+        from dragoman.client.rpc import Rpc
+
+        return Rpc()
+    from dragoman.client.rest import Rest
+
+    return Rest(where)

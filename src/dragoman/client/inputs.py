@@ -40,15 +40,17 @@ def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRe
         case RequestInput():
             return InferenceRequest(inputs=[inputs])
         case Mapping():
-            return InferenceRequest(inputs=[_named(str(n), v, _spec(signature, str(n))) for n, v in inputs.items()])
+            return InferenceRequest(
+                inputs=[_request_input(str(n), v, _spec(signature, str(n))) for n, v in inputs.items()]
+            )
     if _are_inputs(inputs):
         return InferenceRequest(inputs=list(inputs))
     codec = None if isinstance(inputs, (np.ndarray, *_PLAIN)) else CODECS.request_for(inputs)
     if codec is not None:
         encoded: InferenceRequest = codec.encode_request(inputs)
         return encoded
-    spec = _only_input(signature, model)
-    return InferenceRequest(inputs=[_named(spec.name, inputs, spec)])
+    spec = _single_input(signature, model)
+    return InferenceRequest(inputs=[_request_input(spec.name, inputs, spec)])
 
 
 def with_options(
@@ -87,7 +89,7 @@ def _spec(signature: Signature | None, name: str) -> TensorSpec:
     return (signature.input(name) if signature else None) or _UNKNOWN
 
 
-def _only_input(signature: Signature | None, model: str) -> TensorSpec:
+def _single_input(signature: Signature | None, model: str) -> TensorSpec:
     specs = signature.inputs if signature else ()
     if len(specs) == 1:
         return specs[0]
@@ -97,7 +99,7 @@ def _only_input(signature: Signature | None, model: str) -> TensorSpec:
     )
 
 
-def _named(name: str, value: Any, spec: TensorSpec) -> RequestInput:
+def _request_input(name: str, value: Any, spec: TensorSpec) -> RequestInput:
     try:
         return RequestInput(name, _tensor(value, spec))
     except InvalidInput as error:

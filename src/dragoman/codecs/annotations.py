@@ -55,7 +55,7 @@ class Shape(tuple[int, ...]):
 
 def conversion_of(annotation: Any, where: str) -> Conversion:
     """Return the conversion of an annotation. Raises ModelFailed naming `where` it is if it is not supported."""
-    custom = CODECS.custom_input_hinted(annotation)
+    custom = CODECS.custom_input_for_hint(annotation)
     if custom is not None:
         return codec_conversion(custom)
     for known, conversion in CONVERSIONS.items():
@@ -76,7 +76,7 @@ def conversion_of(annotation: Any, where: str) -> Conversion:
     if isinstance(annotation, type) and issubclass(annotation, np.generic):
         return _single(_array(annotation, annotation, where))
     raise ModelFailed(
-        f"{where}: unsupported annotation {_shown(annotation)}: expected np.ndarray, "
+        f"{where}: unsupported annotation {_name_of(annotation)}: expected np.ndarray, "
         "NDArray[np.float32], Annotated[NDArray[...], Shape(-1, 4)], float, int, bool, str, bytes, datetime, dict, "
         "PIL.Image.Image or a list of these, pd.Series or pd.DataFrame"
     )
@@ -117,7 +117,7 @@ def _array(scalar: Any, annotation: Any, where: str) -> Conversion:
             return Conversion(first, None, frozenset(matching) - {first}, array_of, Tensor.of)
         return _array_of_datatype(datatype_of(np.dtype(scalar)))
     except (InvalidInput, TypeError) as error:
-        text = f"{where}: unsupported annotation {_shown(annotation)}: the protocol has no datatype for it"
+        text = f"{where}: unsupported annotation {_name_of(annotation)}: the protocol has no datatype for it"
         raise ModelFailed(text) from error
 
 
@@ -178,7 +178,7 @@ def _list(annotation: Any, where: str) -> Conversion:
     conversion = _ELEMENTS.get(element) if isinstance(element, type) else None
     if conversion is None:
         raise ModelFailed(
-            f"{where}: unsupported annotation {_shown(annotation)}: expected a list of float, int, bool, str, bytes, "
+            f"{where}: unsupported annotation {_name_of(annotation)}: expected a list of float, int, bool, str, bytes, "
             "datetime, dict or images"
         )
     return replace(conversion, shape=(-1,) * depth, many=depth == 1)
@@ -209,7 +209,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return Tensor(tensor.data.reshape(1), tensor.datatype, tensor.parameters)
 
 
-def _shown(annotation: Any) -> str:
+def _name_of(annotation: Any) -> str:
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
 
 

@@ -124,6 +124,6 @@ def table_codec(annotation: Any) -> type[RequestCodec] | None:
     """Return the codec of an annotation for a whole request, such as pd.DataFrame; None for any other."""
     if not isinstance(annotation, type) or annotation is np.ndarray:
         return None
-    if CODECS.custom_input_hinted(annotation) is not None or annotation.__module__ == "builtins":
+    if CODECS.custom_input_for_hint(annotation) is not None or annotation.__module__ == "builtins":
         return None
-    return CODECS.request_hinted(annotation)
+    return CODECS.request_for_hint(annotation)

@@ -45,7 +45,7 @@ def _input_codec(name: str, tensor: Tensor, default: str, hint: Any) -> type[Inp
     content_type = tensor.parameters.get(KEY) or default
     if content_type:
         return CODECS.input(str(content_type), f"input '{name}'")
-    return None if hint is None else CODECS.input_hinted(hint)
+    return None if hint is None else CODECS.input_for_hint(hint)
 
 
 def decode_input(name: str, tensor: Tensor, default: str = "", hint: Any = None) -> Any:
@@ -74,7 +74,7 @@ def request_codec(call: Infer, defaults: Defaults = NO_DEFAULTS, hint: Any = Non
     """Return the codec of a call; None if nothing selects one. Raises InvalidInput for an unknown content type."""
     content_type = call.parameters.get(KEY) or defaults.request
     if not content_type:
-        return None if hint is None else CODECS.request_hinted(hint)
+        return None if hint is None else CODECS.request_for_hint(hint)
     codec = CODECS.request(str(content_type))
     if codec is None:
         expected = ", ".join(CODECS.request_types())
@@ -133,7 +133,7 @@ def encode_output(name: str, value: Any, content_type: str = "") -> Tensor:
         raise InvalidOutput(f"output '{name}': no codec can encode {type(value).__name__}") from error
 
 
-def encode_requested(inference: Inference, content_types: Mapping[str, str]) -> Inference:
+def encode_outputs_as(inference: Inference, content_types: Mapping[str, str]) -> Inference:
     """Return the inference with each output that `content_types` names encoded by that codec.
 
     Raises InvalidInput naming the output if the content type is unknown or cannot encode its values.

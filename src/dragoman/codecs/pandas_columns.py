@@ -44,7 +44,7 @@ def column_tensor(series: Any, name: str) -> Tensor:
         case "timedelta":
             return _tensor(series.to_numpy().view("<i8"), {DTYPE: name_of_dtype})
         case _:
-            return _masked(series, name_of_dtype, where)
+            return _encode_masked(series, name_of_dtype, where)
 
 
 def _tensor(flat: Array, parameters: dict[str, Scalar]) -> Tensor:
@@ -101,7 +101,7 @@ def _datetimes(series: Any, dtype: str) -> Tensor:
 # --- nullable numbers -----------------------------------------------------------------------------
 
 
-def _masked(series: Any, dtype: str, where: str) -> Tensor:
+def _encode_masked(series: Any, dtype: str, where: str) -> Tensor:
     """Return nullable numbers in their own datatype, or as floats with NaN if some are missing."""
     missing = series.isna().to_numpy()
     plain = series.dtype.numpy_dtype

@@ -135,7 +135,7 @@ def _timedeltas(tensor: Tensor, name: str, where: str) -> Any:
     return tensor.data.view(f"m8[{_unit(name)}]")
 
 
-def _masked(tensor: Tensor, name: str, where: str) -> Any:
+def _decode_masked(tensor: Tensor, name: str, where: str) -> Any:
     dtype = dtype_of(name, where)
     plain = dtype.numpy_dtype
     if plain.kind == "b" and tensor.datatype is BYTES:
@@ -187,6 +187,6 @@ _DECODERS: Mapping[str, Callable[[Tensor, str, str], Any]] = {
     "text": _texts,
     "datetime": _datetimes,
     "timedelta": _timedeltas,
-    "masked": _masked,
+    "masked": _decode_masked,
     "category": _categories,
 }

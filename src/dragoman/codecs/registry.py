@@ -58,24 +58,24 @@ class CodecRegistry:
         """Return the first codec that can encode a value as a whole request; None if there is none."""
         return next((c for c in self._all_requests() if c.can_encode(value)), None)
 
-    def input_hinted(self, hint: Any) -> type[InputCodec] | None:
+    def input_for_hint(self, hint: Any) -> type[InputCodec] | None:
         """Return the codec of one tensor with this type hint; None if there is none."""
         return next((c for c in self._all_inputs() if _is_same(c.type_hint, hint)), None)
 
-    def request_hinted(self, hint: Any) -> type[RequestCodec] | None:
+    def request_for_hint(self, hint: Any) -> type[RequestCodec] | None:
         """Return the codec of a whole request with this type hint; None if there is none."""
         return next((c for c in self._all_requests() if _is_same(c.type_hint, hint)), None)
 
-    def custom_input_hinted(self, hint: Any) -> type[InputCodec] | None:
-        """As `input_hinted`, among the codecs that are not built in."""
-        self._add_installed()
+    def custom_input_for_hint(self, hint: Any) -> type[InputCodec] | None:
+        """As `input_for_hint`, among the codecs that are not built in."""
+        self._add_plugins()
         return next((c for n, c in self._inputs.items() if n not in _INPUT and _is_same(c.type_hint, hint)), None)
 
     def request_types(self) -> list[str]:
         """Return the content types of whole requests."""
         return sorted({*self._requests, *_REQUEST})
 
-    def _add_installed(self) -> None:
+    def _add_plugins(self) -> None:
         """Add the codecs of entry points, once, except for content types that the code of a model has added."""
         if self._installed:
             return
@@ -86,14 +86,14 @@ class CodecRegistry:
                     self.add(plugins.find(group, name))
 
     def _all_inputs(self) -> Iterator[type[InputCodec]]:
-        self._add_installed()
+        self._add_plugins()
         yield from [c for name, c in self._inputs.items() if name not in _INPUT]  # custom ones first
         for name in _INPUT:
             with suppress(ModelFailed):  # its package is not installed, so no value can be of its type
                 yield self.input(name)
 
     def _all_requests(self) -> Iterator[type[RequestCodec]]:
-        self._add_installed()
+        self._add_plugins()
         yield from [c for name, c in self._requests.items() if name not in _REQUEST]
         for name in _REQUEST:
             with suppress(ModelFailed):

@@ -134,7 +134,7 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def _plain(annotation: Any) -> Any:
     """Return the annotation without type aliases, except those that are the type hint of a codec."""
-    return without_aliases(annotation, lambda alias: CODECS.custom_input_hinted(alias) is not None)
+    return without_aliases(annotation, lambda alias: CODECS.custom_input_for_hint(alias) is not None)
 
 
 # --- results ---------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class _Results:
     def finish(self, value: Any) -> Result:
         """Return the outputs of one result. Raises InvalidOutput naming one that does not match its annotation."""
         if self.parts is None:
-            return encode_answer(value, self.content_type) if self.content_type else _unannotated(value)
+            return encode_answer(value, self.content_type) if self.content_type else _encode_unannotated(value)
         try:
             parts = self.parts(value)
         except (TypeError, KeyError, AttributeError) as error:
@@ -171,7 +171,7 @@ class _Results:
         return {name: tensor for (name, _), tensor in zip(self.fields, tensors, strict=True)}
 
 
-def _unannotated(value: Any) -> Result:
+def _encode_unannotated(value: Any) -> Result:
     """Return a result without annotation: unchanged if `Model.infer` may return it, else encoded by a codec."""
     if isinstance(value, _SCALARS):
         return np.asarray([value])  # shape [1], as with an annotation
@@ -213,7 +213,7 @@ def _results(annotation: Any, where: str) -> _Results:
         return _Results(outputs, tuple)
     if isinstance(annotation, type) and (names := _field_names(annotation)):
         hints = _field_hints(annotation, where)
-        outputs = tuple((n, conversion_of(_unwrapped(hints[n]), f"field '{n}' of {where}")) for n in names)
+        outputs = tuple((n, conversion_of(_unwrap(hints[n]), f"field '{n}' of {where}")) for n in names)
         by_key = is_typeddict(annotation)
         return _Results(outputs, lambda v: tuple(v[n] if by_key else getattr(v, n) for n in names), named=True)
     return _Results((("output-0", conversion_of(annotation, where)),), lambda value: (value,))
@@ -240,7 +240,7 @@ def _field_hints(kind: type, where: str) -> dict[str, Any]:
         raise ModelFailed(text) from error
 
 
-def _unwrapped(annotation: Any) -> Any:
+def _unwrap(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) in (NotRequired, Required) else annotation
 
 

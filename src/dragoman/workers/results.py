@@ -48,9 +48,9 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
             raise _missing_output(name, outputs, signature)
     response = Inference(tensors, parameters, metadata)
     if call.content_types:
-        from dragoman.codecs.decode import encode_requested  # few calls need codecs
+        from dragoman.codecs.decode import encode_outputs_as  # few calls need codecs
 
-        return encode_requested(response, call.content_types)
+        return encode_outputs_as(response, call.content_types)
     return response
 
 
