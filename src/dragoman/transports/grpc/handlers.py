@@ -63,6 +63,9 @@ class Peer(Protocol):
     async def write(self, message: Reply) -> None:
         """Send a message; return when another can be sent."""
 
+    def count_unread(self, size: int) -> None:
+        """Count `size` bytes more, or fewer if negative, that wait for the client beside the messages written."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnaryHandler:
@@ -175,13 +178,13 @@ class StreamMethod:
         async with aclosing(read_messages(peer, self.stopping)) as bodies:
             async for body in bodies:
                 request = GrpcRequest(body, peer.metadata, peer.deadline_s)
-                async with aclosing(self._answers(request)) as answers:
+                async with aclosing(self._answers(request, peer)) as answers:
                     async for answer in answers:
                         await self._send(request, answer, peer)
         if self.stopping.done():
             raise status_error(self.protocol, NotReady("the server is shutting down"))
 
-    async def _answers(self, request: GrpcRequest) -> AsyncGenerator[bytes | DragomanError, None]:
+    async def _answers(self, request: GrpcRequest, peer: Peer) -> AsyncGenerator[bytes | DragomanError, None]:
         """Yield the response messages to one message, and its error if there is one."""
         request_id = ""
         try:
@@ -190,11 +193,20 @@ class StreamMethod:
             request_id = stream.request.id
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
-                    yield await self.executor.format(stream.format_chunk, piece)
+                    yield await self._format(stream.format_chunk, piece, peer)
             if stream.end is not None:
                 yield stream.end
         except Exception as error:
             yield public_error(error, request_id)
+
+    async def _format(self, function: Callable[[Any], bytes], response: Response[Any], peer: Peer) -> bytes:
+        """Format a response. It counts as unread while it waits: other streams of the client must not run ahead."""
+        size = weight(response.answer)
+        peer.count_unread(size)
+        try:
+            return await self.executor.format(function, response, size)
+        finally:
+            peer.count_unread(-size)
 
     async def _send(self, request: GrpcRequest, answer: Any, peer: Peer) -> None:
         written = self.method.format_error(request, answer) if isinstance(answer, DragomanError) else answer

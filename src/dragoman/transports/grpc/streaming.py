@@ -109,6 +109,10 @@ class StreamCall(GrpcCall):
             finally:
                 self._writer = None
 
+    def count_unread(self, size: int) -> None:
+        # Without `changed()`: the formatted message is written and counted next, and nothing may go on in between.
+        self._stream.connection.backlog.size += size
+
     def drained(self) -> None:
         _wake(self._writer)
 
