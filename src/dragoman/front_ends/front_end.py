@@ -114,11 +114,11 @@ class FrontEnd:
             raise ServerError(f"cannot start a process for a front end: {error}") from error
         self.exited = child.exited
         self._worker = Worker(
-            self.service, child.socket, child.memory, on_frame=self._received, begin=self.service.begin
+            self.service, child.socket, child.memory, on_frame=self._handle_frame, begin=self.service.begin
         )
         self._serving = asyncio.create_task(self._worker.serve())
         self._serving.add_done_callback(lambda _task: child.closed.set())
-        self._waiting = asyncio.create_task(child.wait(lambda: _EXIT_S, self._process_exited))
+        self._waiting = asyncio.create_task(child.wait(lambda: _EXIT_S, self._clean_up))
         self._worker.send(FrameKind.SPEC, self._settings)
         try:
             await self._listening
@@ -147,7 +147,7 @@ class FrontEnd:
             await asyncio.wait({self._waiting})
         await asyncio.wait({self._serving})
 
-    def _received(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if self._listening.done():
             return
         value: Any = frame.value()
@@ -158,7 +158,7 @@ class FrontEnd:
         else:
             self._listening.set_exception(ServerError(f"a front end cannot start: {value}"))
 
-    def _process_exited(self) -> None:
+    def _clean_up(self) -> None:
         assert self._child is not None, "the process has been started"
         self._worker.close()
         self.exit_reason = self._child.exit_reason

@@ -55,9 +55,9 @@ class FrontEnds(ServerTransports):
             count,
             # Front ends do not check the token; the engine does.
             lambda number: FrontEnd(self._services[number], replace(settings, control_token=""), self._ports),
-            on_exit=self._front_end_exited,
+            on_exit=self._handle_exit,
             on_restart=lambda _front_end: self._report_readiness(),
-            on_heartbeats=self._heartbeats_changed,
+            on_heartbeats=self._handle_heartbeats,
             heartbeat_s=settings.heartbeat_s,
         )
 
@@ -95,12 +95,12 @@ class FrontEnds(ServerTransports):
             each.close()
         self._bound = []
 
-    def _front_end_exited(self, front_end: FrontEnd) -> None:
+    def _handle_exit(self, front_end: FrontEnd) -> None:
         log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
         front_end.service.restarts += 1
         self._report_readiness()
 
-    def _heartbeats_changed(self, changed: Sequence[FrontEnd]) -> None:
+    def _handle_heartbeats(self, changed: Sequence[FrontEnd]) -> None:
         """Report not ready while a front end is stopped: its connections wait, and it still gets new ones."""
         for each in changed:
             if each.heartbeat.is_hung:

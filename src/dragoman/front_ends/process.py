@@ -62,7 +62,7 @@ class EngineClient(JobSender, JobRunner):
         self._change = asyncio.Event()
         self.begin_drain: Callable[[], None] = lambda: None
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._channel = Channel(sock, self._received, self._channel_closed, memory=memory)
+        self._channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
         close_files(memory or ())
 
     def send_control(self, kind: FrameKind, value: object = None) -> None:
@@ -88,7 +88,7 @@ class EngineClient(JobSender, JobRunner):
     def undecodable(self, error: Exception) -> DragomanError:
         return ServerError(f"a response of the engine cannot be decoded: {error}")
 
-    def _received(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if frame.job in self.held:
             self.deliver(frame)
         elif frame.kind == FrameKind.READY:
@@ -100,7 +100,7 @@ class EngineClient(JobSender, JobRunner):
         elif frame.kind == FrameKind.STOP and not self.stopping.done():
             self.stopping.set_result(frame.value())
 
-    def _channel_closed(self) -> None:
+    def _handle_close(self) -> None:
         held, self.held = self.held, {}
         for job in held.values():
             job.deliver(None, _engine_lost(), True)

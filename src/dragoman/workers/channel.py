@@ -40,7 +40,7 @@ class Channel:
         self._on_idle = on_idle
         self.arena = None if memory is None else BlockWriter(memory[0])
         self._unused: deque[int] = deque()  # blocks of shared memory; appended to in any thread
-        self._parser = FrameParser(None if memory is None else BlockReader(memory[1], self._block_unused))
+        self._parser = FrameParser(None if memory is None else BlockReader(memory[1], self._record_unused))
         self._unsent: deque[Buffer] = deque()
         self._is_flush_scheduled = False
         self._is_blocked = False
@@ -95,7 +95,7 @@ class Channel:
             self._is_flush_scheduled = True
             self._loop.call_soon(self.flush)
 
-    def _block_unused(self, number: int) -> None:
+    def _record_unused(self, number: int) -> None:
         """Record a block of shared memory that is no longer referenced; runs in any thread.
 
         A block of the arena is reported with the next frame, because the other end has no use for it before. A shared

@@ -40,8 +40,8 @@ from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.system.threads import run_here, run_in_thread
-from dragoman.workers.pool import Loaded, WrongPlacement, load_failed
-from dragoman.workers.results import derivative, embeddings, generation, inference, unchanged
+from dragoman.workers.pool import Loaded, WrongPlacement, load_error
+from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged
 
 log = logging.getLogger("dragoman.model")
 
@@ -50,14 +50,14 @@ MethodKind = Literal["value", "generator", "coroutine", "async generator"]
 # The method for each call, and the function that converts its result to the response.
 _METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], Any]]] = {
     Infer: ("infer", inference),
-    SignatureFor: ("signature_for", unchanged),
+    SignatureFor: ("signature_for", return_unchanged),
     Gradient: ("gradient", derivative),
     ApplyJacobian: ("apply_jacobian", derivative),
     ApplyHessian: ("apply_hessian", derivative),
     Generate: ("generate", generation),
-    Tokenize: ("tokenize", unchanged),
+    Tokenize: ("tokenize", return_unchanged),
     Embed: ("embed", embeddings),
-    Handle: ("handle", unchanged),
+    Handle: ("handle", return_unchanged),
 }
 
 # Exceptions of a model that must not end its thread or the event loop, such as sys.exit() in a request.
@@ -107,11 +107,11 @@ class Executor:
         except NotReady as error:
             raise NotReady(f"failed to load '{spec.name}', {error.message}") from error
         except DragomanError as error:
-            raise load_failed(spec.name, error.message, error) from error
+            raise load_error(spec.name, error.message, error) from error
         except _MODEL_ERRORS as error:
             _reraise_cancellation(error)
             log.exception("model '%s' could not be loaded", spec.name)
-            raise load_failed(spec.name, _describe_error(error), error) from error
+            raise load_error(spec.name, _describe_error(error), error) from error
 
     def measurements(self) -> Sequence[Family]:
         """Return the metrics of the model; none if it raises."""

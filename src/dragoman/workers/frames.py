@@ -95,7 +95,7 @@ def _join(kind: FrameKind, job: int, parts: list[Buffer], marked_lengths: list[i
     lengths = [length & _LENGTH for length in marked_lengths]
     count = len(parts)
     table = struct.pack(f"<{count}Q", *marked_lengths) + _PADDING[-8 * count % _ALIGNMENT]
-    size = len(table) + sum(map(_padded, lengths))
+    size = len(table) + sum(map(_pad_length, lengths))
     buffers: list[Buffer] = [_HEADER.pack(kind, count, job, size) + table]
     for part, length in zip(parts, lengths, strict=True):
         if length:
@@ -159,7 +159,7 @@ class FrameParser:
 
     def _frame(self, kind: int, job: int, count: int, body: memoryview) -> Frame:
         """Return the frame. Its blocks of shared memory are referenced from now on, even if it is never decoded."""
-        start = _padded(8 * count)
+        start = _pad_length(8 * count)
         parts: list[memoryview] = []
         for marked_length in struct.unpack_from(f"<{count}Q", body):
             length = marked_length & _LENGTH
@@ -170,11 +170,11 @@ class FrameParser:
                     part = self._shared.block(*_IN_ARENA.unpack(part))
                 else:
                     number, offset, size = _IN_BUFFER.unpack_from(part)
-                    part = self._shared.shared(number, offset, size, str(part[_IN_BUFFER.size :], "ascii"))
+                    part = self._shared.open_shared(number, offset, size, str(part[_IN_BUFFER.size :], "ascii"))
             parts.append(part)
-            start = _padded(start + length)
+            start = _pad_length(start + length)
         return Frame(kind, job, parts)
 
 
-def _padded(length: int) -> int:
+def _pad_length(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -55,7 +55,7 @@ class WrongPlacement(Exception):
         self.placement = placement
 
 
-def load_failed(name: str, reason: str, cause: BaseException | None = None) -> ModelFailed:
+def load_error(name: str, reason: str, cause: BaseException | None = None) -> ModelFailed:
     """Return the error of a model that cannot be loaded: OutOfMemory if `cause` or one of its causes is that."""
     error_type = OutOfMemory if any(map(_is_out_of_memory, _with_causes(cause))) else ModelFailed
     return error_type(f"failed to load '{name}', {reason}")

@@ -40,10 +40,10 @@ class ProcessPool(JobRunner):
         self._supervisor = Supervisor(
             max(1, spec.replicas),
             lambda _number: Replica(self._spec, self._dispatch),
-            on_exit=self._replica_exited,
-            on_restart=self._replica_restarted,
+            on_exit=self._handle_exit,
+            on_restart=self._handle_restart,
             on_restart_failed=self._reject_if_given_up,
-            on_heartbeats=self._heartbeats_changed,
+            on_heartbeats=self._handle_heartbeats,
             heartbeat_s=spec.heartbeat_s,
         )
 
@@ -143,7 +143,7 @@ class ProcessPool(JobRunner):
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    def _heartbeats_changed(self, changed: Sequence[Replica]) -> None:
+    def _handle_heartbeats(self, changed: Sequence[Replica]) -> None:
         for replica in changed:
             if not replica.heartbeat.is_hung:
                 log.info("model '%s': worker process %d responds again", self._spec.name, replica.pid)
@@ -167,11 +167,11 @@ class ProcessPool(JobRunner):
             job.number = next(self.numbers)
         self._requeue(waiting)
 
-    def _replica_restarted(self, _replica: Replica) -> None:
+    def _handle_restart(self, _replica: Replica) -> None:
         self._report_readiness()
         self._dispatch()
 
-    def _replica_exited(self, replica: Replica) -> None:
+    def _handle_exit(self, replica: Replica) -> None:
         if replica.was_killed:
             log.warning(
                 "model '%s': killed a worker process that still computed a call %g s after its cancellation",

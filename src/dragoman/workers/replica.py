@@ -13,7 +13,7 @@ from dragoman.workers.channel import Channel
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
-from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_failed
+from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_error
 from dragoman.workers.serialization import Buffer
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat, is_stopped
@@ -55,13 +55,13 @@ class Replica(JobSender):
         try:
             child = ChildProcess("dragoman.workers.process_group", self._spec.replicas, self._create_folder())
         except OSError as error:
-            raise load_failed(self._spec.name, f"cannot start a process: {error}", error) from error
+            raise load_error(self._spec.name, f"cannot start a process: {error}", error) from error
         self._child = child
         self.exited = child.exited
-        self._channel = Channel(child.socket, self._received, child.closed.set, memory=child.memory)
+        self._channel = Channel(child.socket, self._handle_frame, child.closed.set, memory=child.memory)
         close_files(child.memory or ())
         self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self._channel.send, encode(FrameKind.PING)))
-        self._waiting = asyncio.create_task(child.wait(self._grace_s, self._process_exited))
+        self._waiting = asyncio.create_task(child.wait(self._grace_s, self._clean_up))
         self._channel.send(spec_frame)
         try:
             loaded = await self._loaded
@@ -146,7 +146,7 @@ class Replica(JobSender):
     def undecodable(self, error: Exception) -> DragomanError:
         return ModelFailed(f"model '{self._spec.name}' failed: its response cannot be decoded: {error}")
 
-    def _received(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if frame.kind == FrameKind.PONG:
             self.heartbeat.record_response()
             self.unavailable = str(self.decode(frame)[0] or "")
@@ -178,7 +178,7 @@ class Replica(JobSender):
         """Return how long the process may take to exit after its socket was closed."""
         return _IDLE_GRACE_S if self._is_loaded and not self.held else _BUSY_GRACE_S
 
-    def _process_exited(self) -> None:
+    def _clean_up(self) -> None:
         self._channel.close()
         if self._folder is not None:
             self._folder.cleanup()

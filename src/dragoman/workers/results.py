@@ -117,7 +117,7 @@ def embeddings(result: Any, call: Embed, signature: Signature) -> Embedded:
     return result
 
 
-def unchanged(result: Any, call: Any, signature: Signature) -> Any:
+def return_unchanged(result: Any, call: Any, signature: Signature) -> Any:
     """Return the result of a method whose result is the response."""
     return result
 

@@ -128,7 +128,7 @@ class BlockReader:
         """Return a block of the arena, read-only. It stays in use while anything made from this view exists."""
         return self._view(self._memory, offset, offset, size)
 
-    def shared(self, number: int, offset: int, size: int, path: str) -> memoryview:
+    def open_shared(self, number: int, offset: int, size: int, path: str) -> memoryview:
         """Return a block in a shared buffer; an empty one if the buffer cannot be opened."""
         try:
             return self._view(SharedBuffer.open(path), number, offset, size)

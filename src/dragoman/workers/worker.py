@@ -120,7 +120,7 @@ class Worker:
         self._waiting: deque[_ReceivedJob] = deque()
         self._busy = False
         self._closed = asyncio.Event()
-        self._channel = Channel(sock, self._received, self._channel_closed, self._start_waiting, memory)
+        self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory)
         close_files(memory or ())
 
     def send(self, kind: FrameKind, value: object = None) -> None:
@@ -138,13 +138,13 @@ class Worker:
     def close(self) -> None:
         """Close the socket; `serve` returns."""
         self._channel.close()
-        self._channel_closed()
+        self._handle_close()
 
-    def _channel_closed(self) -> None:
+    def _handle_close(self) -> None:
         self._waiting.clear()
         self._closed.set()
 
-    def _received(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.CALL | FrameKind.STREAM:
                 self._jobs[frame.job] = job = _ReceivedJob(frame)
