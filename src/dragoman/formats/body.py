@@ -167,7 +167,8 @@ def _parse(
 def _parse_request(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> RequestBody:
     found = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
     inputs = _parse_tensors(found.inputs, cut, binary, "input", policy)
-    return RequestBody(inputs, found.outputs or (), parse_parameters(found.parameters), found.id)
+    parameters = parse_parameters(found.parameters) if found.parameters else {}
+    return RequestBody(inputs, found.outputs or (), parameters, found.id)
 
 
 def _parse_response(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> ResponseBody:
@@ -228,14 +229,18 @@ def _parse_tensors(
 
 def _parse_tensor(one: _Tensor, where: str, binary: Buffer, policy: Policy) -> tuple[Tensor, int]:
     """Return the tensor and how many bytes of the binary data are its own."""
-    parameters = parse_parameters(one.parameters)
-    if "shared_memory_region" in parameters:
-        raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
     try:
         kind = datatype(one.datatype)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.message}") from error
-    size = parameters.pop("binary_data_size", None)
+    size: Any = one.parameters and one.parameters.get("binary_data_size")
+    if type(size) is int and len(one.parameters or ()) == 1:  # as in most requests
+        parameters: dict[str, Scalar] = {}
+    else:
+        parameters = parse_parameters(one.parameters)
+        if "shared_memory_region" in parameters:
+            raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
+        size = parameters.pop("binary_data_size", None)
     if size is None:
         if one.data is msgspec.UNSET:
             raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
