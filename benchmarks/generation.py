@@ -256,7 +256,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for model, dtype, clients in keys:
         key = (model, dtype, clients)
         sides = dict.fromkeys(row["side"] for row in rows if (row["model"], row["dtype"], row["clients"]) == key)
-        found = {side: [_median(rows, (*key, side), key) for key in _COLUMNS] for side in sides}
+        found = {side: [_median(rows, (*key, side), column) for column in _COLUMNS] for side in sides}
         ours = found[OURS]
         for side, (speed, by_cpu, first, gap, peak) in sorted(found.items(), key=lambda pair: -pair[1][0]):
             ratio = "" if side == OURS else f"{ours[0] / speed:.2f} ({ours[1] / by_cpu:.2f})"

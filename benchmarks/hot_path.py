@@ -79,7 +79,7 @@ class Path:
             return engine.begin(exchange.request)
 
         def written(exchange: Any, response: Any) -> Any:
-            return exchange.reply(response)
+            return exchange.format_response(response)
 
         path = cls(_reader(workload), engined, written)
         assert workload.right(_answer(workload, path.whole())), f"{workload.name}: a wrong answer"
