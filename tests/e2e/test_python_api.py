@@ -308,6 +308,7 @@ def wait(x: list[str]) -> float:
         time.sleep(0.01)
     return 1.0
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background programs with it ignored
 signal.signal(signal.SIGTERM, on_signal)
 signal.signal(signal.SIGHUP, on_signal)
 http_port, grpc_port = (int(sys.argv[i]) for i in (2, 4))

@@ -108,7 +108,7 @@ async def test_at_once_is_how_others_are_answered(house: House) -> None:
 
 
 async def test_too_many_are_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.async_results._MOST_KEPT", 2)
+    monkeypatch.setattr("dragoman.transports.async_results._MAX_RESULTS", 2)
     for _ in range(2):
         await _begin(house, {"inputs": "a"})
     full = await house.post("/invocations", {"inputs": "a"}, LATER)
@@ -116,7 +116,7 @@ async def test_too_many_are_refused(house: House, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_an_answer_is_not_kept_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.async_results._KEPT_S", 0.01)
+    monkeypatch.setattr("dragoman.transports.async_results._KEEP_S", 0.01)
     token = await _begin(house, {"inputs": "!wait", "stream": True})
     async with asyncio.timeout(60):
         while (await _fetch(house, token)).status != 400 or house.model().active:
