@@ -228,6 +228,6 @@ def test_public_types_explain_themselves() -> None:
             get_type_hints(found)
             for parameter in inspect.signature(found).parameters.values():
                 assert parameter.annotation is not parameter.empty, (name, parameter)
-    shown = pydoc.plain(pydoc.render_doc(dragoman.Infer))
+    shown = " ".join(pydoc.plain(pydoc.render_doc(dragoman.Infer)).replace("|", " ").split())
     assert "inputs: collections.abc.Mapping[str, dragoman.core.tensor.Tensor], outputs: tuple[str, ...]" in shown
     assert get_type_hints(dragoman.Infer)["raw"] == bytes | None
