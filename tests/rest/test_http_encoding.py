@@ -278,7 +278,7 @@ print(size >> 20, memory_mib() - before)
 """
 
 
-def test_memory_of_a_large_body_is_returned_to_the_system() -> None:
+async def test_memory_of_a_large_body_is_returned_to_the_system() -> None:
     """A buffer that grows leaves blocks of half its size in the heap."""
     size, kept_mib = subprocess.check_output([sys.executable, "-c", MEMORY_AFTER_BODY]).split()
     assert int(size) == 60
