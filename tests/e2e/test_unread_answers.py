@@ -51,6 +51,7 @@ CALLED = m.ModelInferRequest(
     model_name="Grown",
     inputs=[{"name": "n", "datatype": "UINT8", "shape": [1], "contents": {"uint_contents": [7]}}],
 ).SerializeToString()
+HEALTH = ("/grpc.health.v1.Health/Check", "application/grpc", bytes(5))
 QUESTIONS = {
     "rest": ("/v2/models/Grown/infer", "application/json", ASKED),
     "grpc": (
@@ -92,7 +93,7 @@ class Slow:
             await asyncio.sleep(0)
 
     def request(self, kind: str) -> int:
-        path, content_type, body = QUESTIONS[kind]
+        path, content_type, body = HEALTH if kind == "health" else QUESTIONS[kind]
         number: int = self.h2.get_next_available_stream_id()
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
         self.h2.send_headers(number, [*fields, ("content-type", content_type), ("te", "trailers")])
@@ -220,6 +221,10 @@ async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> Non
             else:
                 assert refused["grpc-status"] == "8"
                 assert "responses that clients do not read" in refused["grpc-message"]
+                health = third.request("health")
+                third.make_room()
+                await third.all_ended()
+                assert third.heads[health]["grpc-status"] == "0"
         async with Slow.to(port) as fourth:  # what was held has been given back
             async with asyncio.timeout(10):
                 while True:
