@@ -19,25 +19,19 @@ from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 from dragoman.transports.loop_budget import LARGE_MESSAGE
 
+from .loop_iterations import Iterations
+
 CLIENTS = 6
 BODY = bytes(range(256)) * (LARGE_MESSAGE // 256 + 1)
 LONG_S = 0.015  # more than all large requests may take of one iterations
 
 
-class Iterations:
-    """Counts the iterations of the event loop."""
+class Endpoint(Iterations):
+    """An endpoint that takes long, and the iterations in which it ran."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.numbers: list[int] = []  # by the endpoint
-        self._next()
-
-    def _next(self) -> None:
-        self.number += 1
-        self._handle = asyncio.get_running_loop().call_soon(self._next)
-
-    def stop(self) -> None:
-        self._handle.cancel()
+        super().__init__()
+        self.numbers: list[int] = []
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         self.numbers.append(self.number)
@@ -49,14 +43,14 @@ class Iterations:
 
 
 @pytest_asyncio.fixture
-async def iterations() -> AsyncIterator[Iterations]:
-    iterations = Iterations()
+async def iterations() -> AsyncIterator[Endpoint]:
+    iterations = Endpoint()
     yield iterations
     iterations.stop()
 
 
 @pytest_asyncio.fixture
-async def port(iterations: Iterations) -> AsyncIterator[int]:
+async def port(iterations: Endpoint) -> AsyncIterator[int]:
     engine: Any = None  # nothing is asked of it
     table = HttpProtocol(
         "test",
@@ -87,7 +81,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-async def test_large_requests_are_answered_in_turns(port: int, iterations: Iterations, packed: bool) -> None:
+async def test_large_requests_are_answered_in_turns(port: int, iterations: Endpoint, packed: bool) -> None:
     body = gzip.compress(BODY) if packed else BODY
     opened = await clients(port, body, b"content-encoding: gzip\r\n" if packed else b"")
     for _, writer in opened:
@@ -105,7 +99,7 @@ async def test_large_requests_are_answered_in_turns(port: int, iterations: Itera
         writer.close()
 
 
-async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, iterations: Iterations) -> None:
+async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, iterations: Endpoint) -> None:
     for _ in range(2):
         iterations.numbers.clear()
         opened = await clients(port, BODY)
@@ -133,7 +127,7 @@ async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, 
 )
 @pytest.mark.parametrize("packed", [False, True])
 async def test_long_texts_are_parsed_in_a_thread(
-    iterations: Iterations, size: int, header: bytes, in_thread: bool, packed: bool
+    iterations: Endpoint, size: int, header: bytes, in_thread: bool, packed: bool
 ) -> None:
     table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda fault: json_response({}, 500))
     engine: Any = None
@@ -153,7 +147,7 @@ def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
     """uvloop accepts one connection of a socket in an iteration; asyncio all of them."""
 
     async def run() -> list[int]:
-        iterations, engine = Iterations(), cast("Any", None)
+        iterations, engine = Endpoint(), cast("Any", None)
         table = HttpProtocol("test", (Route("GET", "/", iterations.answer),), lambda fault: json_response({}, 500))
         server = HttpServer(engine, (table,), limits=Limits())
         (port,) = await server.start([("127.0.0.1", 0)])

@@ -32,23 +32,10 @@ from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget
 
+from .loop_iterations import Iterations
+
 LONG_S = 0.015  # more than the budget of an iteration
 MIB = 1 << 20
-
-
-class Iterations:
-    """Counts the iterations of the event loop."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._next()
-
-    def _next(self) -> None:
-        self.number += 1
-        self._handle = asyncio.get_running_loop().call_soon(self._next)
-
-    def stop(self) -> None:
-        self._handle.cancel()
 
 
 def _gaps(numbers: list[int]) -> list[int]:

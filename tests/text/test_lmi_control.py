@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from .text_house import Answer, House, Speaker, speaking
+from rest.rest_server import RawResponse
+
+from .text_house import House, Speaker, speaking
 
 TOKEN = {"authorization": "Bearer open"}
 
@@ -61,7 +63,7 @@ async def house(models: Path) -> AsyncIterator[House]:
         yield made
 
 
-async def registered(house: House, name: str, url: object) -> Answer:
+async def registered(house: House, name: str, url: object) -> RawResponse:
     return await house.post("/models", {"model_name": name, "url": str(url)}, TOKEN)
 
 
@@ -264,7 +266,7 @@ async def test_nothing_need_be_there_at_the_start(models: Path) -> None:
 # --- scaling -------------------------------------------------------------------------------------------------
 
 
-async def scaled(house: House, name: str, query: str) -> Answer:
+async def scaled(house: House, name: str, query: str) -> RawResponse:
     return await house.ask("PUT", f"/models/{name}?{query}", headers=TOKEN)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from .text_house import Answer, House, lines, speaking
+from rest.rest_server import RawResponse
+
+from .text_house import House, lines, speaking
 
 LATER = {"x-synchronous": "false"}
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -26,12 +28,12 @@ async def _begin(house: House, body: Any, headers: dict[str, str] = LATER) -> st
     return token
 
 
-async def _fetch(house: House, token: str, **more: str) -> Answer:
+async def _fetch(house: House, token: str, **more: str) -> RawResponse:
     headers = {"x-starting-token": token, **{name.replace("_", "-"): value for name, value in more.items()}}
     return await house.post("/invocations", b"", headers)
 
 
-async def _until_there(house: House, token: str, **more: str) -> Answer:
+async def _until_there(house: House, token: str, **more: str) -> RawResponse:
     async with asyncio.timeout(60):
         while (answer := await _fetch(house, token, **more)).status == 202:
             await asyncio.sleep(0.001)

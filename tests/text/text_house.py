@@ -14,6 +14,7 @@ from dragoman import errors
 from dragoman.core.calls import Embed, Embedded, Generate, Tokenize
 from dragoman.core.tensor import Tensor
 from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token, Tokenized, TokenSpan, merge_chunks
+from rest.rest_server import RawResponse
 
 CONTEXT = 64
 
@@ -149,17 +150,6 @@ def _info(prompt: Prompt, call: Generate) -> PromptInfo:
 
 
 @dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-@dataclass(frozen=True)
 class House:
     """A running server, as its clients see it."""
 
@@ -176,7 +166,9 @@ class House:
         pool: Any = deployment._pool
         return (getattr(pool, "_inline", None) or pool)._executor.model
 
-    async def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> RawResponse:
         """One request on a connection of its own; anything but bytes goes as JSON."""
         reader, writer = await self.send(method, path, body, headers)
         try:
@@ -195,15 +187,15 @@ class House:
         writer.write("\r\n".join(head).encode("latin-1") + data)
         return reader, writer
 
-    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> RawResponse:
         return await self.ask("POST", path, body, headers)
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
+async def read_answer(reader: asyncio.StreamReader) -> RawResponse:
     status, headers = await read_head(reader)
     if headers.get("transfer-encoding") == "chunked":
-        return Answer(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
-    return Answer(status, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+        return RawResponse(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
+    return RawResponse(status, headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -15,7 +15,7 @@ from dragoman.transports.http2.stream import Http2Stream
 class StreamCall(GrpcCall):
     """The `Peer` of a handler. The client can send one window more than the handler has read."""
 
-    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_is_health", "_reader", "_writer")
+    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_writer")
 
     def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
         super().__init__(server, stream, head)
@@ -26,7 +26,6 @@ class StreamCall(GrpcCall):
         self._writer: asyncio.Future[None] | None = None
         handler = head.handler
         assert isinstance(handler, StreamHandler)
-        self._is_health = handler.health
         self.start_task(handler.talk(self))
 
     @property
@@ -70,7 +69,7 @@ class StreamCall(GrpcCall):
             finally:
                 self._reader = None
         messages = self._messages
-        if self._server.bodies.is_over_limit and not self._is_health:
+        if self._server.bodies.is_over_limit and not self.head.health:
             raise overload_error(self._server.bodies)
         flag, message = messages.ready.popleft()
         self._current_size = PREFIX_BYTES + len(message)

@@ -72,7 +72,7 @@ class UnaryCall(GrpcCall):
     def _start(self, message: Buffer) -> None:
         handler = self.head.handler
         assert isinstance(handler, UnaryHandler)
-        if self._server.bodies.is_over_limit and not handler.health:
+        if self._server.bodies.is_over_limit and not self.head.health:
             self.fail(overload_error(self._server.bodies))
             return
         backlog = self._stream.connection.backlog
