@@ -83,7 +83,7 @@ class AsgiApplication:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = self._start()
-        if not running.is_loaded and not _is_health_check(running.application, scope):
+        if not (running.is_loading and _is_health_check(running.application, scope)):
             await running.loaded()
         await respond(running.application, scope, receive, send)
 
@@ -92,7 +92,6 @@ class AsgiApplication:
         try:
             await self._start().loaded()
         except Exception as error:
-            log.exception("the models could not be loaded")
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
@@ -110,15 +109,15 @@ class _Running:
         self._engine = engine
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
-        self._loading: asyncio.Future[None] = self.loop.create_future()
+        self._loading = self.loop.create_task(engine.start())
         self.task = self.loop.create_task(self._run())
 
     @property
-    def is_loaded(self) -> bool:
-        return self._loading.done() and not self._loading.cancelled() and self._loading.exception() is None
+    def is_loading(self) -> bool:
+        return not self._loading.done()
 
     async def loaded(self) -> None:
-        """Wait until every model is loaded or has failed to load."""
+        """Wait until every model is loaded or has failed to load. Raises the errors of `Engine.start`."""
         await asyncio.shield(self._loading)
 
     async def stop(self) -> None:
@@ -128,12 +127,10 @@ class _Running:
     async def _run(self) -> None:
         try:
             try:
-                await self._engine.start()
-            except Exception as error:
-                self._loading.set_exception(error)
-                self._loading.exception()  # it is retrieved, also if nothing waits
+                await self._loading
+            except Exception:
+                log.exception("the models could not be loaded")
                 return
-            self._loading.set_result(None)
             await self._stopping.wait()
             try:
                 async with asyncio.timeout(self._drain_s):
@@ -141,7 +138,6 @@ class _Running:
             except TimeoutError:
                 log.warning("calls were still running after %g s and are cancelled", self._drain_s)
         finally:
-            self._loading.cancel()
             await self._engine.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import math
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 import dragoman
-from dragoman import Infer
+from dragoman import Infer, Tensor
 from dragoman.core.errors import InvalidInput
 from rest.rest_server import Counter, Gate, Identity, inputs, tensor
 
@@ -256,6 +257,7 @@ class Wire:
         self.gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         self.is_read = True
+        self.accepts: float = math.inf  # messages; then the client has disconnected
 
     async def receive(self) -> dict[str, Any]:
         if self.messages:
@@ -266,6 +268,8 @@ class Wire:
     async def send(self, message: dict[str, Any]) -> None:
         if not self.is_read:
             await asyncio.Event().wait()
+        if len(self.sent) == self.accepts:
+            raise OSError("the client has disconnected")
         self.sent.append(message)
 
     def respond(self, app: Any) -> Any:
@@ -473,6 +477,127 @@ def test_stopping_in_another_event_loop_is_harmless(events: list[str]) -> None:
     assert events == ["load", "close"]
     asyncio.run(app.__aexit__())
     assert events == ["load", "close"]
+
+
+async def test_models_are_loaded_again_after_a_failed_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "models" / "late" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(
+        "import dragoman\n\n\nclass Late(dragoman.Model):\n    placement = 'inline'\n\n"
+        "    def infer(self, call):\n        return dict(call.inputs)\n"
+    )
+    app = dragoman.asgi(str(tmp_path / "models"))
+    moved = folder.rename(tmp_path / "moved")
+    sent: list[dict[str, Any]] = []
+    await app({"type": "lifespan"}, as_async(lambda: {"type": "lifespan.startup"}), as_async(sent.append))
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert f"there is no file '{folder}'" in sent[0]["message"]
+    assert "the models could not be loaded" in caplog.text
+    moved.rename(folder)
+    async with asyncio.timeout(TIMEOUT_S), transport(app) as client:
+        while (response := await response_or_error(client, "/v2/models/late/infer")) is None:
+            await asyncio.sleep(0.001)
+    assert response.json()["outputs"][0]["data"] == [1]
+    await app.__aexit__()
+
+
+def as_async(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+async def response_or_error(client: httpx2.AsyncClient, path: str) -> httpx2.Response | None:
+    try:
+        return await client.post(path, json=BODY)
+    except InvalidInput:
+        return None
+
+
+async def test_a_large_body_has_more_time() -> None:
+    async with dragoman.asgi(Identity, body_timeout_s=0.05) as app:
+        wire = Wire(INFER, BODY)
+        wire.messages[0]["body"] = b" " * (1 << 20) + json.dumps(BODY).encode()[:5]
+        receive = wire.receive
+
+        async def receive_slowly() -> dict[str, Any]:
+            await asyncio.sleep(0.1 * (len(wire.messages) < 2))
+            return await receive()
+
+        wire.receive = receive_slowly  # type: ignore[method-assign]
+        await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
+        assert wire.sent[0]["status"] == 200
+
+
+async def test_a_large_response_to_head_has_no_body() -> None:
+    async with dragoman.asgi(Identity, server_name="x" * 300_000) as app:
+        wire = Wire("/v2", BODY, method="HEAD")
+        await wire.respond(app)
+        assert int(dict(wire.sent[0]["headers"])[b"content-length"]) > 300_000
+        assert [(m["body"], m["more_body"]) for m in wire.sent[1:]] == [(b"", False)]
+
+
+class IgnoresCancellation(Seen, Gate):
+    """Returns a result although its client has disconnected."""
+
+    async def infer(self, call: Infer) -> Mapping[str, Tensor]:
+        try:
+            return await super().infer(call)
+        except asyncio.CancelledError:
+            return call.inputs
+
+
+class RaisesWhenClosed(Seen, Counter):
+    """A stream whose `finally` fails."""
+
+    async def infer(self, call: Infer) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for chunk in super().infer(call):
+                yield chunk
+        finally:
+            raise ValueError("closing failed")
+
+
+async def test_nothing_is_sent_to_a_disconnected_client() -> None:
+    async with dragoman.asgi(IgnoresCancellation) as app:
+        wire, model = Wire("/v2/models/IgnoresCancellation/infer", BODY), Seen.loaded
+        responding = asyncio.ensure_future(wire.respond(app))
+        await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
+        wire.gone.set()
+        await asyncio.wait_for(responding, TIMEOUT_S)
+        assert model.cancelled.is_set()
+        assert wire.sent == []
+
+
+async def test_a_stream_that_fails_after_its_client_disconnected_is_no_error_of_the_server() -> None:
+    async with dragoman.asgi(RaisesWhenClosed) as app:
+        wire = Wire("/v2/models/RaisesWhenClosed/infer_stream", {**BODY, "parameters": {"n": -1}})
+        responding = asyncio.ensure_future(wire.respond(app))
+        while len(wire.sent) < 3:
+            await asyncio.sleep(0.001)
+        wire.gone.set()
+        await asyncio.wait_for(responding, TIMEOUT_S)
+
+
+async def test_a_server_that_reports_disconnects_by_oserror(caplog: pytest.LogCaptureFixture) -> None:
+    async with dragoman.asgi(SeenCounter, max_body_bytes=1000) as app:
+        wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
+        wire.accepts = 2
+        await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
+        await asyncio.wait_for(model.closed.wait(), TIMEOUT_S)
+        error = Wire(INFER, "x" * 1000)
+        error.accepts = 0
+        await asyncio.wait_for(error.respond(app), TIMEOUT_S)
+    assert caplog.text == ""
+
+
+async def test_a_client_that_does_not_read_an_error() -> None:
+    async with dragoman.asgi(Identity, write_timeout_s=0.05, max_body_bytes=1000) as app:
+        wire = Wire(INFER, "x" * 1000)
+        wire.is_read = False
+        with pytest.raises(Exception, match="the response could not be completed"):
+            await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
 
 
 async def test_two_concurrent_event_loops_are_rejected() -> None:

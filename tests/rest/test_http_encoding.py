@@ -1,9 +1,11 @@
 """gzip and deflate in requests and responses, and malicious compressed bodies."""
 
 import gzip
+import random
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -283,3 +285,13 @@ async def test_memory_of_a_large_body_is_returned_to_the_system() -> None:
     size, kept_mib = subprocess.check_output([sys.executable, "-c", MEMORY_AFTER_BODY]).split()
     assert int(size) == 60
     assert float(kept_mib) < 16
+
+
+async def test_memory_for_a_body_is_allocated_up_to_the_limit() -> None:
+    body, limit = gzip.compress(random.Random(0).randbytes(1 << 20), 1), 32 << 20
+    tracemalloc.start()
+    try:
+        assert len(await decompress(body, "gzip", limit, EXECUTOR)) == 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < 2 * limit
+    finally:
+        tracemalloc.stop()

@@ -96,7 +96,7 @@ class AsgiRequest:
         await self._send_in_time({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def write(self, part: Buffer) -> None:
-        if not self._is_head and len(part):
+        if not self._is_head:
             await self._send_in_time({"type": "http.response.body", "body": bytes(part), "more_body": True})
 
     async def end(self, part: Buffer) -> None:
@@ -131,6 +131,17 @@ async def respond(application: Application, scope: Scope, receive: Receive, send
     """Answer one HTTP request. Raises ResponseAborted if a response was begun and could not be completed."""
     writer = AsgiRequest(scope, receive, send, application.limits)
     body = GrowingBody(application.limits.max_body_bytes, application.bodies)
+    try:
+        await _respond(application, scope, writer, body)
+    except asyncio.CancelledError:
+        if not writer.is_disconnected:
+            raise
+    finally:
+        application.bodies.release(body.size)
+    writer.check_complete()
+
+
+async def _respond(application: Application, scope: Scope, writer: AsgiRequest, body: GrowingBody) -> None:
     match: Match | None = None
     try:
         path = relative_path(scope)
@@ -143,12 +154,6 @@ async def respond(application: Application, scope: Scope, receive: Receive, send
         await _until_disconnect(application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
         await writer.send(application.format_error(error, match.protocol if match else None))
-    except asyncio.CancelledError:
-        if not writer.is_disconnected:
-            raise
-    finally:
-        application.bodies.release(body.size)
-    writer.check_complete()
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:
