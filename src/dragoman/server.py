@@ -21,7 +21,7 @@ from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
-from dragoman.runtimes import preflight
+from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import ServerTransports, check_settings, http_addresses, split_list
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
@@ -272,7 +272,7 @@ def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str
     for name, source in sources.items():
         try:
             for spec in source.specs():
-                preflight.check(spec)
+                preflight_check(spec)
         except DragomanError as error:
             subject = f"model '{name}'"
             yield subject, error.message.removeprefix(f"{subject}: ")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dragoman.compat import install
 from dragoman.compat.mlserver import MLModel, ModelSettings, codecs, types
 from dragoman.compat.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
 from dragoman.compat.mlserver.codecs.utils import SingleInputRequestCodec
 from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.runtimes.mlserver.model import install
 
 NUMBERS = types.RequestInput(name="a", datatype="INT32", shape=[2], data=[1, 2])
 WORDS = types.RequestInput(name="b", datatype="BYTES", shape=[1], data=["x"])
@@ -30,7 +30,7 @@ def answer(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
 
 
 def test_the_module_is_imported_once_under_both_names() -> None:
-    install.install()
+    install()
     import mlserver  # type: ignore[import-not-found, unused-ignore]
     from mlserver.codecs.string import StringRequestCodec  # type: ignore[import-not-found, unused-ignore]
     from mlserver.types import dataplane  # type: ignore[import-not-found, unused-ignore]

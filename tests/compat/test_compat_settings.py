@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
-from dragoman.compat.files import model_table, server_table
-from dragoman.compat.implementations import RUNTIMES
+from dragoman.compat.files import RUNTIMES, model_table, server_table
 from dragoman.core.errors import InvalidInput
 from dragoman.plugins import built_in_runtimes
 from dragoman.server import settings_for

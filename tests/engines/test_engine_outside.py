@@ -24,10 +24,9 @@ from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
 from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
-from dragoman.runtimes.openvino_genai import sampling as openvino_sampling
-from dragoman.runtimes.openvino_genai.model import OpenVinoModel
-from dragoman.runtimes.openvino_genai.tokens import OpenVinoTokens
-from dragoman.runtimes.vllm import sampling as vllm_sampling
+from dragoman.runtimes.openvino_genai import model as openvino_model
+from dragoman.runtimes.openvino_genai.model import OpenVinoModel, OpenVinoTokens
+from dragoman.runtimes.vllm import model as vllm_model
 from dragoman.runtimes.vllm.model import VllmModel, VllmTokens
 
 # Every parameter with a value that is not neutral.
@@ -94,11 +93,11 @@ def test_no_parameter_is_dropped_by_vllm(vocabulary: Vocabulary, name: str) -> N
     given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
     if name in ("num_beams", "typical_p"):
         with pytest.raises(InvalidInput, match=name):
-            vllm_sampling.refuse(given, vocabulary.cut)
+            vllm_model.check_supported(given, vocabulary.cut)
     elif name == "grammar":
-        assert vllm_sampling.structure(given.grammar or Grammar("lark")) == {"regex": "a+"}
+        assert vllm_model.grammar_parameters(given.grammar or Grammar("lark")) == {"regex": "a+"}
     else:
-        same = vllm_sampling.parameters(wanted(given)) == vllm_sampling.parameters(wanted(neutral))
+        same = vllm_model.sampling_parameters(wanted(given)) == vllm_model.sampling_parameters(wanted(neutral))
         assert same == (name in OURS)
 
 
@@ -120,10 +119,10 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
     lacks |= {"grammar"}
     if name in lacks:
         with pytest.raises(InvalidInput, match=name):
-            openvino_sampling.refuse(given)
+            openvino_model.check_supported(given)
     else:
-        openvino_sampling.refuse(given)
-        same = openvino_sampling.fields(wanted(given)) == openvino_sampling.fields(wanted(neutral))
+        openvino_model.check_supported(given)
+        same = openvino_model.generation_config(wanted(given)) == openvino_model.generation_config(wanted(neutral))
         assert same == (name in OURS)
 
 
@@ -140,8 +139,8 @@ def test_what_vllm_would_change_is_refused(vocabulary: Vocabulary) -> None:
         (Sampling(presence_penalty=3.0), "presence_penalty"),
     ):
         with pytest.raises(InvalidInput, match=f"^{named}: .*got|^{named}: .*expected"):
-            vllm_sampling.refuse(given, vocabulary.cut)
-    vllm_sampling.refuse(Sampling(temperature=0.001), vocabulary.cut)  # without drawing it means nothing
+            vllm_model.check_supported(given, vocabulary.cut)
+    vllm_model.check_supported(Sampling(temperature=0.001), vocabulary.cut)  # without drawing it means nothing
 
 
 # --- around the tokens -----------------------------------------------------------------------------------------

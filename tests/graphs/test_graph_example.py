@@ -9,8 +9,7 @@ import torch
 
 from dragoman.graphs.function import GraphFunction
 from dragoman.plugins import import_file
-from dragoman.runtimes.graph.files import read_graph
-from dragoman.runtimes.graph.model import load_graph
+from dragoman.runtimes.graph.model import load_graph, read_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 

@@ -23,8 +23,7 @@ from dragoman.core.vectors import Config, VectorFunction, Vectors
 from dragoman.engine.repository import DiskRepository
 from dragoman.graphs.document import parse_document
 from dragoman.graphs.function import GraphFunction
-from dragoman.runtimes.graph.files import read_graph
-from dragoman.runtimes.graph.model import GraphModel, load_graph
+from dragoman.runtimes.graph.model import GraphModel, load_graph, read_graph
 from dragoman.runtimes.recognise import model_file, recognise
 
 FILES = Path(__file__).parent / "served"

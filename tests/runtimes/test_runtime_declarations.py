@@ -14,7 +14,7 @@ from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
-from dragoman.runtimes import preflight
+from dragoman.runtimes.files import preflight_check
 from dragoman.runtimes.recognise import recognise, why_not
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_a_runtime_of_another_package(tmp_path: Path, caplog: pytest.LogCaptureF
     )
     spec = ModelSpec(name="a", runtime="lines", uri=str(tmp_path / "a.lines"))
     with pytest.raises(ModelFailed, match=r"^it needs the package 'lines_framework'.*; pip install lines_framework$"):
-        preflight.check(spec)
+        preflight_check(spec)
     assert plugins.runtime("lines").placement_for(spec) == "thread"
     assert plugins.runtime("plain").placement_for(spec) == "process"
     for name in ("lines", "plain"):
@@ -163,4 +163,4 @@ def test_a_runtime_of_another_package(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_runtime_beside_a_model_is_not_run_by_the_preflight_check(tmp_path: Path) -> None:
     (tmp_path / "m.bin").touch()
-    preflight.check(ModelSpec(name="m", runtime=f"{tmp_path}/absent.py:load", uri=str(tmp_path / "m.bin")))
+    preflight_check(ModelSpec(name="m", runtime=f"{tmp_path}/absent.py:load", uri=str(tmp_path / "m.bin")))

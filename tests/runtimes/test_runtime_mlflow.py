@@ -22,7 +22,7 @@ from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
-from dragoman.runtimes.mlflow.model import MlflowModel
+from dragoman.runtimes.mlflow import MlflowModel
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 mlflow = pytest.importorskip("mlflow")

@@ -12,8 +12,7 @@ from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import vector_function
 from dragoman.graphs.picture import make_picture, summarize
-from dragoman.runtimes.graph.files import read_graph
-from dragoman.runtimes.graph.model import load_graph
+from dragoman.runtimes.graph.model import load_graph, read_graph
 from dragoman.server import open_engine
 from dragoman.settings import from_environment
 

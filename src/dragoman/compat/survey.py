@@ -12,12 +12,14 @@ from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Remark, remarks_on
 from dragoman.compat.files import (
     MODEL_PREFIX,
     PREFIX,
+    file_of,
+    known_implementation,
     model_variables,
     server_variables,
+    unsupported,
     variables,
     with_environment,
 )
-from dragoman.compat.implementations import file_of, known_implementation, unsupported
 from dragoman.core.errors import InvalidInput
 
 _PICKLED = (".joblib", ".pkl", ".pickle")

@@ -1,12 +1,17 @@
-"""Shared by the runtimes: the file of a spec, the rule about pickles, and the lock around transformers."""
+"""Model files: their path, the rule about pickles, the preflight check, and the lock around transformers."""
 
+import ast
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
@@ -46,3 +51,73 @@ def check_pickle(path: Path, spec: ModelSpec) -> None:
             f"'{path.name}' is not loaded: files of this kind can run code when loaded; start with --allow-pickle "
             "(DRAGOMAN_ALLOW_PICKLE=true) if you trust it"
         )
+
+
+def preflight_check(spec: ModelSpec) -> None:
+    """Raise ModelFailed if a model cannot be loaded because a file, a class or a package is missing, or a pickle is
+    damaged. No code of the model is run."""
+    if ":" in spec.runtime:
+        return  # a runtime beside the model: finding it would run its code
+    runtime = plugins.runtime(spec.runtime)
+    if runtime.uri_is_path:
+        model_path(spec)
+    for package in runtime.packages:
+        if not is_installed(package):
+            raise ModelFailed(f"it needs the package '{package}', which is not installed; {runtime.install(package)}")
+    if runtime.check is not None:
+        runtime.check(spec)
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported, without importing it."""
+    return package in sys.modules or find_spec(package) is not None
+
+
+def check_installed(package: str, where: str) -> None:
+    """Raise ModelFailed if a package is missing that the model itself imports in the file `where`."""
+    if is_installed(package):
+        return
+    extras = [each.extra for each in plugins.built_in_runtimes().values() if package in each.packages[:1]]
+    wanted = f"'dragoman[{extras[0]}]'" if extras else f"{package}, or the package that contains it"
+    raise ModelFailed(f"'{where}' needs '{package}', which is not installed; pip install {wanted}")
+
+
+def check_source(spec: ModelSpec) -> None:
+    """Check the source of a Python model. Raises ModelFailed if the file is missing, cannot be compiled, lacks the
+    attribute, or imports a package that is not installed."""
+    place, _, name = spec.uri.rpartition(":") if ".py:" in spec.uri else (spec.uri, "", "")
+    path = Path(place) / "model.py" if Path(place).is_dir() else Path(place)
+    if path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())  # bytes: the file may declare its encoding
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ModelFailed(f"cannot import '{spec.uri}': {type(error).__name__}: {error}") from error
+    if name and not _defined_names(tree) & {name.partition(".")[0], "*"}:
+        raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
+    for module in _imported_packages(tree):
+        beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
+        if beside is None and module != "mlserver":  # replaced by the package `compat`
+            check_installed(module, path.name)
+
+
+def _defined_names(tree: ast.AST) -> set[str]:
+    """Return every name that a module may define; "*" stands for those of a star import."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
+def _imported_packages(tree: ast.Module) -> Iterator[str]:
+    """Yield the packages that a module imports at its top level, where no `try` allows them to be missing."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]

@@ -28,7 +28,7 @@ def graph_file(path: Path) -> Path | None:
 
 
 def _own_name(path: Path) -> str:
-    from dragoman.runtimes.graph.files import graph_name
+    from dragoman.runtimes.graph.model import graph_name
 
     return graph_name(path)
 

@@ -1,6 +1,10 @@
 """Hugging Face models, run by the pipelines of transformers."""
 
+import base64
+import binascii
+import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +21,53 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.runtimes.files import check_pickle, transformers_lock
 from dragoman.runtimes.huggingface import RUNTIME
-from dragoman.runtimes.huggingface.embeddings import Embedder, PoolingOptions
-from dragoman.runtimes.huggingface.images import decode_images, images_of_pixels
-from dragoman.runtimes.huggingface.question_answering import AnswerExtractor
+from dragoman.runtimes.huggingface.encoders import AnswerExtractor, Embedder, PoolingOptions
 from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
+
+# The formats that are decoded: Pillow has more, some of them little tested.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_DATA_URL = re.compile(rb"\s*data:image/[\w.+-]+;base64,")
+_MAX_PIXELS = 64 * 2**20
+
+
+def decode_images(tensor: Tensor, name: str) -> list[Any]:
+    """Decode the image in each element: the bytes of a file, or base64, also as a data URL.
+
+    Raises InvalidInput if it is not an image. Paths and addresses are never opened.
+    """
+    image = RUNTIME.require("PIL.Image")
+    return [_decode_image(image, element, name) for element in tensor.data.flat]
+
+
+def images_of_pixels(tensor: Tensor) -> list[Any]:
+    """Convert an array of bytes [images, height, width, 3] to images."""
+    image = RUNTIME.require("PIL.Image")
+    return [image.fromarray(pixels) for pixels in tensor.data]
+
+
+def _decode_image(image: Any, element: bytes, name: str) -> Any:
+    last_error: Exception | None = None
+    for content in (element, _from_base64(element)):
+        try:
+            picture = image.open(io.BytesIO(content), formats=_FORMATS)
+            if picture.width * picture.height > _MAX_PIXELS:
+                raise InvalidInput(f"input '{name}': expected at most {_MAX_PIXELS} pixels, got {picture.size}")
+            picture.load()
+        except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+            last_error = error
+        else:
+            return picture
+    raise InvalidInput(
+        f"input '{name}': expected an image ({', '.join(_FORMATS)}) as bytes or base64, got {element[:20]!r}"
+    ) from last_error
+
+
+def _from_base64(element: bytes) -> bytes:
+    try:
+        return base64.b64decode(_DATA_URL.sub(b"", element, count=1).strip(), validate=True)
+    except binascii.Error:
+        return b""
+
 
 # What the clients of such models expect: each element is the JSON of one result.
 _RESULTS: Mapping[str, str] = {"content_type": "hg_jsonlist"}

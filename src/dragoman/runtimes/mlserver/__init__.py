@@ -12,7 +12,7 @@ def _load(spec: ModelSpec) -> Model:
 
 
 def _check(spec: ModelSpec) -> None:
-    from dragoman.runtimes.preflight import check_source
+    from dragoman.runtimes.files import check_source
 
     check_source(spec)
 

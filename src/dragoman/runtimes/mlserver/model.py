@@ -4,31 +4,154 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dragoman import plugins
-from dragoman.compat import install
-from dragoman.compat.conversion import dragoman_error, to_inference, to_inference_request
-from dragoman.compat.mlserver import metrics, types
+from dragoman.compat import mlserver
+from dragoman.compat.mlserver import metrics
 from dragoman.compat.mlserver import model as mlserver_model
+from dragoman.compat.mlserver import types as ours
 from dragoman.compat.mlserver.settings import ModelSettings
-from dragoman.core.calls import Handled, Inference, Request
+from dragoman.compat.mlserver.types.data import elements, output_tensor
+from dragoman.core.calls import Handled, Infer, Inference, Request
 from dragoman.core.datatypes import datatype
-from dragoman.core.errors import ModelFailed
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.runtimes.mlserver.handlers import Handler
+
+
+def to_inference_request(request: Request[Inference], types: ModuleType) -> Any:
+    """Return the request as an InferenceRequest of `types`: our module, or that of the installed package."""
+    call = request.call
+    assert isinstance(call, Infer)
+    fields = {**call.parameters, **({"headers": dict(request.metadata)} if request.metadata else {})}
+    outputs = [_request_output(name, call.content_types.get(name), types) for name in call.outputs] or None
+    parameters = types.Parameters(**fields) if fields else None
+    inputs = [_request_input(name, tensor, types) for name, tensor in call.inputs.items()]
+    return types.InferenceRequest(
+        id=request.id or str(uuid.uuid4()), parameters=parameters, inputs=inputs, outputs=outputs
+    )
+
+
+def to_inference(response: Any) -> Inference:
+    """Return the outputs of an InferenceResponse, ours or the installed package's. Raises InvalidOutput."""
+    outputs = getattr(response, "outputs", None)
+    if not isinstance(outputs, list):
+        raise InvalidOutput(f"expected an InferenceResponse, got {type(response).__name__}")
+    tensors: dict[str, Tensor] = {}
+    for output in outputs:
+        if output.name in tensors:
+            raise InvalidOutput(f"output '{output.name}': expected unique names, got it twice")
+        tensors[output.name] = output.to_tensor() if isinstance(output, ours.ResponseOutput) else _tensor_of(output)
+    headers = getattr(response.parameters, "headers", None) or {}
+    return Inference(tensors, _parameters(response.parameters), {str(k): str(v) for k, v in headers.items()})
+
+
+def dragoman_error(error: Exception) -> Exception:
+    """Return the Dragoman error for the status code of an MLServer error; any other exception unchanged."""
+    status = getattr(error, "status_code", None)
+    if isinstance(error, DragomanError) or not isinstance(status, int):
+        return error
+    if status == 404:
+        return ModelNotFound(str(error))
+    return InvalidInput(str(error)) if 400 <= status < 500 else ModelFailed(str(error))
+
+
+def _request_input(name: str, tensor: Tensor, types: ModuleType) -> Any:
+    if types is ours:
+        return ours.RequestInput.from_tensor(name, tensor)
+    return types.RequestInput(
+        name=name,
+        shape=list(tensor.shape),
+        datatype=tensor.datatype.name,
+        parameters=dict(tensor.parameters) or None,
+        data=types.TensorData(elements(tensor)),
+    )
+
+
+def _request_output(name: str, content_type: str | None, types: ModuleType) -> Any:
+    if content_type is None:
+        return types.RequestOutput(name=name)
+    return types.RequestOutput(name=name, parameters=types.Parameters(content_type=content_type))
+
+
+def _tensor_of(output: Any) -> Tensor:
+    """Return an output of the installed package, whose data are lists, as a tensor."""
+    data, datatype = getattr(output.data, "root", output.data), getattr(output.datatype, "value", output.datatype)
+    return output_tensor(f"output '{output.name}'", data, datatype, output.shape, _parameters(output.parameters))
+
+
+def _parameters(parameters: Any) -> Parameters:
+    """Return the parameters of a response or output without headers and without those that are None."""
+    if parameters is None:
+        return NONE
+    fields: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else parameters.model_dump()
+    return {k: v for k, v in fields.items() if v is not None and k != "headers"} or NONE
+
+
+_THEIRS = "mlserver"
+_OURS = mlserver.__name__
+# Modules of that package that are parts of another one in ours.
+_MERGED = {
+    **{f"codecs.{name}": "codecs.adapted" for name in ("base64", "datetime", "numpy", "pandas", "string")},
+    "handlers.custom": "handlers",
+    "types.dataplane": "types",
+    "types.model_repository": "types",
+}
+
+
+def install() -> None:
+    """Add the finder of `mlserver` and its submodules; an installed package takes precedence."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        rest = fullname.removeprefix(f"{_OURS}.")
+        if rest not in _MERGED:  # as by `from mlserver.types import dataplane`
+            top, _, rest = fullname.partition(".")
+            if top != _THEIRS or not (sys.modules.get(top) is mlserver if rest else PathFinder.find_spec(top) is None):
+                return None  # also for submodules that the installed package lacks
+        name = f"{_OURS}.{_MERGED.get(rest, rest)}".rstrip(".")
+        found = find_spec(name)
+        if found is None:
+            return None
+        return ModuleSpec(fullname, _Alias(name), is_package=found.submodule_search_locations is not None)
+
+
+class _Alias(Loader):
+    """Load one module object under two names, so that its classes are identical under both."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has replaced it with that of the alias
 
 
 def load(spec: ModelSpec) -> Model:
     """Return the model of the class at `spec.uri`; a class or function for Dragoman is loaded by the python runtime."""
-    install.install()
+    install()
     found = _class(spec)
     if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
         own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
@@ -130,7 +253,7 @@ def _settings(kind: type[Any], given: Mapping[str, Any], source: str) -> tuple[A
     """Return the settings of a model and the module of types for its class: ours, or those of the real package."""
     resolved = _resolve_uri(given, Path(source).parent)
     if issubclass(kind, mlserver_model.MLModel):
-        return ModelSettings.from_fields(resolved, source), types
+        return ModelSettings.from_fields(resolved, source), ours
     settings: Any = importlib.import_module("mlserver.settings").ModelSettings(**resolved)
     settings._source = source
     return settings, importlib.import_module("mlserver.types")

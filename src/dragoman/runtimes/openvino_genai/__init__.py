@@ -5,7 +5,7 @@ from pathlib import Path
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
-from dragoman.runtimes.pretrained import pretrained_runtime
+from dragoman.runtimes.recognise import pretrained_runtime
 
 
 def _load(spec: ModelSpec) -> Model:

@@ -12,7 +12,7 @@ def _load(spec: ModelSpec) -> Model:
 
 
 def _check(spec: ModelSpec) -> None:
-    from dragoman.runtimes.sklearn.pickles import check_pickle_modules
+    from dragoman.runtimes.sklearn.model import check_pickle_modules
 
     check_pickle_modules(spec)
 

@@ -1,5 +1,14 @@
 """Codecs, and the functions that apply them, under the names that custom models import."""
 
+from dragoman.compat.mlserver.codecs.adapted import (
+    Base64Codec,
+    DatetimeCodec,
+    NumpyCodec,
+    NumpyRequestCodec,
+    PandasCodec,
+    StringCodec,
+    StringRequestCodec,
+)
 from dragoman.compat.mlserver.codecs.base import (
     InputCodec,
     InputCodecLike,
@@ -8,13 +17,8 @@ from dragoman.compat.mlserver.codecs.base import (
     register_input_codec,
     register_request_codec,
 )
-from dragoman.compat.mlserver.codecs.base64 import Base64Codec
-from dragoman.compat.mlserver.codecs.datetime import DatetimeCodec
 from dragoman.compat.mlserver.codecs.decorator import decode_args
 from dragoman.compat.mlserver.codecs.errors import CodecError
-from dragoman.compat.mlserver.codecs.numpy import NumpyCodec, NumpyRequestCodec
-from dragoman.compat.mlserver.codecs.pandas import PandasCodec
-from dragoman.compat.mlserver.codecs.string import StringCodec, StringRequestCodec
 from dragoman.compat.mlserver.codecs.utils import (
     DecodedParameterName,
     decode_inference_request,

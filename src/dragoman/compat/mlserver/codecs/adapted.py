@@ -1,13 +1,15 @@
 """Dragoman's codecs with the interface of MLServer's codecs."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from dragoman.codecs.registry import CODECS
-from dragoman.compat.mlserver.codecs.base import InputCodec, RequestCodec
+from dragoman.compat.mlserver.codecs.base import InputCodec, RequestCodec, register_input_codec, register_request_codec
 from dragoman.compat.mlserver.types import (
     InferenceRequest,
     InferenceResponse,
@@ -15,6 +17,7 @@ from dragoman.compat.mlserver.types import (
     RequestInput,
     ResponseOutput,
 )
+from dragoman.core.datatypes import datatype, datatype_of
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Tensor
 
@@ -122,3 +125,105 @@ def _invalid_output(where: str) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidOutput(f"{where}: {error.message}") from error
+
+
+@register_input_codec
+class StringCodec(AdaptedInputCodec):
+    """Lists of UTF-8 text."""
+
+    ContentType = "str"
+    TypeHint = list[str]
+
+
+@register_request_codec
+class StringRequestCodec(AdaptedRequestCodec):
+    """A request of one list of text."""
+
+    ContentType = "str"
+    TypeHint = list[str]
+    InputCodec = StringCodec
+
+
+def encode_str(elem: str) -> bytes:
+    """Return text as UTF-8."""
+    return elem.encode()
+
+
+def decode_str(encoded: bytes | str, str_codec: str = "utf-8") -> str:
+    """Return bytes as text, and text unchanged."""
+    return encoded.decode(str_codec) if isinstance(encoded, bytes) else str(encoded)
+
+
+@register_input_codec
+class Base64Codec(AdaptedInputCodec):
+    """Lists of bytes, sent as base64."""
+
+    ContentType = "base64"
+    TypeHint = list[bytes]
+
+
+@register_input_codec
+class DatetimeCodec(AdaptedInputCodec):
+    """Lists of datetimes, or of ISO 8601 text."""
+
+    ContentType = "datetime"
+    TypeHint = list[datetime]
+
+    @classmethod
+    def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
+        return super().encode_output(name, _parse(payload), **kwargs)
+
+    @classmethod
+    def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
+        return super().encode_input(name, _parse(payload), **kwargs)
+
+
+def _parse(payload: Any) -> Any:
+    if isinstance(payload, str):
+        return datetime.fromisoformat(payload)
+    if isinstance(payload, list):
+        return [datetime.fromisoformat(each) if isinstance(each, str) else each for each in payload]
+    return payload
+
+
+@register_input_codec
+class NumpyCodec(AdaptedInputCodec):
+    """Arrays; [N] is encoded as [N, 1]."""
+
+    ContentType = "np"
+    TypeHint = np.ndarray
+
+
+@register_request_codec
+class NumpyRequestCodec(AdaptedRequestCodec):
+    """A request of one array."""
+
+    ContentType = "np"
+    TypeHint = np.ndarray
+    InputCodec = NumpyCodec
+
+
+def to_datatype(dtype: Any) -> str:
+    """Return the name of the datatype of a dtype."""
+    return datatype_of(np.dtype(dtype)).name
+
+
+def to_dtype(input_or_output: Any) -> np.dtype[Any]:
+    """Return the dtype of the datatype of a tensor."""
+    return datatype(input_or_output.datatype).dtype
+
+
+class _DataFrame:
+    """The class pd.DataFrame if pandas has been imported: importing it only for this would take time."""
+
+    def __get__(self, _instance: object, _owner: type | None = None) -> Any:
+        return getattr(sys.modules.get("pandas"), "DataFrame", type(None))
+
+
+@register_request_codec
+class PandasCodec(AdaptedRequestCodec):
+    """Data frames, one input or output per column."""
+
+    ContentType = "pd"
+    JsonContentType = "pd_json"
+    TypeHint = _DataFrame()

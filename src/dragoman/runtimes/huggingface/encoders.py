@@ -1,0 +1,197 @@
+"""Heads over an encoder: embeddings, pooled from its states, and extractive question answering."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dragoman.core.calls import Embed, Embedded
+from dragoman.core.datatypes import FP32, Array
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.tensor import Tensor
+
+_MAX_TOKENS = 384  # of question and context together; a longer context is split into overlapping chunks
+_STRIDE = 128
+_MAX_ANSWER_TOKENS = 15
+
+Answer = dict[str, Any]
+Options = Mapping[str, Any]
+
+
+class AnswerExtractor:
+    """A model of extractive question answering with its fast tokenizer."""
+
+    def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
+        self._torch, self._model, self._tokenizer = torch, model, tokenizer
+
+    def __call__(self, question: str, context: str, options: Options) -> Answer | list[Answer]:
+        """Return the best answer, {score, start, end, answer}, or a list of them if `top_k` is above 1."""
+        encoded = self._encode(question, context)
+        found: dict[tuple[int, int], float] = {}  # chunks overlap: a span may be found twice
+        blank = 1.0
+        for i, (start, end) in enumerate(self._scores(encoded)):
+            tokens = np.array([part == 1 for part in encoded.sequence_ids(i)])
+            is_cls = np.array([token == self._tokenizer.cls_token_id for token in encoded["input_ids"][i]])
+            begin, finish = (_softmax(np.where(tokens | is_cls, logits, -np.inf)) for logits in (start, end))
+            blank = min(blank, float(begin[is_cls].sum() * finish[is_cls].sum()))
+            for first, last, score in _spans(begin, finish, tokens, options):
+                span = self._characters(encoded, i, first, last, options)
+                found[span] = max(score, found.get(span, 0.0))
+        if options.get("handle_impossible_answer", False):
+            found[0, 0] = blank
+        best = sorted(found.items(), key=lambda item: -item[1])[: options.get("top_k", 1)]
+        answers = [{"score": score, "start": a, "end": b, "answer": context[a:b]} for (a, b), score in best]
+        return answers if options.get("top_k", 1) > 1 else answers[0]
+
+    def _encode(self, question: str, context: str) -> Any:
+        limit = min(self._tokenizer.model_max_length, _MAX_TOKENS)
+        count = len(self._tokenizer(question)["input_ids"])
+        room = limit - count - 1
+        if room < 1:
+            raise InvalidInput(f"input 'question': {count} tokens leave no room for the context; the limit is {limit}")
+        encoded = self._tokenizer(
+            question,
+            context,
+            truncation="only_second",
+            max_length=limit,
+            stride=min(_STRIDE, room // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        if 1 not in encoded.sequence_ids(0):
+            raise InvalidInput(f"input 'context': expected some text, got {context!r}")
+        return encoded
+
+    def _scores(self, encoded: Any) -> Iterator[tuple[Array, Array]]:
+        """Yield the logits of each token as start and as end of the answer, for each chunk of the context."""
+        for i in range(len(encoded["input_ids"])):
+            names = [name for name in self._tokenizer.model_input_names if name in encoded]
+            feed = {n: self._torch.tensor([encoded[n][i]], device=self._model.device) for n in names}
+            with self._torch.inference_mode():
+                output = self._model(**feed)
+            yield output.start_logits[0].float().cpu().numpy(), output.end_logits[0].float().cpu().numpy()
+
+    def _characters(self, encoded: Any, chunk: int, first: int, last: int, options: Options) -> tuple[int, int]:
+        """Return the characters of a span, extended to whole words."""
+        offsets = encoded["offset_mapping"][chunk]
+        words = encoded.word_ids(chunk)
+        if not options.get("align_to_words", True) or words[first] is None or words[last] is None:
+            return int(offsets[first][0]), int(offsets[last][1])
+        left = encoded.word_to_chars(chunk, words[first], sequence_index=1)
+        right = encoded.word_to_chars(chunk, words[last], sequence_index=1)
+        return int(left[0]), int(right[1])
+
+
+def _softmax(logits: Array) -> Array:
+    shifted = np.exp(logits - logits.max())
+    result: Array = shifted / shifted.sum()
+    return result
+
+
+def _spans(begin: Array, finish: Array, context: Array, options: Options) -> list[tuple[int, int, float]]:
+    """Return the best spans of one chunk: within the context, and at most `max_answer_len` tokens long."""
+    longest = options.get("max_answer_len", _MAX_ANSWER_TOKENS)
+    allowed = np.tril(np.triu(np.outer(context, context)), longest - 1)
+    scores = np.where(allowed, np.outer(begin, finish), -1.0)
+    best = np.argsort(-scores, axis=None, kind="stable")[: options.get("top_k", 1)]
+    pairs = zip(*np.unravel_index(best, scores.shape), strict=True)
+    return [(int(a), int(b), float(scores[a, b])) for a, b in pairs if allowed[a, b]]
+
+
+Pooling = Literal["mean", "cls", "max", "last"]
+# The names in the configuration of sentence-transformers.
+_MODES: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+}
+_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOptions:
+    """Pooling of token states into one vector; `normalized`: the vector has length 1."""
+
+    pooling: Pooling = "mean"
+    normalized: bool = True
+
+    @classmethod
+    def of(cls, folder: Path) -> "PoolingOptions":
+        """Read the pooling of sentence-transformers from a folder; without one, the normalized mean."""
+        path = folder / "1_Pooling" / "config.json"
+        if not path.is_file():
+            return cls()
+        try:
+            value, modules = json.loads(path.read_text()), folder / "modules.json"
+            types = [m["type"] for m in json.loads(modules.read_text())] if modules.is_file() else []
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelFailed(f"{path} cannot be read: {error}") from error
+        modes = [mode for name, mode in _MODES.items() if value.get(name)]
+        if len(modes) != 1:
+            raise ModelFailed(f"{path}: expected one of {', '.join(_MODES)}; got {len(modes)} of them")
+        return cls(modes[0], any(kind.endswith(".Normalize") for kind in types))
+
+
+class Embedder:
+    """An encoder with its tokenizer; answers Embed."""
+
+    def __init__(self, torch: Any, model: Any, tokenizer: Any, options: PoolingOptions) -> None:
+        self._torch, self._model, self._tokenizer, self._options = torch, model, tokenizer, options
+
+    def __call__(self, call: Embed) -> Embedded:
+        """Return the vectors in the order of the inputs. Raises InvalidInput if a text is longer than the model
+        allows."""
+        ids = [self._token_ids(each, i) for i, each in enumerate(call.inputs)]
+        vectors = np.zeros((len(ids), self._model.config.hidden_size), np.float32)
+        padded = self._tokenizer.pad_token_id is not None
+        size = _BATCH_SIZE if padded else 1
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # similar lengths need little padding
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            vectors[rows] = self._encode_batch([ids[i] for i in rows])
+        return Embedded(Tensor(vectors, FP32), sum(map(len, ids)))
+
+    def _token_ids(self, each: str | tuple[int, ...], index: int) -> list[int]:
+        if isinstance(each, str):
+            ids: list[int] = self._tokenizer(each, verbose=False)["input_ids"]
+        else:
+            ids = list(each)
+            unknown = next((i for i in ids if i >= self._model.config.vocab_size), None)
+            if unknown is not None:
+                raise InvalidInput(
+                    f"input {index}: expected token ids below {self._model.config.vocab_size}, got {unknown}"
+                )
+        limit = self._tokenizer.model_max_length
+        if not 0 < len(ids) <= limit:
+            raise InvalidInput(f"input {index} has {len(ids)} tokens; the model takes 1 to {limit}")
+        return ids
+
+    def _encode_batch(self, rows: Sequence[list[int]]) -> Any:
+        torch, device = self._torch, self._model.device
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self._tokenizer.pad_token_id or 0, dtype=torch.long)
+        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+            mask[i, : len(row)] = 1
+        with torch.inference_mode():
+            states = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.float()
+            vectors = self._pool(states, mask.to(device))
+            if self._options.normalized:
+                vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return vectors.cpu().numpy()
+
+    def _pool(self, states: Any, mask: Any) -> Any:
+        torch, weights = self._torch, mask.unsqueeze(-1)
+        match self._options.pooling:
+            case "cls":
+                return states[:, 0]
+            case "last":
+                return states[torch.arange(len(states)), mask.sum(1) - 1]
+            case "max":
+                return states.masked_fill(weights == 0, float("-inf")).amax(1)
+        return (states * weights).sum(1) / weights.sum(1)
