@@ -227,6 +227,11 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
     return HttpResponse(status, (orjson.dumps(value),), (JSON_TYPE, *headers))
 
 
+def format_readiness(name: str, *, is_ready: bool) -> HttpResponse:
+    """Format the readiness of a model as KServe's V1 protocol does."""
+    return json_response({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+
+
 # --- gRPC ------------------------------------------------------------------------------------------------
 
 

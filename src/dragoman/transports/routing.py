@@ -28,7 +28,10 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Router:
-    """The routes as a tree of path segments; fixed segments have priority over parameters."""
+    """The routes as a tree of path segments; fixed segments have priority over parameters.
+
+    The first protocol that has a route serves it.
+    """
 
     def __init__(self, protocols: Iterable[HttpProtocol]) -> None:
         self._root = _Node()
@@ -41,7 +44,7 @@ class Router:
                 for part in _segments(route.pattern):
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
-                node.endpoints[route.method] = route.endpoint, protocol, route.health
+                node.endpoints.setdefault(route.method, (route.endpoint, protocol, route.health))
 
     def match(self, method: str, raw_path: str) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.

@@ -1,7 +1,6 @@
 """Inference of arrays at LMI's paths: JSON, CSV, NumPy's files and DJL's NDList."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -9,20 +8,27 @@ from dragoman.core.calls import Infer, Inference, ModelDescription, Request, Res
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.sampling import format_value
-from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
-from dragoman.formats.json_document import NumberArray, parse_document
-from dragoman.formats.json_text import format_nested, json_chunks
+from dragoman.formats.json_document import parse_document
+from dragoman.formats.json_text import json_chunks
+from dragoman.protocols.json_arrays import (
+    call_parameters,
+    format_values,
+    named_tensors,
+    only_input,
+    parse_values,
+    single_tensor,
+)
 from dragoman.protocols.lmi.csv import LONG, are_numbers, check_cells, csv_chunks, numbers_of_csv, parse_rows, to_cells
 from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi.request import media_type
-from dragoman.protocols.text_common.parameters import build_request, get_object, json_body
+from dragoman.protocols.text_common.parameters import build_request, json_body
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy
 
 _VALUES = ("inputs", "instances", "data")  # names of the inputs in the requests of clients
 _ANSWERS = "predictions"
-_TENSOR = {"name", "shape", "datatype"}
+_INSTEAD = "send accept: tensor/npz"
 
 
 def parse_arrays_request(
@@ -45,87 +51,17 @@ def parse_arrays_request(
 def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
     body = json_body(http.body, policy, parse_document)
     if not isinstance(body, dict):
-        return Infer(_single_tensor(body, model))
+        return Infer(single_tensor(body, model))
     names = {spec.name for spec in model.signature.inputs}
     if "model_name" not in names:
         body.pop("model_name", None)
     given = next((name for name in _VALUES if name in body), None)
     if given is None:
         if body and body.keys() <= names:
-            return Infer(_named_tensors(body, model))
+            return Infer(named_tensors(body, model))
         result = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
         raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {format_value(body)}")
-    parameters = get_object(body, "parameters")
-    strange = [name for name, value in parameters.items() if not isinstance(value, bool | int | float | str)]
-    if strange:
-        raise InvalidInput(f"parameter '{strange[0]}' must be a text, a number, true or false")
-    return Infer(_values(body[given], model), parameters=parameters)
-
-
-def _values(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
-    if isinstance(value, dict):
-        return _named_tensors(value, model)
-    rows = isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
-    if not rows:
-        return _single_tensor(value, model)
-    if value[0].keys() >= _TENSOR:
-        raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
-    if any(row.keys() != value[0].keys() for row in value):
-        raise InvalidInput("'inputs' must be objects that all have the same names")
-    return _named_tensors({name: [row[name] for row in value] for name in value[0]}, model)
-
-
-def _named_tensors(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
-    specs = {spec.name: spec for spec in model.signature.inputs}
-    return {name: _tensor(value, specs.get(name), name) for name, value in values.items()}
-
-
-def _single_tensor(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
-    spec = _only_input(model)
-    return {spec.name: _tensor(value, spec, spec.name)}
-
-
-def _only_input(model: ModelDescription) -> TensorSpec:
-    """Return the model's only required input; if the model declares none, any name is accepted."""
-    needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
-    if len(needed) > 1:
-        names = ", ".join(f"'{spec.name}'" for spec in needed)
-        raise InvalidInput(
-            f"model '{model.name}' takes {names}; expected 'inputs' to be an object with a value for each"
-        )
-    return needed[0] if needed else TensorSpec("inputs")
-
-
-def _tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
-    """Convert nested lists to a tensor of the model's datatype; a single row may lack its first axis."""
-    try:
-        if isinstance(value, NumberArray):
-            known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
-            value = value.array(f"input '{name}'", spec.datatype if known and spec is not None else None)
-        array = value if isinstance(value, np.ndarray) else np.asarray(_plain_lists(value, name))
-        if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
-            array = np.array(value, dtype=object)
-        whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
-        keep = not whole or spec is None or _is_taken(array, spec)
-        made = Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
-    except (ValueError, TypeError, OverflowError, InvalidInput) as error:
-        raise InvalidInput(f"input '{name}': {error}") from error
-    wanted = len(spec.shape) if spec is not None and spec.shape is not None else None
-    if wanted is not None and made.data.ndim == wanted - 1:
-        return Tensor(made.data.reshape(1, *made.shape), made.datatype)
-    return made
-
-
-def _plain_lists(value: Any, name: str) -> Any:
-    """Convert long lists of numbers in a value to NumPy arrays."""
-    if isinstance(value, NumberArray):
-        return value.array(f"input '{name}'")
-    return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
-
-
-def _is_taken(array: Array, spec: TensorSpec) -> bool:
-    found = Tensor.of(array).datatype
-    return found is spec.datatype or found in spec.accepts
+    return Infer(parse_values(body[given], model, given), parameters=call_parameters(body))
 
 
 def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -136,8 +72,8 @@ def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
         names, cells = numbers
         if several and names:
             columns = {name: cells[:, i : i + 1] for i, name in enumerate(names)}
-            return Infer(_named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
-        return Infer(_single_tensor(cells, model))
+            return Infer(named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
+        return Infer(single_tensor(cells, model))
     check_cells(body, policy)
     rows = parse_rows(_text(body))
     head = rows[0] if several or (len(rows) > 1 and not are_numbers(rows[:1]) and are_numbers(rows[1:])) else None
@@ -146,8 +82,8 @@ def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
         raise InvalidInput("expected text/csv with rows of values below the line of names")
     if several and head:
         columns = {name: to_cells([row[i : i + 1] for row in rows]) for i, name in enumerate(head)}
-        return Infer(_named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
-    return Infer(_single_tensor(to_cells(rows), model))
+        return Infer(named_tensors({name: _column(one, name, model) for name, one in columns.items()}, model))
+    return Infer(single_tensor(to_cells(rows), model))
 
 
 def _column(cells: Array, name: str, model: ModelDescription) -> Array:
@@ -157,26 +93,26 @@ def _column(cells: Array, name: str, model: ModelDescription) -> Array:
 
 
 def _from_text(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(_single_tensor(np.array([_text(http.body)], dtype=object), model))
+    return Infer(single_tensor(np.array([_text(http.body)], dtype=object), model))
 
 
 def _from_bytes(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    spec = _only_input(model)
+    spec = only_input(model)
     if spec.datatype is BYTES:
-        return Infer({spec.name: _tensor(np.array([bytes(http.body)], dtype=object), spec, spec.name)})
+        return Infer(single_tensor(np.array([bytes(http.body)], dtype=object), model))
     return Infer({}, raw=bytes(http.body))
 
 
 def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    return Infer(_single_tensor(_check_size(from_npy(bytes(http.body)), policy), model))
+    return Infer(single_tensor(_check_size(from_npy(bytes(http.body)), policy), model))
 
 
 def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
     found = {name: _check_size(array, policy) for name, array in from_npz(bytes(http.body)).items()}
     names = {spec.name for spec in model.signature.inputs}
     if len(found) == 1 and not found.keys() <= names:  # NumPy's name of an unnamed array is arr_0
-        return Infer(_single_tensor(next(iter(found.values())), model))
-    return Infer(_named_tensors(found, model))
+        return Infer(single_tensor(next(iter(found.values())), model))
+    return Infer(named_tensors(found, model))
 
 
 def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -187,13 +123,13 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
     found, specs = [(name, _check_size(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
     named = dict(found)
     if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
-        return Infer(_named_tensors(named, model))
+        return Infer(named_tensors(named, model))
     if len(found) == 1:
-        return Infer(_single_tensor(found[0][1], model))
+        return Infer(single_tensor(found[0][1], model))
     if len(found) > len(specs):
         names = ", ".join(f"'{spec.name}'" for spec in specs)
         raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
-    return Infer(_named_tensors({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
+    return Infer(named_tensors({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
 
 
 def _check_size(array: Array, policy: Policy) -> Array:
@@ -233,22 +169,9 @@ def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], H
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:
-    value = {name: _to_lists(name, tensor, policy) for name, tensor in response.answer.outputs.items()}
+    value = {name: format_values(name, tensor, policy, _INSTEAD) for name, tensor in response.answer.outputs.items()}
     body = json_chunks({_ANSWERS: next(iter(value.values())) if len(value) == 1 else value})
     return HttpResponse(200, body, (JSON_TYPE,))
-
-
-def _to_lists(name: str, tensor: Tensor, policy: Policy) -> Any:
-    array = numpy_numbers(tensor)
-    if tensor.datatype is BYTES:
-        try:
-            return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
-        except UnicodeDecodeError as error:
-            raise NotSupported(f"output '{name}' holds bytes that are not UTF-8; send accept: tensor/npz") from error
-    refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
-    if tensor.datatype.kind == "float" and refused(array).any():
-        raise NotSupported(f"output '{name}' holds NaN or infinity, not supported by JSON; send accept: tensor/npz")
-    return format_nested(array)
 
 
 def _to_csv(response: Response[Inference], policy: Policy) -> HttpResponse:

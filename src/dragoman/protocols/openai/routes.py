@@ -10,11 +10,12 @@ from dragoman.core.calls import (
     Generate,
     InFlight,
     ModelDescription,
+    Ready,
     Request,
     Response,
     ServerDescription,
 )
-from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.core.errors import DragomanError
 from dragoman.protocols.openai.embeddings import parse_embedding_request
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
@@ -29,7 +30,9 @@ from dragoman.protocols.wire import (
     HttpRequest,
     HttpResponse,
     Policy,
+    PreliminaryCall,
     Route,
+    format_readiness,
     json_response,
     retry_after,
 )
@@ -49,17 +52,18 @@ class OpenAi:
 
         return EngineCall(Request(DescribeModels()), reply)
 
-    def model(self, http: HttpRequest) -> EngineCall[tuple[ModelDescription, ...], HttpResponse]:
+    def model(self, http: HttpRequest) -> PreliminaryCall[tuple[ModelDescription, ...]]:
+        """Return the card of a text model; of another model its readiness, which KServe's V1 has at this path."""
         name = http.params["name"]
 
-        def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+        def find(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
             cards = (card for model in response.answer for card in self._cards(model))
             found = next((card for card in cards if card["id"] == name), None)
-            if found is None:
-                raise ModelNotFound(f"the model '{name[:256]}' does not exist")
-            return json_response(found)
+            if found is not None:
+                return json_response(found)
+            return EngineCall(Request(Ready(), name), lambda ready: format_readiness(name, is_ready=ready.answer))
 
-        return EngineCall(Request(DescribeModels()), reply)
+        return PreliminaryCall(Request(DescribeModels()), find)
 
     def _cards(self, model: ModelDescription) -> list[dict[str, Any]]:
         """Return the card of a model and one for each of its adapters, `model:adapter`."""

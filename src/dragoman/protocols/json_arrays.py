@@ -1,0 +1,127 @@
+"""Inputs and outputs of models as nested JSON lists, without names or with them; shared by LMI and KServe's V1."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.calls import ModelDescription
+from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.formats.json_document import NumberArray
+from dragoman.formats.json_text import format_nested
+from dragoman.protocols.text_common.parameters import get_object
+from dragoman.protocols.wire import Policy
+
+_TENSOR = {"name", "shape", "datatype"}
+
+
+def parse_values(value: Any, model: ModelDescription, field: str) -> Mapping[str, Tensor]:
+    """Return the inputs in a field of a request: an object with a value for each input, a list of such objects, one
+    for each row, or the value of the only input. Raises InvalidInput naming the input."""
+    if isinstance(value, dict):
+        return named_tensors(value, model)
+    if not is_object_list(value):
+        return single_tensor(value, model, field)
+    return named_tensors(columns_of(value, model, field), model)
+
+
+def call_parameters(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a request for the model. Raises InvalidInput for a list or an object among them."""
+    parameters = get_object(body, "parameters")
+    for name, value in parameters.items():
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidInput(f"parameter '{name}' must be a text, a number, true or false")
+    return parameters
+
+
+def is_object_list(value: Any) -> bool:
+    """Return whether a value is a list of objects, at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def columns_of(rows: list[dict[str, Any]], model: ModelDescription, field: str) -> dict[str, list[Any]]:
+    """Return the values of each name in rows that are objects. Raises InvalidInput if their names differ."""
+    if rows[0].keys() >= _TENSOR:
+        raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise InvalidInput(f"'{field}' must be objects that all have the same names")
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def named_tensors(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
+    """Return the tensors of values by the names of inputs; a single row may lack its first axis."""
+    specs = {spec.name: spec for spec in model.signature.inputs}
+    return {name: with_row_axis(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in values.items()}
+
+
+def single_tensor(value: Any, model: ModelDescription, field: str = "inputs") -> Mapping[str, Tensor]:
+    """Return the tensor of the model's only input; a single row may lack its first axis."""
+    spec = only_input(model, field)
+    return {spec.name: with_row_axis(parse_tensor(value, spec, spec.name), spec)}
+
+
+def only_input(model: ModelDescription, field: str = "inputs") -> TensorSpec:
+    """Return the model's only required input; if the model declares none, any name is accepted."""
+    needed = [spec for spec in model.signature.inputs if not spec.optional] or list(model.signature.inputs)
+    if len(needed) > 1:
+        names = ", ".join(f"'{spec.name}'" for spec in needed)
+        raise InvalidInput(
+            f"model '{model.name}' takes {names}; expected '{field}' to be an object with a value for each"
+        )
+    return needed[0] if needed else TensorSpec("inputs")
+
+
+def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
+    """Convert an array or nested lists to a tensor of the model's datatype. Raises InvalidInput naming the input."""
+    try:
+        if isinstance(value, NumberArray):
+            known = spec is not None and spec.datatype is not None and spec.datatype is not BYTES
+            value = value.array(f"input '{name}'", spec.datatype if known and spec is not None else None)
+        array = value if isinstance(value, np.ndarray) else np.asarray(_plain_lists(value, name))
+        if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
+            array = np.array(value, dtype=object)
+        whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
+        keep = not whole or spec is None or _is_taken(array, spec)
+        return Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
+    except (ValueError, TypeError, OverflowError, InvalidInput) as error:
+        raise InvalidInput(f"input '{name}': {error}") from error
+
+
+def with_row_axis(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
+    """Return the tensor, with a first axis of size 1 if it lacks one axis of the model's input."""
+    rank = len(spec.shape) if spec is not None and spec.shape is not None else None
+    if rank is None or tensor.data.ndim != rank - 1:
+        return tensor
+    return Tensor(tensor.data.reshape(1, *tensor.shape), tensor.datatype)
+
+
+def _plain_lists(value: Any, name: str) -> Any:
+    """Convert long lists of numbers in a value to NumPy arrays."""
+    if isinstance(value, NumberArray):
+        return value.array(f"input '{name}'")
+    return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
+
+
+def _is_taken(array: Array, spec: TensorSpec) -> bool:
+    found = Tensor.of(array).datatype
+    return found is spec.datatype or found in spec.accepts
+
+
+def format_values(name: str, tensor: Tensor, policy: Policy, instead: str) -> Any:
+    """Return an output as nested lists for `json_chunks`.
+
+    Raises NotSupported for values that JSON cannot express; the message ends with what to do `instead`.
+    """
+    array = numpy_numbers(tensor)
+    if tensor.datatype is BYTES:
+        try:
+            return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
+        except UnicodeDecodeError as error:
+            raise NotSupported(f"output '{name}' holds bytes that are not UTF-8; {instead}") from error
+    refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
+    if tensor.datatype.kind == "float" and refused(array).any():
+        raise NotSupported(f"output '{name}' holds NaN or infinity, not supported by JSON; {instead}")
+    return format_nested(array)

@@ -1,0 +1,170 @@
+"""KServe's V1 protocol: `POST /v1/models/{model}:predict` with rows of values, and the readiness of a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Ready, Request, Response
+from dragoman.core.errors import (
+    DeadlineExceeded,
+    DragomanError,
+    Forbidden,
+    InvalidInput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    ServerError,
+    Unauthorized,
+)
+from dragoman.core.sampling import format_value
+from dragoman.core.signature import TensorSpec
+from dragoman.core.tensor import Tensor, numpy_numbers
+from dragoman.formats.json_document import parse_document
+from dragoman.formats.json_text import json_chunks
+from dragoman.protocols.json_arrays import (
+    call_parameters,
+    columns_of,
+    format_values,
+    is_object_list,
+    only_input,
+    parse_tensor,
+)
+from dragoman.protocols.text_common.parameters import build_request, json_body
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    EngineCall,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    PreliminaryCall,
+    Route,
+    find_error_row,
+    format_readiness,
+    json_response,
+    replace_surrogates,
+    retry_after,
+)
+
+_FIELDS = ("instances", "inputs")
+_ALLOW = (("allow", "GET, HEAD, OPTIONS"),)
+_DEFAULT_SIGNATURE = "serving_default"  # of TensorFlow, whose API this protocol follows
+
+_STATUS: Sequence[tuple[type[DragomanError], int]] = (
+    (InvalidInput, 400),
+    (NotSupported, 501),
+    (ModelNotFound, 404),
+    (Unauthorized, 401),
+    (Forbidden, 403),
+    (NotReady, 503),
+    (Overloaded, 503),
+    (DeadlineExceeded, 504),
+    (ServerError, 500),
+)
+
+
+class KServeV1:
+    """The endpoints."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def predict(self, http: HttpRequest) -> PreliminaryCall[ModelDescription]:
+        """Run an inference. The model is described first: its signature decides how rows are parsed."""
+        name, colon, verb = http.params["name"].rpartition(":")
+        if colon and verb == "explain":
+            raise NotSupported("explanations are not supported; expected ':predict'")
+        if not colon or verb != "predict":
+            raise HttpError(405, "method POST is not allowed here; expected a path that ends in ':predict'", _ALLOW)
+
+        def infer(response: Response[ModelDescription]) -> EngineCall[Inference, HttpResponse]:
+            call = parse_predict_request(http, response.answer, self._policy)
+            request = build_request(call, HttpRequest("POST", http.path, {}, http.headers, b""), self._policy, name)
+            return EngineCall(request, lambda r: self._format_predictions(r, name))
+
+        return PreliminaryCall(Request(Describe(), name), infer)
+
+    def _format_predictions(self, response: Response[Inference], model: str) -> HttpResponse:
+        outputs, instead = response.answer.outputs, f"use /v2/models/{model}/infer"
+        values = {name: format_values(name, tensor, self._policy, instead) for name, tensor in outputs.items()}
+        predictions = next(iter(values.values())) if len(values) == 1 else _rows(values, outputs, instead)
+        return HttpResponse(200, json_chunks({"predictions": predictions}), (JSON_TYPE,))
+
+    def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
+        name = http.params["name"]
+        return EngineCall(Request(Ready(), name), lambda r: format_readiness(name, is_ready=r.answer))
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """Return the routes of the protocol."""
+    at = KServeV1(policy)
+    routes = (Route("POST", "/v1/models/{name}", at.predict), Route("GET", "/v1/models/{name}", at.ready))
+    return HttpProtocol("KServe V1", routes, format_error)
+
+
+def format_error(error: DragomanError | HttpError) -> HttpResponse:
+    """KServe: a 4xx or 5xx status and the body `{"error": message}`."""
+    if isinstance(error, HttpError):
+        return json_response({"error": error.message}, error.status, error.headers)
+    (status,) = find_error_row(error, _STATUS) or (500,)
+    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(error)
+    return json_response({"error": replace_surrogates(error.message)}, status, headers)
+
+
+# --- requests ------------------------------------------------------------------------------------------------
+
+
+def parse_predict_request(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
+    """Parse the rows in `instances`, or the columns in `inputs`. Raises InvalidInput, or NotSupported for a model
+    without inference."""
+    if Infer not in model.calls:
+        raise NotSupported(f"model '{model.name}' does not support inference; it is served by the text APIs")
+    body = json_body(http.body, policy, parse_document)
+    fields = [name for name in _FIELDS if isinstance(body, dict) and name in body]
+    if len(fields) != 1:
+        raise InvalidInput(f"expected an object with either 'instances' or 'inputs', got {format_value(body)}")
+    if body.get("signature_name", _DEFAULT_SIGNATURE) != _DEFAULT_SIGNATURE:
+        raise InvalidInput(
+            f"'signature_name': expected '{_DEFAULT_SIGNATURE}', got {format_value(body['signature_name'])}"
+        )
+    parse = _parse_instances if fields == ["instances"] else _parse_columns
+    return Infer(parse(body[fields[0]], model), parameters=call_parameters(body))
+
+
+def _parse_instances(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    if isinstance(value, dict | str | int | float | None):
+        raise InvalidInput(f"'instances': expected a list of rows, got {format_value(value)}")
+    if is_object_list(value):
+        return _parse_named(columns_of(value, model, "instances"), model)
+    return _parse_only(value, model, "instances")
+
+
+def _parse_columns(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
+    return _parse_named(value, model) if isinstance(value, dict) else _parse_only(value, model, "inputs")
+
+
+def _parse_only(value: Any, model: ModelDescription, field: str) -> Mapping[str, Tensor]:
+    spec = only_input(model, field)
+    return {spec.name: parse_tensor(value, spec, spec.name)}
+
+
+def _parse_named(columns: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
+    specs = {spec.name: spec for spec in model.signature.inputs}
+    return {name: _as_column(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in columns.items()}
+
+
+def _as_column(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
+    """Return a vector of one value for each row as a matrix of one column if that is the shape of the input."""
+    shape = spec.shape if spec is not None else None
+    is_column = shape is not None and len(shape) == 2 and shape[1] in (1, -1) and tensor.data.ndim == 1
+    return Tensor(tensor.data.reshape(-1, 1), tensor.datatype) if is_column else tensor
+
+
+def _rows(values: Mapping[str, Any], outputs: Mapping[str, Tensor], instead: str) -> list[dict[str, Any]]:
+    """Return one object for each row, with a value for each output. Raises NotSupported for unequal lengths."""
+    if len({tensor.shape[:1] for tensor in outputs.values()} | {()}) != 2:
+        raise NotSupported(f"the outputs {', '.join(outputs)} have different numbers of rows; {instead}")
+    texts = {name: value for name, value in values.items() if isinstance(value, list)}
+    columns = [texts[name] if name in texts else numpy_numbers(tensor).tolist() for name, tensor in outputs.items()]
+    return [dict(zip(outputs, row, strict=True)) for row in zip(*columns, strict=True)]
