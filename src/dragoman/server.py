@@ -234,7 +234,14 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
 def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> Engine:
     """Return an engine for models on disk and for Python objects, without transports."""
     folders = split_list(settings.model_folders)
-    repository = DiskRepository(paths, settings.model_defaults(), settings.version_policy, objects, folders)
+    repository = DiskRepository(
+        paths,
+        settings.model_defaults(),
+        settings.version_policy,
+        objects,
+        folders,
+        model_name=settings.model_name,
+    )
     sources = repository.scan()
     for skipped in repository.skipped:
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)

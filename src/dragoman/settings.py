@@ -169,6 +169,9 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
         ),
     ] = False
 
+    model_name: Annotated[
+        str, Option("name of the only model that is served; default: the name of its file or folder", MODELS)
+    ] = ""
     version_policy: Annotated[str, Option("versions to serve: latest, all, or a list as 1,3", MODELS)] = "latest"
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
-from dragoman.compat.files import RUNTIMES, model_table, server_table
+from dragoman.compat.files import RUNTIMES, environment_paths, model_table, server_table
 from dragoman.core.errors import InvalidInput
 from dragoman.plugins import built_in_runtimes
 from dragoman.server import settings_for
@@ -99,6 +99,19 @@ def test_variables_are_used_where_the_file_has_no_value(tmp_path: Path, monkeypa
     (tmp_path / "settings.json").write_text('{"http_port": 5}')
     assert settings_for([str(tmp_path)], {"http_port": 6}).http_port == 6
     assert settings_for([str(tmp_path)]).grpc_port == 1235
+
+
+def test_the_path_in_variables(tmp_path: Path) -> None:
+    file = tmp_path / "model.joblib"
+    file.touch()
+    folder, implementation = str(tmp_path), {"MLSERVER_MODEL_IMPLEMENTATION": "mlserver_sklearn.SKLearnModel"}
+    assert environment_paths({}) == []
+    assert environment_paths({"MLSERVER_MODELS_DIR": folder}) == [folder]
+    assert environment_paths({"MLSERVER_MODELS_DIR": "/else", "MLSERVER_MODEL_URI": folder, **implementation}) == [
+        folder
+    ]
+    assert environment_paths({"MLSERVER_MODEL_URI": str(file), **implementation}) == [folder]
+    assert environment_paths({"MLSERVER_MODEL_URI": str(file)}) == [str(file)]
 
 
 def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

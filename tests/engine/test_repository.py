@@ -45,6 +45,28 @@ def test_a_folder_with_one_model_file_is_that_model(tmp_path: Path) -> None:
     assert (spec.name, spec.runtime, spec.uri) == ("iris", "sklearn", str(file))
 
 
+@pytest.mark.parametrize("path", ["models/model.joblib", "models", "versions"])
+def test_the_only_model_has_the_name_of_the_setting(tmp_path: Path, path: str) -> None:
+    write(tmp_path / "models" / "model.joblib")
+    write(tmp_path / "versions" / "7" / "model.onnx")
+    repository = DiskRepository([str(tmp_path / path)], {}, model_name="iris")
+    ((name, source),) = repository.scan().items()
+    assert (name, [spec.name for spec in source.specs()]) == ("iris", ["iris"])
+
+
+def test_the_name_of_the_setting_is_for_one_model(tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    write(tmp_path / "b.onnx")
+    with pytest.raises(InvalidInput, match="'model_name': expected one model, found 2: a, b"):
+        DiskRepository([str(tmp_path)], {}, model_name="iris").scan()
+    function = ModelSpec(name="f", runtime="python", target=max)
+    with pytest.raises(InvalidInput, match="expected one model, found 3: iris, a, b"):
+        DiskRepository([str(tmp_path)], {}, live=[function], model_name="iris").scan()
+    assert [*DiskRepository([], {}, live=[function], model_name="iris").scan()] == ["iris"]
+    with pytest.raises(InvalidInput, match="'model_name': '-x' is not allowed"):
+        DiskRepository([str(tmp_path)], {}, model_name="-x")
+
+
 def test_a_folder_of_models_holds_files_and_folders(tmp_path: Path) -> None:
     write(tmp_path / "a.onnx")
     write(tmp_path / "b" / "model.pt2")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.cli.table import progress, startup_line, startup_table
+from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.secrets import forget_secrets
 from dragoman.server import Server, run, settings_for
@@ -50,7 +51,7 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     environment = from_environment(os.environ)
     forget_secrets()  # models in this process, and programs that they start, must not see them
     is_sagemaker = parse_settings(environment, flags).sagemaker
-    paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else [])
+    paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else environment_paths(os.environ))
     settings = settings_for(paths, environment, flags)
     if not paths and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")

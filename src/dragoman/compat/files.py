@@ -146,6 +146,18 @@ def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {k: v for k, v in result.items() if v}
 
 
+def environment_paths(environment: Mapping[str, str]) -> list[str]:
+    """Return the path of the model, or of the folder of models, in MLServer's variables; none without them.
+
+    `MLSERVER_MODEL_URI` may be a file: its folder is what the variables describe then.
+    """
+    uri = environment.get(f"{MODEL_PREFIX}URI", "")
+    if uri and f"{MODEL_PREFIX}IMPLEMENTATION" in environment and Path(uri).is_file():
+        return [str(Path(uri).parent)]
+    found = uri or environment.get(f"{PREFIX}MODELS_DIR", "")
+    return [found] if found else []
+
+
 def environment_table(folder: Path) -> dict[str, Any] | None:
     """Return our settings of the model in the environment variables; None if there is none, or a file describes one."""
     if "implementation" not in model_variables(variables(folder)) or any(folder.rglob("model-settings.json")):

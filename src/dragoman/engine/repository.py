@@ -59,6 +59,7 @@ class DiskRepository(Repository):
 
     defaults: fields of a ModelSpec for every model. version_policy: latest, all, or a list such as `1,3`.
     live: fixed models. folders: models below these may be registered by URL. run_code: see `Search`.
+    model_name: the name of the only model, by default that of its file or folder.
     """
 
     def __init__(
@@ -70,8 +71,13 @@ class DiskRepository(Repository):
         folders: Sequence[str] = (),
         *,
         run_code: bool = True,
+        model_name: str = "",
     ) -> None:
+        if model_name:
+            check_name(model_name, "setting 'model_name':")
+            live = [replace(spec, name=model_name) for spec in live] if len(live) == 1 else live
         super().__init__(live)
+        self._model_name = model_name
         self._paths = tuple(paths)
         self._defaults = dict(defaults)
         self._version_policy = _check_policy(version_policy)
@@ -94,7 +100,19 @@ class DiskRepository(Repository):
                     )
                 same.append(found)
         self.skipped = tuple(search.skipped)
+        if self._model_name:
+            by_name = self._renamed(by_name, sources)
         return sources | {name: self._source(same) for name, same in by_name.items()}
+
+    def _renamed(self, by_name: dict[str, list[Found]], fixed: Mapping[str, Source]) -> dict[str, list[Found]]:
+        """Return the only model under its name in the settings. Raises InvalidInput if there are several."""
+        names = [*fixed, *by_name]
+        if len(names) > 1:
+            raise InvalidInput(
+                f"setting 'model_name': expected one model, found {len(names)}: {', '.join(names)[:256]}"
+            )
+        found = [replace(each, name=self._model_name) for same in by_name.values() for each in same]
+        return {self._model_name: found} if found else {}
 
     def at(self, name: str, url: str) -> Source:
         models = Search(self._run_code).models(str(_model_path(url, self._folders)))
