@@ -1,4 +1,4 @@
-"""Tiny language models for tests, trained in a few seconds and saved as any Hugging Face folder is."""
+"""Tiny language models for tests, trained in a few seconds and saved as Hugging Face folders."""
 
 import shutil
 import tempfile
@@ -15,13 +15,13 @@ from dragoman.plugins import import_file
 train: Any = import_file(Path(__file__).parents[1] / "examples" / "text" / "train_models.py")
 
 
-def make(folder: Path, kind: str = "llama", steps: int = 60) -> Path:
-    """Save a tiny model of that kind ("llama" or "gpt2") in the folder, which is returned."""
+def make_model(folder: Path, kind: str = "llama", steps: int = 60) -> Path:
+    """Train a tiny model ("llama" or "gpt2") and save it in the folder, which is returned."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other on a busy machine
+    torch.set_num_threads(1)  # several are slow on a busy machine
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, about their own future
+            warnings.simplefilter("ignore")  # deprecations inside libraries
             train.train(folder, kind, train.TINY, steps)
     finally:
         torch.set_num_threads(before)
@@ -29,12 +29,12 @@ def make(folder: Path, kind: str = "llama", steps: int = 60) -> Path:
 
 
 @contextmanager
-def made(*kinds: str) -> Iterator[Path]:
-    """A folder with a model of each kind in `tiny-<kind>`; it is removed afterwards."""
+def tiny_models(*kinds: str) -> Iterator[Path]:
+    """Create a temporary folder with a model of each kind in `tiny-<kind>`."""
     folder = Path(tempfile.mkdtemp(prefix="dragoman-text-"))
     try:
         for kind in kinds:
-            make(folder / f"tiny-{kind}", kind)
+            make_model(folder / f"tiny-{kind}", kind)
         yield folder
     finally:
         shutil.rmtree(folder)

@@ -17,7 +17,7 @@ from generation.helpers import Reference, load_model
 
 @pytest.fixture(scope="session")
 def folders() -> Iterator[Path]:
-    with text_models.made("llama", "gpt2") as folder:
+    with text_models.tiny_models("llama", "gpt2") as folder:
         yield folder
 
 

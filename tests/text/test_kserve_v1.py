@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import dragoman
 from dragoman.core.datatypes import BYTES, FP64
 
-from .text_house import House, Speaker, speaking
+from .text_server import ReverseModel, TextServer, serve
 
 
 def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -34,7 +34,7 @@ def fails(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Matrix(dragoman.Model):
-    """Returns the number of rows for each row of a matrix with three columns."""
+    """Return the number of rows for each row of a matrix with three columns."""
 
     placement = "inline"
 
@@ -47,7 +47,7 @@ class Matrix(dragoman.Model):
 
 
 class Column(dragoman.Model):
-    """Adds two columns, each of shape (rows, 1), and returns the sums and their texts."""
+    """Add two columns, each of shape (rows, 1); return the sums and their texts."""
 
     placement = "inline"
 
@@ -62,7 +62,7 @@ class Column(dragoman.Model):
 
 
 class Upper(dragoman.Model):
-    """Returns texts in capitals."""
+    """Return texts in capitals."""
 
     placement = "inline"
 
@@ -75,8 +75,8 @@ class Upper(dragoman.Model):
         return dragoman.Inference({"text": dragoman.Tensor.of(np.array(texts, dtype=object))})
 
 
-class Late(dragoman.Model):
-    """Waits for a server that does not run."""
+class NeverReady(dragoman.Model):
+    """Raise NotReady while loading."""
 
     placement = "inline"
 
@@ -88,15 +88,15 @@ class Late(dragoman.Model):
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking(
-        Speaker, double, joined, uneven, diverges, fails, Matrix, Column, Upper, placement="inline"
-    ) as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve(
+        ReverseModel, double, joined, uneven, diverges, fails, Matrix, Column, Upper, placement="inline"
+    ) as server:
+        yield server
 
 
-async def predict(house: House, model: str, body: Any) -> tuple[int, Any]:
-    response = await house.post(f"/v1/models/{model}:predict", body)
+async def predict(server: TextServer, model: str, body: Any) -> tuple[int, Any]:
+    response = await server.post(f"/v1/models/{model}:predict", body)
     return response.status, response.json
 
 
@@ -123,28 +123,28 @@ async def predict(house: House, model: str, body: Any) -> tuple[int, Any]:
         ("Column", {"inputs": {"a": [[1]], "b": [[2]]}}, [{"sum": 3.0, "t": "3"}]),
     ],
 )
-async def test_predictions(house: House, model: str, body: Any, predictions: Any) -> None:
-    status, answer = await predict(house, model, body)
+async def test_predictions(server: TextServer, model: str, body: Any, predictions: Any) -> None:
+    status, response = await predict(server, model, body)
     if predictions is None:
-        assert (status, list(answer)) == (400, ["error"])
+        assert (status, list(response)) == (400, ["error"])
     else:
-        assert (status, answer) == (200, {"predictions": predictions})
+        assert (status, response) == (200, {"predictions": predictions})
 
 
-async def test_large_instances_are_parsed_without_an_object_for_each_number(house: House) -> None:
+async def test_large_instances_are_parsed_without_an_object_for_each_number(server: TextServer) -> None:
     rows = np.arange(60_000.0).reshape(-1, 3)
-    assert await predict(house, "Matrix", {"instances": rows.tolist()}) == (200, {"predictions": [20_000.0] * 20_000})
+    assert await predict(server, "Matrix", {"instances": rows.tolist()}) == (200, {"predictions": [20_000.0] * 20_000})
 
 
-async def test_a_list_of_numbers_is_not_one_row(house: House) -> None:
-    status, answer = await predict(house, "Matrix", {"instances": [1, 2, 3]})
+async def test_a_list_of_numbers_is_not_one_row(server: TextServer) -> None:
+    status, response = await predict(server, "Matrix", {"instances": [1, 2, 3]})
     assert status == 400
-    assert "'x'" in answer["error"]
-    assert (await house.post("/predictions/Matrix", {"instances": [1, 2, 3]})).json == {"predictions": [1.0]}
+    assert "'x'" in response["error"]
+    assert (await server.post("/predictions/Matrix", {"instances": [1, 2, 3]})).json == {"predictions": [1.0]}
 
 
-async def test_the_colon_may_be_percent_encoded(house: House) -> None:
-    response = await house.post("/v1/models/double%3Apredict", {"instances": [1]})
+async def test_the_colon_may_be_percent_encoded(server: TextServer) -> None:
+    response = await server.post("/v1/models/double%3Apredict", {"instances": [1]})
     assert (response.status, response.json) == (200, {"predictions": [2.0]})
 
 
@@ -177,38 +177,38 @@ async def test_the_colon_may_be_percent_encoded(house: House) -> None:
         ("uneven", {"instances": [1, 2]}, 501, "different numbers of rows; use /v2/models/uneven/infer"),
         ("diverges", {"instances": [1.0]}, 501, "holds NaN or infinity"),
         ("fails", {"instances": [1.0]}, 500, "out of range"),
-        ("Speaker", {"instances": ["hello"]}, 501, "model 'Speaker' does not support inference"),
+        ("ReverseModel", {"instances": ["hello"]}, 501, "model 'ReverseModel' does not support inference"),
         ("nothing", {"instances": [1]}, 404, "nothing"),
     ],
 )
-async def test_errors_name_the_field(house: House, model: str, body: Any, status: int, message: str) -> None:
-    found, answer = await predict(house, model, body)
-    assert (found, list(answer)) == (status, ["error"])
-    assert message in answer["error"]
+async def test_errors_name_the_field(server: TextServer, model: str, body: Any, status: int, message: str) -> None:
+    actual, response = await predict(server, model, body)
+    assert (actual, list(response)) == (status, ["error"])
+    assert message in response["error"]
 
 
-async def test_other_verbs(house: House) -> None:
-    explain = await house.post("/v1/models/double:explain", {"instances": [1]})
+async def test_other_verbs(server: TextServer) -> None:
+    explain = await server.post("/v1/models/double:explain", {"instances": [1]})
     assert (explain.status, "explanations are not supported" in explain.json["error"]) == (501, True)
     for path in ("/v1/models/double", "/v1/models/double:classify"):
-        response = await house.post(path, {"instances": [1]})
+        response = await server.post(path, {"instances": [1]})
         assert (response.status, response.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
         assert list(response.json) == ["error"]
 
 
 @pytest.mark.parametrize("protocols", ["openai,kserve_v1", "kserve_v1"])
 async def test_readiness_of_a_model(protocols: str) -> None:
-    async with speaking(Speaker, double, Late, placement="inline", protocols=protocols) as house:
-        ready = await house.ask("GET", "/v1/models/double")
+    async with serve(ReverseModel, double, NeverReady, placement="inline", protocols=protocols) as server:
+        ready = await server.request("GET", "/v1/models/double")
         assert (ready.status, ready.json) == (200, {"name": "double", "ready": True})
-        late = await house.ask("GET", "/v1/models/Late")
-        assert (late.status, late.json) == (503, {"name": "Late", "ready": False})
-        assert (await house.ask("GET", "/v1/models/nothing")).status == 404
-        text = (await house.ask("GET", "/v1/models/Speaker")).json
+        unready = await server.request("GET", "/v1/models/NeverReady")
+        assert (unready.status, unready.json) == (503, {"name": "NeverReady", "ready": False})
+        assert (await server.request("GET", "/v1/models/nothing")).status == 404
+        text = (await server.request("GET", "/v1/models/ReverseModel")).json
         assert text.get("object") == ("model" if "openai" in protocols else None)
 
 
-async def test_a_model_that_is_not_loaded(house: House) -> None:
-    async with speaking(Late, Speaker, placement="inline") as house:
-        status, answer = await predict(house, "Late", {"instances": [1]})
-        assert (status, list(answer)) == (503, ["error"])
+async def test_a_model_that_is_not_loaded(server: TextServer) -> None:
+    async with serve(NeverReady, ReverseModel, placement="inline") as server:
+        status, response = await predict(server, "NeverReady", {"instances": [1]})
+        assert (status, list(response)) == (503, ["error"])

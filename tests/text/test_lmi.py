@@ -1,4 +1,4 @@
-"""LMI's promises: both schemas, every formatter to the byte, errors before, during and after the first token."""
+"""LMI: both schemas, output formatters, and errors before, during and after the first token."""
 
 import asyncio
 import json
@@ -16,43 +16,43 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import text_generation
 
-from .text_house import House, Speaker, events, lines, speaking
+from .text_server import ReverseModel, TextServer, events, lines, serve
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking() as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
 
 
-def folder(path: Path, **parameters: Any) -> str:
-    """A folder whose `said` is the speaker with parameters."""
-    model = path / "said"
+def write_model(path: Path, **parameters: Any) -> str:
+    """Write a model `custom`, a ReverseModel with LMI settings; return the repository's path."""
+    model = path / "custom"
     model.mkdir(parents=True)
     tests = Path(__file__).parents[1]
     (model / "model.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text.text_house import Speaker\n\n\n"
-        "class Said(Speaker):\n    pass\n"
+        f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom text.text_server import ReverseModel\n\n\n"
+        "class Custom(ReverseModel):\n    pass\n"
     )
-    told = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())
-    (model / "dragoman.toml").write_text(f"[model]\nplacement = 'inline'\n[model.protocols.lmi]\n{told}\n")
+    settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())
+    (model / "dragoman.toml").write_text(f"[model]\nplacement = 'inline'\n[model.protocols.lmi]\n{settings}\n")
     return str(path)
 
 
 # --- the rolling-batch schema --------------------------------------------------------------------------------
 
 
-async def test_the_documented_answer(house: House) -> None:
-    answer = await house.post("/invocations", {"inputs": "What is Deep Learning?"})
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.body == b'{"generated_text": "Learning? Deep is What"}'
+async def test_documented_response(server: TextServer) -> None:
+    response = await server.post("/invocations", {"inputs": "What is Deep Learning?"})
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.body == b'{"generated_text": "Learning? Deep is What"}'
 
 
-async def test_the_documented_details(house: House) -> None:
-    answer = await house.post("/predictions/Speaker", {"inputs": "a é", "parameters": {"details": True}})
+async def test_documented_details(server: TextServer) -> None:
+    response = await server.post("/predictions/ReverseModel", {"inputs": "a é", "parameters": {"details": True}})
     assert (
-        answer.body
+        response.body
         == (
             '{"generated_text": "é a", "details": {"finish_reason": "eos_token", "generated_tokens": 3, '
             '"inputs": "a é", "tokens": [{"id": 374, "text": "é", "log_prob": -0.5}, '
@@ -62,13 +62,13 @@ async def test_the_documented_details(house: House) -> None:
     )
 
 
-async def test_the_documented_stream(house: House) -> None:
-    ask = {"inputs": "a b é", "parameters": {"max_new_tokens": 2, "foo": 1}, "stream": True}
-    answer = await house.post("/models/Speaker/invoke", ask)
-    assert answer.headers["content-type"] == "application/jsonlines"
-    assert answer.headers["x-ignored-parameters"] == "foo"
+async def test_documented_stream(server: TextServer) -> None:
+    body = {"inputs": "a b é", "parameters": {"max_new_tokens": 2, "foo": 1}, "stream": True}
+    response = await server.post("/models/ReverseModel/invoke", body)
+    assert response.headers["content-type"] == "application/jsonlines"
+    assert response.headers["x-ignored-parameters"] == "foo"
     assert (
-        answer.body
+        response.body
         == (
             '{"token": {"id": 374, "text": "é", "log_prob": -0.5}}\n'
             '{"token": {"id": 108, "text": " b", "log_prob": -1.0}, "generated_text": "é b", '
@@ -77,11 +77,11 @@ async def test_the_documented_stream(house: House) -> None:
     )
 
 
-async def test_server_sent_events_by_request(house: House) -> None:
-    ask = {"inputs": "a", "parameters": {"max_new_tokens": 1, "output_formatter": "sse"}}
-    answer = await house.post("/invocations", ask)
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.body == (
+async def test_output_formatter_sse(server: TextServer) -> None:
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 1, "output_formatter": "sse"}}
+    response = await server.post("/invocations", body)
+    assert response.headers["content-type"] == "text/event-stream"
+    assert response.body == (
         b'data: {"token": {"id": 107, "text": "a", "log_prob": -0.5}, "generated_text": "a", '
         b'"details": {"finish_reason": "length", "generated_tokens": 1, "inputs": "a"}}\n\n'
     )
@@ -97,25 +97,29 @@ async def test_server_sent_events_by_request(house: House) -> None:
         ({"stop": ["c"], "include_stop_str_in_output": True}, "stop_sequence", "d c"),
     ],
 )
-async def test_why_it_ends(house: House, parameters: Any, reason: str, text: str) -> None:
-    told = (await house.post("/invocations", {"inputs": "a b c d", "parameters": {**parameters, "details": True}})).json
-    assert (told["generated_text"], told["details"]["finish_reason"]) == (text, reason)
+async def test_finish_reasons(server: TextServer, parameters: Any, reason: str, text: str) -> None:
+    result = (
+        await server.post("/invocations", {"inputs": "a b c d", "parameters": {**parameters, "details": True}})
+    ).json
+    assert (result["generated_text"], result["details"]["finish_reason"]) == (text, reason)
 
 
-async def test_thirty_tokens_unless_it_says_otherwise(house: House) -> None:
-    told = (await house.post("/invocations", {"inputs": "w " * 39 + "w", "parameters": {"details": True}})).json
-    assert told["details"]["generated_tokens"] == 30
+async def test_max_new_tokens_is_30_by_default(server: TextServer) -> None:
+    result = (await server.post("/invocations", {"inputs": "w " * 39 + "w", "parameters": {"details": True}})).json
+    assert result["details"]["generated_tokens"] == 30
 
 
-async def test_full_text_and_prefill(house: House) -> None:
+async def test_full_text_and_prefill(server: TextServer) -> None:
     parameters = {"details": True, "return_full_text": True, "decoder_input_details": True, "top_n_tokens": 2}
-    told = (await house.post("/invocations", {"inputs": "a b", "parameters": {**parameters, "max_new_tokens": 1}})).json
-    assert told["generated_text"] == "a bb"
-    assert told["details"]["prefill"] == [
+    result = (
+        await server.post("/invocations", {"inputs": "a b", "parameters": {**parameters, "max_new_tokens": 1}})
+    ).json
+    assert result["generated_text"] == "a bb"
+    assert result["details"]["prefill"] == [
         {"id": 107, "text": "a", "log_prob": None},
         {"id": 108, "text": " b", "log_prob": -0.125},
     ]
-    assert told["details"]["top_tokens"] == [
+    assert result["details"]["top_tokens"] == [
         [{"id": 108, "text": "b", "log_prob": -0.5}, {"id": 109, "text": "b1", "log_prob": -1.5}]
     ]
 
@@ -130,42 +134,44 @@ async def test_full_text_and_prefill(house: House) -> None:
         ({"num_beams": 3, "n": 2}, 3),
     ],
 )
-async def test_the_best_first_and_the_others_beside_it(house: House, parameters: Any, count: int) -> None:
-    told = (await house.post("/invocations", {"inputs": "a b c", "parameters": {**parameters, "details": True}})).json
-    assert told["generated_text"] == "c b a"
-    others = told["details"]["best_of_sequences"]
+async def test_best_sequence_first_others_in_details(server: TextServer, parameters: Any, count: int) -> None:
+    result = (
+        await server.post("/invocations", {"inputs": "a b c", "parameters": {**parameters, "details": True}})
+    ).json
+    assert result["generated_text"] == "c b a"
+    others = result["details"]["best_of_sequences"]
     assert [o["generated_text"] for o in others] == ["b a", "a"][: count - 1]
     assert set(others[0]) == {"finish_reason", "generated_tokens", "tokens", "generated_text"}
 
 
-async def test_the_prompt_is_in_front_of_all_texts_or_of_none(house: House) -> None:
+async def test_return_full_text_applies_to_every_sequence(server: TextServer) -> None:
     parameters = {"n": 2, "do_sample": True, "return_full_text": True}
-    told = (await house.post("/invocations", {"inputs": "a b", "parameters": parameters})).json
-    assert told["generated_text"] == "a bb a"
-    assert told["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
+    result = (await server.post("/invocations", {"inputs": "a b", "parameters": parameters})).json
+    assert result["generated_text"] == "a bb a"
+    assert result["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
     listed = {"inputs": ["a b"], "parameters": {"n": 2, "do_sample": True}}
-    (told,) = (await house.post("/invocations", listed)).json
-    assert told["generated_text"] == "a bb a"
-    assert told["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
+    (result,) = (await server.post("/invocations", listed)).json
+    assert result["generated_text"] == "a bb a"
+    assert result["details"]["best_of_sequences"][0]["generated_text"] == "a ba"
 
 
-async def test_a_stream_of_several_is_held_until_the_best_is_known(house: House) -> None:
-    ask = {"inputs": "a b c", "parameters": {"n": 2, "do_sample": True}, "stream": True}
-    told = lines((await house.post("/invocations", ask)).body)
-    assert "".join(line["token"]["text"] for line in told) == told[-1]["generated_text"] == "c b a"
-    assert not house.model().calls[-1].stream
+async def test_streams_of_several_sequences_send_the_best(server: TextServer) -> None:
+    body = {"inputs": "a b c", "parameters": {"n": 2, "do_sample": True}, "stream": True}
+    result = lines((await server.post("/invocations", body)).body)
+    assert "".join(line["token"]["text"] for line in result) == result[-1]["generated_text"] == "c b a"
+    assert not server.model().calls[-1].stream
 
 
-async def test_sampling_needs_do_sample(house: House, tmp_path: Path) -> None:
-    await house.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5, "top_p": 0.5}})
-    assert not house.model().calls[-1].sampling.do_sample
-    async with speaking(folder(tmp_path, infer_do_sample=True)) as newer:
-        await newer.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5}})
-        assert newer.model("said").calls[-1].sampling.do_sample
+async def test_sampling_needs_do_sample(server: TextServer, tmp_path: Path) -> None:
+    await server.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5, "top_p": 0.5}})
+    assert not server.model().calls[-1].sampling.do_sample
+    async with serve(write_model(tmp_path, infer_do_sample=True)) as configured:
+        await configured.post("/invocations", {"inputs": "a", "parameters": {"temperature": 0.5}})
+        assert configured.model("custom").calls[-1].sampling.do_sample
 
 
-async def test_every_parameter_of_the_document_arrives(house: House) -> None:
-    given = {
+async def test_every_documented_parameter_reaches_the_model(server: TextServer) -> None:
+    parameters = {
         "do_sample": True,
         "seed": 5,
         "temperature": 0.5,
@@ -194,10 +200,10 @@ async def test_every_parameter_of_the_document_arrives(house: House) -> None:
         "stop_sequences": ["y"],
         "stop": ["z"],
     }
-    answer = await house.post("/invocations", {"inputs": "a", "parameters": given})
-    assert answer.status == 200
-    assert "x-ignored-parameters" not in answer.headers
-    assert house.model().calls[-1].sampling == dragoman.Sampling(
+    response = await server.post("/invocations", {"inputs": "a", "parameters": parameters})
+    assert response.status == 200
+    assert "x-ignored-parameters" not in response.headers
+    assert server.model().calls[-1].sampling == dragoman.Sampling(
         do_sample=True,
         seed=5,
         temperature=0.5,
@@ -231,45 +237,45 @@ async def test_every_parameter_of_the_document_arrives(house: House) -> None:
 # --- the dynamic-batch schema --------------------------------------------------------------------------------
 
 
-async def test_lists_in_lists_out(house: House) -> None:
-    answer = await house.post("/invocations", {"inputs": ["a b", "c"]})
-    assert answer.body == b'[{"generated_text": "a bb a"}, {"generated_text": "cc"}]'
-    alone = await house.post("/invocations", {"inputs": ["a b"], "parameters": {"return_full_text": False}})
-    assert alone.json == [{"generated_text": "b a"}]
+async def test_lists_of_prompts_return_lists(server: TextServer) -> None:
+    response = await server.post("/invocations", {"inputs": ["a b", "c"]})
+    assert response.body == b'[{"generated_text": "a bb a"}, {"generated_text": "cc"}]'
+    single = await server.post("/invocations", {"inputs": ["a b"], "parameters": {"return_full_text": False}})
+    assert single.json == [{"generated_text": "b a"}]
 
 
-async def test_the_dynamic_schema_alone(tmp_path: Path) -> None:
-    async with speaking(folder(tmp_path, rolling_batch="disable", enable_streaming=True)) as house:
-        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
-        assert answer.json == [{"generated_text": "a bb a"}]
-        streamed = await house.post("/invocations", {"inputs": ["a b", "c"]})
+async def test_dynamic_batch_schema(tmp_path: Path) -> None:
+    async with serve(write_model(tmp_path, rolling_batch="disable", enable_streaming=True)) as server:
+        response = await server.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
+        assert response.json == [{"generated_text": "a bb a"}]
+        streamed = await server.post("/invocations", {"inputs": ["a b", "c"]})
         assert streamed.headers["content-type"] == "application/jsonlines"
         assert streamed.body == (b'{"outputs": ["b", "c"]}\n{"outputs": [" a", ""]}\n{"outputs": ["", ""]}\n')
-        # the best of several, which is known at the end alone: token by token all the same
+        # best_of is known only at the end, and is streamed token by token as well
         best = {"best_of": 2, "do_sample": True}
-        together = await house.post("/invocations", {"inputs": ["a b", "c"], "parameters": best})
+        together = await server.post("/invocations", {"inputs": ["a b", "c"], "parameters": best})
         assert together.body == streamed.body
-        failed = await house.post(
+        failed = await server.post(
             "/invocations", {"inputs": ["a", "!fault"], "parameters": {"output_formatter": "json"}}
         )
         assert failed.status == 424
         assert failed.json["code"] == 424
         assert failed.json["message"] == "invoke handler failure"
-        for wrong, told in (
+        for invalid, message in (
             ({"inputs": ["a", ""]}, "does not contain any content"),
             ({"inputs": "a", "parameters": {"max_new_tokens": -3}}, "`max_new_tokens` must be"),
             ([1], "must be a JSON object"),
             (b"{", "not valid JSON"),
             ({"inputs": " ".join("x" * 99)}, "the context 64"),
         ):
-            answer = await house.post("/invocations", wrong)
-            assert (answer.status, list(answer.json)) == (424, ["code", "message", "error"])
-            assert (answer.json["code"], answer.json["message"]) == (424, "invoke handler failure")
-            assert told in answer.json["error"]
-        assert "would not say" in failed.json["error"]
+            response = await server.post("/invocations", invalid)
+            assert (response.status, list(response.json)) == (424, ["code", "message", "error"])
+            assert (response.json["code"], response.json["message"]) == (424, "invoke handler failure")
+            assert message in response.json["error"]
+        assert "generated !fault" in failed.json["error"]
 
 
-async def test_the_dynamic_schema_gives_a_text_alone(tmp_path: Path) -> None:
+async def test_dynamic_batch_schema_returns_text_only(tmp_path: Path) -> None:
     more = {
         "details": True,
         "decoder_input_details": True,
@@ -280,85 +286,88 @@ async def test_the_dynamic_schema_gives_a_text_alone(tmp_path: Path) -> None:
         "top_n_tokens": 1,
         "prompt_logprobs": 0,
     }
-    path = folder(tmp_path, rolling_batch="disable")
-    async with speaking(path) as house:
-        answer = await house.post("/invocations", {"inputs": "a b", "parameters": more})
-        assert answer.json == [{"generated_text": "a bb a"}]
-        named = "n, details, decoder_input_details, logprobs, top_n_tokens, prompt_logprobs"
-        assert answer.headers["x-ignored-parameters"] == named
-        sampling = house.model("said").calls[-1].sampling
+    path = write_model(tmp_path, rolling_batch="disable")
+    async with serve(path) as server:
+        response = await server.post("/invocations", {"inputs": "a b", "parameters": more})
+        assert response.json == [{"generated_text": "a bb a"}]
+        name = "n, details, decoder_input_details, logprobs, top_n_tokens, prompt_logprobs"
+        assert response.headers["x-ignored-parameters"] == name
+        sampling = server.model("custom").calls[-1].sampling
         assert (sampling.n, sampling.best_of, sampling.top_logprobs, sampling.prompt_logprobs) == (1, 3, 0, None)
-        await house.post("/invocations", {"inputs": "a b", "parameters": {"num_beams": 3}})
-        assert (house.model("said").calls[-1].sampling.n, house.model("said").calls[-1].sampling.num_beams) == (1, 3)
+        await server.post("/invocations", {"inputs": "a b", "parameters": {"num_beams": 3}})
+        assert (server.model("custom").calls[-1].sampling.n, server.model("custom").calls[-1].sampling.num_beams) == (
+            1,
+            3,
+        )
         nothing = {"n": 1, "details": False, "decoder_input_details": None, "logprobs": 0, "best_of": 2}
-        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {**nothing, "do_sample": True}})
-        assert "x-ignored-parameters" not in answer.headers
-    async with speaking(path, strict_parameters=True) as house:
-        answer = await house.post("/invocations", {"inputs": "a b", "parameters": {"n": 2, "details": True}})
-        assert (answer.status, answer.json["code"]) == (424, 424)
-        assert answer.json["error"] == "parameters that have no effect here: `n`, `details`; expected none of them"
-        assert not house.model("said").calls
+        response = await server.post("/invocations", {"inputs": "a b", "parameters": {**nothing, "do_sample": True}})
+        assert "x-ignored-parameters" not in response.headers
+    async with serve(path, strict_parameters=True) as server:
+        response = await server.post("/invocations", {"inputs": "a b", "parameters": {"n": 2, "details": True}})
+        assert (response.status, response.json["code"]) == (424, 424)
+        assert response.json["error"] == "parameters that have no effect here: `n`, `details`; expected none of them"
+        assert not server.model("custom").calls
 
 
 # --- a model's own settings ----------------------------------------------------------------------------------
 
 
 async def test_tgi_compatibility(tmp_path: Path) -> None:
-    async with speaking(folder(tmp_path, tgi_compat=True)) as house:
-        (told,) = (await house.post("/invocations", {"inputs": "a b"})).json
-        assert told["generated_text"] == "b a"
-        assert told["details"]["inputs"] == "a b"
-        assert told["details"]["prefill"] == []
-        assert told["details"]["tokens"][0].items() >= {"log_prob": -0.5, "logprob": -0.5, "special": False}.items()
-        stream = await house.post("/invocations", {"inputs": "a b", "stream": True})
+    async with serve(write_model(tmp_path, tgi_compat=True)) as server:
+        (result,) = (await server.post("/invocations", {"inputs": "a b"})).json
+        assert result["generated_text"] == "b a"
+        assert result["details"]["inputs"] == "a b"
+        assert result["details"]["prefill"] == []
+        assert result["details"]["tokens"][0].items() >= {"log_prob": -0.5, "logprob": -0.5, "special": False}.items()
+        stream = await server.post("/invocations", {"inputs": "a b", "stream": True})
         assert stream.headers["content-type"] == "text/event-stream"
         assert stream.body.startswith(b'data: {"index": 1, "token": {"id": 108, "text": "b", "log_prob": -0.5')
         assert events(stream.body)[-1]["details"]["finish_reason"] == "eos_token"
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
-async def test_tgis_own_client_with_that(tmp_path: Path) -> None:
-    async with speaking(folder(tmp_path, tgi_compat=True)) as house:
-        client = text_generation.Client(f"{house.url}/invocations")
-        answer = await asyncio.to_thread(client.generate, "a b", decoder_input_details=True)
-        assert (answer.generated_text, len(answer.details.prefill)) == ("b a", 2)
-        pieces = await asyncio.to_thread(lambda: list(client.generate_stream("a b")))
-        assert pieces[-1].generated_text == "b a"
+async def test_tgi_client_with_tgi_compat(tmp_path: Path) -> None:
+    async with serve(write_model(tmp_path, tgi_compat=True)) as server:
+        client = text_generation.Client(f"{server.url}/invocations")
+        response = await asyncio.to_thread(client.generate, "a b", decoder_input_details=True)
+        assert (response.generated_text, len(response.details.prefill)) == ("b a", 2)
+        chunks = await asyncio.to_thread(lambda: list(client.generate_stream("a b")))
+        assert chunks[-1].generated_text == "b a"
 
 
-async def test_nothing_but_the_text(tmp_path: Path) -> None:
-    async with speaking(folder(tmp_path, output_formatter="none")) as house:
+async def test_output_formatter_none(tmp_path: Path) -> None:
+    async with serve(write_model(tmp_path, output_formatter="none")) as server:
         for stream in (False, True):
-            answer = await house.post("/invocations", {"inputs": "a b", "stream": stream})
-            assert (answer.body, answer.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
-    async with speaking(folder(tmp_path / "sse", output_formatter="sse")) as house:
-        for ask in ({"inputs": "a b", "stream": True}, {"inputs": "a b"}):
-            answer = await house.post("/invocations", {**ask, "parameters": {"output_formatter": "none"}})
-            assert (answer.body, answer.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
+            response = await server.post("/invocations", {"inputs": "a b", "stream": stream})
+            assert (response.body, response.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
+    async with serve(write_model(tmp_path / "sse", output_formatter="sse")) as server:
+        for body in ({"inputs": "a b", "stream": True}, {"inputs": "a b"}):
+            response = await server.post("/invocations", {**body, "parameters": {"output_formatter": "none"}})
+            assert (response.body, response.headers["content-type"]) == (b"b a", "text/plain; charset=utf-8")
 
 
-async def test_the_operators_formatter(tmp_path: Path) -> None:
-    async with speaking(folder(tmp_path, output_formatter="jsonlines")) as house:
-        assert len(lines((await house.post("/invocations", {"inputs": "a b"})).body)) == 3
-        other = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
+async def test_default_output_formatter(tmp_path: Path) -> None:
+    async with serve(write_model(tmp_path, output_formatter="jsonlines")) as server:
+        assert len(lines((await server.post("/invocations", {"inputs": "a b"})).body)) == 3
+        other = await server.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "json"}})
         assert other.json == {"generated_text": "b a"}
-        wrong = await house.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "../x.py:f"}})
-        assert wrong.status == 424
-        assert "must be one of json, jsonlines, sse" in wrong.json["error"]
+        invalid = await server.post("/invocations", {"inputs": "a b", "parameters": {"output_formatter": "../x.py:f"}})
+        assert invalid.status == 424
+        assert "must be one of json, jsonlines, sse" in invalid.json["error"]
 
 
-async def test_formatters_of_ones_own(tmp_path: Path) -> None:
-    path = folder(tmp_path, input_formatter="mine.py:read", output_formatter="mine.py:write")
-    (tmp_path / "said" / "mine.py").write_text(
+async def test_custom_formatters(tmp_path: Path) -> None:
+    path = write_model(tmp_path, input_formatter="mine.py:read", output_formatter="mine.py:write")
+    (tmp_path / "custom" / "mine.py").write_text(
         "def read(body):\n    return {'inputs': body['question'], 'stream': body.get('stream', False)}\n\n\n"
         "def write(answer):\n"
         "    return answer['token']['text'].upper() if 'token' in answer else answer['generated_text'][::-1]\n"
     )
-    async with speaking(path) as house:
-        answer = await house.post("/invocations", {"question": "ab cd"})
-        assert (answer.body, answer.headers["content-type"]) == (b"ba dc", "text/plain; charset=utf-8")
-        assert (await house.post("/invocations", {"question": "ab cd", "stream": True})).body == b"CD AB"
-        failed = await house.post("/invocations", {"quest": "ab cd"})
+    async with serve(path) as server:
+        response = await server.post("/invocations", {"question": "ab cd"})
+        assert (response.body, response.headers["content-type"]) == (b"ba dc", "text/plain; charset=utf-8")
+        assert (await server.post("/invocations", {"question": "ab cd", "stream": True})).body == b"CD AB"
+        failed = await server.post("/invocations", {"quest": "ab cd"})
         assert failed.status == 424
         assert "input_formatter failed: KeyError: 'question'" in failed.json["error"]
 
@@ -381,9 +390,9 @@ _FORM = (
         ("multipart/form-data; boundary=x", _FORM, {"generated_text": "b a"}),
     ],
 )
-async def test_other_types(house: House, kind: str, body: bytes, wanted: Any) -> None:
-    answer = await house.post("/invocations", body, {"content-type": kind})
-    assert answer.json == wanted
+async def test_other_content_types(server: TextServer, kind: str, body: bytes, wanted: Any) -> None:
+    response = await server.post("/invocations", body, {"content-type": kind})
+    assert response.json == wanted
 
 
 @pytest.mark.parametrize(
@@ -399,32 +408,32 @@ async def test_other_types(house: House, kind: str, body: bytes, wanted: Any) ->
         ("multipart/form-data; boundary=x", b"--y\r\n\r\na"),
     ],
 )
-async def test_broken_bodies_of_other_types(house: House, kind: str, body: bytes) -> None:
-    answer = await house.post("/invocations", body, {"content-type": kind})
-    assert answer.status == 424
-    assert answer.json["error"].startswith("Input Parsing failed.")
+async def test_invalid_bodies_of_other_content_types(server: TextServer, kind: str, body: bytes) -> None:
+    response = await server.post("/invocations", body, {"content-type": kind})
+    assert response.status == 424
+    assert response.json["error"].startswith("Input Parsing failed.")
 
 
 _TWO = b'--x\r\ncontent-disposition: form-data; name="model_name"\r\n\r\nSecond\r\n' + _FORM
 
 
 async def test_a_form_may_name_the_model() -> None:
-    class Second(Speaker):
+    class Second(ReverseModel):
         pass
 
-    async with speaking(Speaker, Second) as house:
+    async with serve(ReverseModel, Second) as server:
         for kind, body in (
             ("application/x-www-form-urlencoded", b"model_name=Second&text=a+b"),
             ("multipart/form-data; boundary=x", _TWO),
         ):
-            before = len(house.model("Second").calls)
-            answer = await house.post("/invocations", body, {"content-type": kind})
-            assert answer.json == {"generated_text": "b a"}
-            assert len(house.model("Second").calls) == before + 1
-            answer = await house.post("/invocations", body.replace(b"Second", b"nobody"), {"content-type": kind})
-            assert (answer.status, answer.json["type"]) == (404, "ModelNotFoundException")
-            answer = await house.post("/invocations", body.replace(b"model_name", b"model"), {"content-type": kind})
-            assert (answer.status, answer.json["type"]) == (400, "BadRequestException")
+            before = len(server.model("Second").calls)
+            response = await server.post("/invocations", body, {"content-type": kind})
+            assert response.json == {"generated_text": "b a"}
+            assert len(server.model("Second").calls) == before + 1
+            response = await server.post("/invocations", body.replace(b"Second", b"missing"), {"content-type": kind})
+            assert (response.status, response.json["type"]) == (404, "ModelNotFoundException")
+            response = await server.post("/invocations", body.replace(b"model_name", b"model"), {"content-type": kind})
+            assert (response.status, response.json["type"]) == (400, "BadRequestException")
 
 
 # --- errors --------------------------------------------------------------------------------------------------
@@ -445,74 +454,74 @@ async def test_a_form_may_name_the_model() -> None:
         ({"inputs": "a", "parameters": [1]}, "'parameters' must be provided as an object of key-value pairs"),
     ],
 )
-async def test_payloads_that_are_none(house: House, body: Any, message: str) -> None:
-    answer = await house.post("/invocations", body)
-    assert answer.status == 424
-    assert answer.json == {"error": answer.json["error"], "code": 424}
-    assert answer.json["error"].startswith("Input Parsing failed. Ensure that the request payload is valid. ")
-    assert message in answer.json["error"]
+async def test_invalid_payloads(server: TextServer, body: Any, message: str) -> None:
+    response = await server.post("/invocations", body)
+    assert response.status == 424
+    assert response.json == {"error": response.json["error"], "code": 424}
+    assert response.json["error"].startswith("Input Parsing failed. Ensure that the request payload is valid. ")
+    assert message in response.json["error"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_fault_before_the_first_token(house: House, stream: bool) -> None:
-    answer = await house.post("/invocations", {"inputs": "a !fault", "stream": stream})
-    assert answer.status == 424
+async def test_errors_before_the_first_token(server: TextServer, stream: bool) -> None:
+    response = await server.post("/invocations", {"inputs": "a !fault", "stream": stream})
+    assert response.status == 424
     if not stream:
-        assert answer.body == (
+        assert response.body == (
             b'{"generated_text": "", "details": {"finish_reason": "error", "generated_tokens": null, '
             b'"inputs": null, "tokens": null}}'
         )
     else:
-        assert answer.json["code"] == 424
-        assert "would not say" in answer.json["error"]
-    long = await house.post("/invocations", {"inputs": "a " * 99 + "a", "stream": stream})
+        assert response.json["code"] == 424
+        assert "generated !fault" in response.json["error"]
+    long = await server.post("/invocations", {"inputs": "a " * 99 + "a", "stream": stream})
     assert (long.status, set(long.json)) == (424, {"error", "code"})
 
 
 @pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
-async def test_a_fault_in_mid_stream_ends_it_as_documented(house: House, formatter: str) -> None:
-    ask = {"inputs": "!fault b a", "parameters": {"output_formatter": formatter}, "stream": True}
-    answer = await house.post("/invocations", ask)
-    assert answer.status == 200
+async def test_an_error_in_a_stream_ends_it_as_documented(server: TextServer, formatter: str) -> None:
+    body = {"inputs": "!fault b a", "parameters": {"output_formatter": formatter}, "stream": True}
+    response = await server.post("/invocations", body)
+    assert response.status == 200
     last = (
         b'{"token": {"id": -1, "text": "", "log_prob": -1, "special_token": true}, "generated_text": "", '
         b'"details": {"finish_reason": "error", "generated_tokens": null, "inputs": null}}'
     )
     framed = last + b"\n" if formatter == "jsonlines" else b"data: " + last + b"\n\n"
-    assert answer.body.endswith(framed)
-    assert answer.body.count(b'"token"') == 3
+    assert response.body.endswith(framed)
+    assert response.body.count(b'"token"') == 3
 
 
-async def test_paths_and_models_that_are_not_there(house: House) -> None:
-    answer = await house.post("/predictions/nobody", {"inputs": "a"})
-    assert answer.status == 404
-    assert answer.json["type"] == "ModelNotFoundException"
-    assert answer.json["code"] == 404
-    wrong = await house.ask("GET", "/invocations")
-    assert (wrong.status, wrong.json["type"]) == (405, "MethodNotAllowedException")
+async def test_unknown_models_and_methods(server: TextServer) -> None:
+    response = await server.post("/predictions/missing", {"inputs": "a"})
+    assert response.status == 404
+    assert response.json["type"] == "ModelNotFoundException"
+    assert response.json["code"] == 404
+    invalid = await server.request("GET", "/invocations")
+    assert (invalid.status, invalid.json["type"]) == (405, "MethodNotAllowedException")
 
 
-class Other(Speaker):
+class Other(ReverseModel):
     pass
 
 
-async def test_which_model_is_meant() -> None:
-    async with speaking(Speaker, Other) as house:
-        answer = await house.post("/invocations", {"inputs": "a"})
-        assert (answer.status, answer.json["type"]) == (400, "BadRequestException")
-        assert "Other, Speaker" in answer.json["message"]
+async def test_model_selection() -> None:
+    async with serve(ReverseModel, Other) as server:
+        response = await server.post("/invocations", {"inputs": "a"})
+        assert (response.status, response.json["type"]) == (400, "BadRequestException")
+        assert "Other, ReverseModel" in response.json["message"]
         for path, headers in (
             ("/invocations?model_name=Other", {}),
             ("/invocations", {"model_name": "Other"}),
             ("/invocations", {"x-amzn-sagemaker-target-model": "Other.tar.gz"}),
             ("/invocations", {"x-amzn-sagemaker-custom-attributes": "trace=1;model_name=Other"}),
         ):
-            before = len(house.model("Other").calls)
-            assert (await house.post(path, {"inputs": "a"}, headers)).status == 200
-            assert len(house.model("Other").calls) == before + 1
-    async with speaking(Speaker, Other, default_model="Other") as house:
-        assert (await house.post("/invocations", {"inputs": "a"})).status == 200
-        assert len(house.model("Other").calls) == 1
+            before = len(server.model("Other").calls)
+            assert (await server.post(path, {"inputs": "a"}, headers)).status == 200
+            assert len(server.model("Other").calls) == before + 1
+    async with serve(ReverseModel, Other, default_model="Other") as server:
+        assert (await server.post("/invocations", {"inputs": "a"})).status == 200
+        assert len(server.model("Other").calls) == 1
 
 
 _CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -525,15 +534,15 @@ class Sums(dragoman.Model):
         return x + 1
 
 
-async def test_the_only_model_answers_a_chat_that_names_any() -> None:
-    async with speaking(Speaker) as house:
-        answer = await house.post("/invocations", {**_CHAT, "model": "gpt-4o"})
-        assert (answer.status, answer.json["model"]) == (200, "Speaker")
+async def test_a_single_model_answers_chats_for_any_name() -> None:
+    async with serve(ReverseModel) as server:
+        response = await server.post("/invocations", {**_CHAT, "model": "gpt-4o"})
+        assert (response.status, response.json["model"]) == (200, "ReverseModel")
 
 
-@pytest.mark.parametrize("default", ["", "Speaker"])
-async def test_the_body_names_the_model(default: str) -> None:
-    async with speaking(Speaker, Other, Sums, **({"default_model": default} if default else {})) as house:
+@pytest.mark.parametrize("default", ["", "ReverseModel"])
+async def test_model_names_in_bodies(default: str) -> None:
+    async with serve(ReverseModel, Other, Sums, **({"default_model": default} if default else {})) as server:
         for body in (
             {**_CHAT, "model": "Other"},
             {**_CHAT, "model": "someone/Other:pirate"},
@@ -541,103 +550,107 @@ async def test_the_body_names_the_model(default: str) -> None:
             {"inputs": "a", "model_name": "Other"},
             {"inputs": ["a"], "model_name": "Other"},
         ):
-            before = len(house.model("Other").calls)
-            answer = await house.post("/invocations", body)
-            assert (answer.status, len(house.model("Other").calls)) == (200, before + 1)
-            assert "x-ignored-parameters" not in answer.headers
-            unknown = {name: "nobody" if name.startswith("model") else value for name, value in body.items()}
-            before = len(house.model("Speaker").calls)
-            answer = await house.post("/invocations", unknown)
+            before = len(server.model("Other").calls)
+            response = await server.post("/invocations", body)
+            assert (response.status, len(server.model("Other").calls)) == (200, before + 1)
+            assert "x-ignored-parameters" not in response.headers
+            unknown = {name: "missing" if name.startswith("model") else value for name, value in body.items()}
+            before = len(server.model("ReverseModel").calls)
+            response = await server.post("/invocations", unknown)
             if "model" not in body:
-                assert (answer.status, answer.json["type"]) == (404, "ModelNotFoundException")
-                assert "nobody" in answer.json["message"]
+                assert (response.status, response.json["type"]) == (404, "ModelNotFoundException")
+                assert "missing" in response.json["message"]
             elif default:  # LMI's clients send a `model` that LMI does not look at
-                assert (answer.status, len(house.model("Speaker").calls)) == (200, before + 1)
-                house.model("Speaker").calls.clear()
+                assert (response.status, len(server.model("ReverseModel").calls)) == (200, before + 1)
+                server.model("ReverseModel").calls.clear()
             else:
-                assert (answer.status, answer.json["type"]) == (400, "BadRequestException")
+                assert (response.status, response.json["type"]) == (400, "BadRequestException")
         for arrays in ({"inputs": [1.0], "model_name": "Sums"}, {"x": [1.0], "model_name": "Sums"}):
-            assert (await house.post("/invocations", arrays)).json == {"predictions": [2.0]}
-        assert not house.model("Speaker").calls
+            assert (await server.post("/invocations", arrays)).json == {"predictions": [2.0]}
+        assert not server.model("ReverseModel").calls
         for body in ({**_CHAT, "model": "lmi"}, {"prompt": "a", "model": "tgi"}, {"inputs": "a", "model_name": ""}):
-            assert (await house.post("/invocations", body)).status == (200 if default else 400)
-        assert len(house.model("Speaker").calls) == (3 if default else 0)
+            assert (await server.post("/invocations", body)).status == (200 if default else 400)
+        assert len(server.model("ReverseModel").calls) == (3 if default else 0)
 
 
-async def test_the_path_goes_before_the_body() -> None:
-    async with speaking(Speaker, Other) as house:
-        for path in ("/models/Speaker/invoke", "/predictions/Speaker", "/invocations?model_name=Speaker"):
-            for named in ("Other", "nobody"):
-                assert (await house.post(path, {**_CHAT, "model": named})).status == 200
-                answer = await house.post(path, {"inputs": "a", "model_name": named})
-                assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "model_name")
-            answer = await house.post(path, {"inputs": "a", "model_name": "Speaker"})
-            assert "x-ignored-parameters" not in answer.headers
-        assert not house.model("Other").calls
-        wrong = await house.post("/predictions/Speaker", {"inputs": "a", "model_name": 5})
-        assert (wrong.status, wrong.json["error"]) == (424, "`model_name` must be a text; got 5")
-    async with speaking(Speaker, Other, strict_parameters=True) as house:
-        assert (await house.post("/models/Speaker/invoke", {**_CHAT, "model": "Other"})).status == 200
-        assert (await house.post("/invocations", {"inputs": "a", "model_name": "Other"})).status == 200
-        answer = await house.post("/models/Speaker/invoke", {"inputs": "a", "model_name": "Other"})
-        assert answer.status == 424
-        assert "parameters that have no effect here: `model_name`" in answer.json["error"]
+async def test_model_names_in_paths_take_precedence() -> None:
+    async with serve(ReverseModel, Other) as server:
+        for path in (
+            "/models/ReverseModel/invoke",
+            "/predictions/ReverseModel",
+            "/invocations?model_name=ReverseModel",
+        ):
+            for name in ("Other", "missing"):
+                assert (await server.post(path, {**_CHAT, "model": name})).status == 200
+                response = await server.post(path, {"inputs": "a", "model_name": name})
+                assert (response.status, response.headers["x-ignored-parameters"]) == (200, "model_name")
+            response = await server.post(path, {"inputs": "a", "model_name": "ReverseModel"})
+            assert "x-ignored-parameters" not in response.headers
+        assert not server.model("Other").calls
+        invalid = await server.post("/predictions/ReverseModel", {"inputs": "a", "model_name": 5})
+        assert (invalid.status, invalid.json["error"]) == (424, "`model_name` must be a text; got 5")
+    async with serve(ReverseModel, Other, strict_parameters=True) as server:
+        assert (await server.post("/models/ReverseModel/invoke", {**_CHAT, "model": "Other"})).status == 200
+        assert (await server.post("/invocations", {"inputs": "a", "model_name": "Other"})).status == 200
+        response = await server.post("/models/ReverseModel/invoke", {"inputs": "a", "model_name": "Other"})
+        assert response.status == 424
+        assert "parameters that have no effect here: `model_name`" in response.json["error"]
 
 
-async def test_which_version_is_meant(tmp_path: Path) -> None:
+async def test_version_selection(tmp_path: Path) -> None:
     for version in ("1", "2"):
-        (tmp_path / "said" / version).mkdir(parents=True)
-        (tmp_path / "said" / version / "model.py").write_text(
+        (tmp_path / "custom" / version).mkdir(parents=True)
+        (tmp_path / "custom" / version / "model.py").write_text(
             "import dragoman\nfrom dragoman import Generation, Text\n\n\n"
-            "class Said(dragoman.Model):\n    placement = 'inline'\n\n    def generate(self, call):\n"
+            "class Custom(dragoman.Model):\n    placement = 'inline'\n\n    def generate(self, call):\n"
             f"        return Generation((Text(0, 0, '{version}', (), 1, 'eos_token', whole='{version}'),))\n"
         )
-    async with speaking(str(tmp_path), version_policy="all") as house:
+    async with serve(str(tmp_path), version_policy="all") as server:
         for path, headers, version in (
-            ("/predictions/said", {}, "2"),
-            ("/predictions/said/1", {}, "1"),
+            ("/predictions/custom", {}, "2"),
+            ("/predictions/custom/1", {}, "1"),
             ("/invocations?model_version=1", {}, "1"),
-            ("/invocations?model_name=said&model_version=2", {}, "2"),
+            ("/invocations?model_name=custom&model_version=2", {}, "2"),
             ("/invocations", {"x-amzn-sagemaker-custom-attributes": "model_version=1"}, "1"),
-            ("/predictions/said", {"model_version": "1"}, "1"),
+            ("/predictions/custom", {"model_version": "1"}, "1"),
         ):
-            assert (await house.post(path, {"inputs": "a"}, headers)).json == {"generated_text": version}
-        assert (await house.post("/invocations?model_name=said&model_version=9", {"inputs": "a"})).status == 404
+            assert (await server.post(path, {"inputs": "a"}, headers)).json == {"generated_text": version}
+        assert (await server.post("/invocations?model_name=custom&model_version=9", {"inputs": "a"})).status == 404
 
 
-async def test_adapters_are_named_by_field_or_header(house: House) -> None:
-    await house.post("/invocations", {"inputs": "a", "adapters": ["one"]})
-    assert house.model().calls[-1].sampling.adapter == "one"
-    await house.post("/invocations", {"inputs": "a"}, {"x-amzn-sagemaker-adapter-identifier": "two"})
-    assert house.model().calls[-1].sampling.adapter == "two"
-    assert (await house.ask("GET", "/models/Speaker/adapters")).json == {"adapters": [{"name": "pirate"}]}
+async def test_adapters_are_named_by_field_or_header(server: TextServer) -> None:
+    await server.post("/invocations", {"inputs": "a", "adapters": ["one"]})
+    assert server.model().calls[-1].sampling.adapter == "one"
+    await server.post("/invocations", {"inputs": "a"}, {"x-amzn-sagemaker-adapter-identifier": "two"})
+    assert server.model().calls[-1].sampling.adapter == "two"
+    assert (await server.request("GET", "/models/ReverseModel/adapters")).json == {"adapters": [{"name": "pirate"}]}
 
 
-async def test_openais_bodies_are_answered_as_openai_does(house: House) -> None:
-    answer = await house.post("/invocations", {"messages": [{"role": "user", "content": "a b"}]})
-    assert answer.json["choices"][0]["message"]["content"] == "b a user:"
-    completed = await house.post("/invocations", {"prompt": "a b", "max_tokens": 1})
+async def test_openai_bodies_get_openai_responses(server: TextServer) -> None:
+    response = await server.post("/invocations", {"messages": [{"role": "user", "content": "a b"}]})
+    assert response.json["choices"][0]["message"]["content"] == "b a user:"
+    completed = await server.post("/invocations", {"prompt": "a b", "max_tokens": 1})
     assert completed.json["choices"][0]["text"] == "b"
 
 
 @pytest.mark.parametrize("formatter", ["jsonlines", "jsonlines_chat"])
-async def test_chats_stream_in_lines_where_the_operator_says_so(tmp_path: Path, formatter: str) -> None:
-    async with speaking(folder(tmp_path, output_formatter=formatter)) as house:
+async def test_chats_stream_as_json_lines_if_configured(tmp_path: Path, formatter: str) -> None:
+    async with serve(write_model(tmp_path, output_formatter=formatter)) as server:
         for words, end in (("a b", "finish_reason"), ("!fault a", "error")):
-            ask = {
+            body = {
                 "messages": [{"role": "user", "content": words}],
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
-            answer = await house.post("/invocations", ask)
-            assert (answer.status, answer.headers["content-type"]) == (200, "application/jsonlines")
-            assert "cache-control" not in answer.headers
-            told = lines(answer.body)
-            assert told[0]["object"] == "chat.completion.chunk"
-            assert "usage" in told[-1] if end == "finish_reason" else set(told[-1]) == {"error"}
-        whole = await house.post("/invocations", {"prompt": "a b"})
+            response = await server.post("/invocations", body)
+            assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines")
+            assert "cache-control" not in response.headers
+            result = lines(response.body)
+            assert result[0]["object"] == "chat.completion.chunk"
+            assert "usage" in result[-1] if end == "finish_reason" else set(result[-1]) == {"error"}
+        whole = await server.post("/invocations", {"prompt": "a b"})
         assert whole.json["choices"][0]["text"] == "b a"
-        apart = await house.post("/v1/completions", {"prompt": "a b", "stream": True})
+        apart = await server.post("/v1/completions", {"prompt": "a b", "stream": True})
         assert apart.headers["content-type"] == "text/event-stream"
 
 
@@ -652,27 +665,27 @@ class Broken(dragoman.Model):
 
 
 async def test_ping() -> None:
-    async with speaking() as house:
-        answer = await house.ask("GET", "/ping")
-        assert (answer.status, answer.json) == (200, {"Speaker": {"status": "Healthy"}})
-    async with speaking(Speaker, Broken) as house:
-        answer = await house.ask("GET", "/ping")
-        assert (answer.status, answer.json["Broken"]) == (500, {"status": "FAILED"})
+    async with serve() as server:
+        response = await server.request("GET", "/ping")
+        assert (response.status, response.json) == (200, {"ReverseModel": {"status": "Healthy"}})
+    async with serve(ReverseModel, Broken) as server:
+        response = await server.request("GET", "/ping")
+        assert (response.status, response.json["Broken"]) == (500, {"status": "FAILED"})
 
 
-async def test_models_come_and_go(tmp_path: Path) -> None:
+async def test_models_are_unloaded_and_loaded(tmp_path: Path) -> None:
     token = {"authorization": "Bearer open"}
-    async with speaking(folder(tmp_path), control_token="open") as house:
-        assert (await house.ask("GET", "/models")).json == {
-            "models": [{"modelName": "said", "modelUrl": "said", "status": "READY"}]
+    async with serve(write_model(tmp_path), control_token="open") as server:
+        assert (await server.request("GET", "/models")).json == {
+            "models": [{"modelName": "custom", "modelUrl": "custom", "status": "READY"}]
         }
-        assert (await house.ask("DELETE", "/models/said")).status == 401
-        gone = await house.ask("DELETE", "/models/said", headers=token)
-        assert gone.json == {"status": 'Model "said" unregistered'}
-        assert (await house.ask("GET", "/models/said")).status == 404
-        there = await house.post("/models?model_name=said", None, token)
-        assert there.json == {"status": 'Model "said" registered.'}
-        again = await house.post("/models", {"model_name": "said", "url": "said"}, token)
+        assert (await server.request("DELETE", "/models/custom")).status == 401
+        unloaded = await server.request("DELETE", "/models/custom", headers=token)
+        assert unloaded.json == {"status": 'Model "custom" unregistered'}
+        assert (await server.request("GET", "/models/custom")).status == 404
+        loaded = await server.post("/models?model_name=custom", None, token)
+        assert loaded.json == {"status": 'Model "custom" registered.'}
+        again = await server.post("/models", {"model_name": "custom", "url": "custom"}, token)
         assert again.status == 200
-        assert (await house.ask("GET", "/models/said")).json[0]["status"] == "READY"
-        assert (await house.ask("GET", "/models?limit=x")).status == 424
+        assert (await server.request("GET", "/models/custom")).json[0]["status"] == "READY"
+        assert (await server.request("GET", "/models?limit=x")).status == 424

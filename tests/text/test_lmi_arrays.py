@@ -1,4 +1,4 @@
-"""LMI's paths of models that are not of text: arrays come and go as DJL-Serving's and SageMaker's users send them."""
+"""LMI's endpoints for models of arrays: content types of DJL Serving and SageMaker."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from dragoman.core.calls import Embed, Embedded
 from dragoman.core.datatypes import BYTES
 from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
 
-from .text_house import House, Speaker, speaking
+from .text_server import ReverseModel, TextServer, serve
 
 
 def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -32,7 +32,7 @@ def joined(a: NDArray[np.int64], b: NDArray[np.float64]) -> dict[str, Any]:
 
 
 class Upper(dragoman.Model):
-    """Takes texts and gives them in capitals."""
+    """Convert texts to upper case."""
 
     placement = "inline"
 
@@ -46,9 +46,9 @@ class Upper(dragoman.Model):
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking(double, joined, Upper, placement="inline") as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve(double, joined, Upper, placement="inline") as server:
+        yield server
 
 
 def npy(array: Any) -> bytes:
@@ -64,7 +64,7 @@ def npz(*, compressed: bool = False, **arrays: Any) -> bytes:
 
 
 def ndlist(*arrays: tuple[str, Any], version: int = 3, size: int = 0) -> bytes:
-    """Arrays as DJL writes them; `size` in place of what the axes are."""
+    """Encode arrays as DJL does; `size` replaces the sizes of the axes."""
 
     def text(value: str) -> bytes:
         return len(value.encode()).to_bytes(2, "big") + value.encode()
@@ -81,118 +81,118 @@ def ndlist(*arrays: tuple[str, Any], version: int = 3, size: int = 0) -> bytes:
 
 
 ROWS = [[1.5, 2.0], [3.0, 4.0]]
-TWICE = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
+DOUBLED = {"predictions": [[3.0, 4.0], [6.0, 8.0]]}
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "wanted"),
+    ("kind", "body", "expected"),
     [
-        ("application/json", json.dumps({"inputs": ROWS}), TWICE),
-        ("application/json", json.dumps({"instances": ROWS}), TWICE),
-        ("application/json", json.dumps({"data": ROWS}), TWICE),
-        ("application/json", json.dumps(ROWS), TWICE),
-        ("application/json", json.dumps({"x": ROWS}), TWICE),
-        ("application/json", json.dumps({"inputs": {"x": ROWS}, "parameters": {"a": 1}}), TWICE),
+        ("application/json", json.dumps({"inputs": ROWS}), DOUBLED),
+        ("application/json", json.dumps({"instances": ROWS}), DOUBLED),
+        ("application/json", json.dumps({"data": ROWS}), DOUBLED),
+        ("application/json", json.dumps(ROWS), DOUBLED),
+        ("application/json", json.dumps({"x": ROWS}), DOUBLED),
+        ("application/json", json.dumps({"inputs": {"x": ROWS}, "parameters": {"a": 1}}), DOUBLED),
         (
             "application/json",
             json.dumps({"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}),
             {"predictions": [[2, 4], [6, 8]]},
         ),
-        ("", json.dumps(ROWS), TWICE),
-        ("text/csv", "1.5,2\n3,4\n", TWICE),
-        ("text/csv; charset=utf-8", "a,b\n1.5,2\n3,4", TWICE),
+        ("", json.dumps(ROWS), DOUBLED),
+        ("text/csv", "1.5,2\n3,4\n", DOUBLED),
+        ("text/csv; charset=utf-8", "a,b\n1.5,2\n3,4", DOUBLED),
         ("text/csv", "1.5,\n", {"predictions": [[3.0, None]]}),
-        ("application/x-npy", npy(np.array(ROWS)), TWICE),
-        ("application/x-npy", npy(np.asfortranarray(np.array(ROWS, ">f4"))), TWICE),
-        ("tensor/npz", npz(x=np.array(ROWS, np.float32)), TWICE),
-        ("tensor/npz", npz(compressed=True, arr_0=np.array(ROWS, np.float16)), TWICE),
-        ("tensor/ndlist", ndlist(("x", np.array(ROWS, np.float32))), TWICE),
-        ("tensor/ndlist", ndlist(("", np.array(ROWS, ">f2"))), TWICE),
+        ("application/x-npy", npy(np.array(ROWS)), DOUBLED),
+        ("application/x-npy", npy(np.asfortranarray(np.array(ROWS, ">f4"))), DOUBLED),
+        ("tensor/npz", npz(x=np.array(ROWS, np.float32)), DOUBLED),
+        ("tensor/npz", npz(compressed=True, arr_0=np.array(ROWS, np.float16)), DOUBLED),
+        ("tensor/ndlist", ndlist(("x", np.array(ROWS, np.float32))), DOUBLED),
+        ("tensor/ndlist", ndlist(("", np.array(ROWS, ">f2"))), DOUBLED),
         ("tensor/ndlist", ndlist(("whatever", np.array(ROWS[0]))), {"predictions": [3.0, 4.0]}),
-        ("tensor/ndlist", npz(arr_0=np.array(ROWS, np.float32)), TWICE),
+        ("tensor/ndlist", npz(arr_0=np.array(ROWS, np.float32)), DOUBLED),
     ],
 )
-async def test_arrays_come_in_every_form(house: House, kind: str, body: Any, wanted: Any) -> None:
+async def test_content_types_of_requests(server: TextServer, kind: str, body: Any, expected: Any) -> None:
     data = body if isinstance(body, bytes) else body.encode()
     headers = {"accept": "application/json", **({"content-type": kind} if kind else {})}
     for path in ("/predictions/double", "/invocations?model_name=double", "/models/double/invoke"):
-        answer = await house.post(path, data, headers)
-        assert (answer.status, answer.json) == (200, wanted)
+        response = await server.post(path, data, headers)
+        assert (response.status, response.json) == (200, expected)
 
 
-async def test_several_inputs_and_outputs(house: House) -> None:
-    wanted = {"predictions": {"sum": [11.5, 22.5], "wide": [[1.0, 10.5], [2.0, 20.5]]}}
+async def test_several_inputs_and_outputs(server: TextServer) -> None:
+    expected = {"predictions": {"sum": [11.5, 22.5], "wide": [[1.0, 10.5], [2.0, 20.5]]}}
     values: dict[str, Any] = {"a": [1, 2], "b": [10.5, 20.5]}
     path = "/predictions/joined"
-    assert (await house.post(path, {"inputs": values})).json == wanted
-    assert (await house.post(path, values)).json == wanted
-    assert (await house.post(path, {"instances": [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]})).json == wanted
-    assert (await house.post(path, b"a,b\n1,10.5\n2,20.5\n", {"content-type": "text/csv"})).json == wanted
+    assert (await server.post(path, {"inputs": values})).json == expected
+    assert (await server.post(path, values)).json == expected
+    assert (await server.post(path, {"instances": [{"a": 1, "b": 10.5}, {"a": 2, "b": 20.5}]})).json == expected
+    assert (await server.post(path, b"a,b\n1,10.5\n2,20.5\n", {"content-type": "text/csv"})).json == expected
     for kind, body in (
         ("tensor/npz", npz(**values)),
         ("tensor/ndlist", ndlist(*((name, np.array(values[name])) for name in "ba"))),
         ("tensor/ndlist", ndlist(*(("", np.array(values[name])) for name in "ab"))),
     ):
-        answer = await house.post(path, body, {"content-type": kind, "accept": "application/json"})
-        assert answer.json == wanted
-    table = await house.post(path, values, {"accept": "text/csv"})
+        response = await server.post(path, body, {"content-type": kind, "accept": "application/json"})
+        assert response.json == expected
+    table = await server.post(path, values, {"accept": "text/csv"})
     assert (table.headers["content-type"], table.body) == ("text/csv", b"11.5,1.0,10.5\n22.5,2.0,20.5\n")
-    arrays = await house.post(path, values, {"accept": "application/x-npy"})
+    arrays = await server.post(path, values, {"accept": "application/x-npy"})
     assert arrays.headers["content-type"] == "tensor/npz"
-    assert np.load(io.BytesIO(arrays.body))["wide"].tolist() == wanted["predictions"]["wide"]
+    assert np.load(io.BytesIO(arrays.body))["wide"].tolist() == expected["predictions"]["wide"]
 
 
-async def test_answers_in_the_form_that_is_accepted(house: House) -> None:
-    file = await house.post("/predictions/double", ROWS, {"accept": "image/png, application/x-npy;q=0.9"})
+async def test_content_types_of_responses(server: TextServer) -> None:
+    file = await server.post("/predictions/double", ROWS, {"accept": "image/png, application/x-npy;q=0.9"})
     assert file.headers["content-type"] == "application/x-npy"
-    assert np.load(io.BytesIO(file.body)).tolist() == TWICE["predictions"]
-    assert (await house.post("/predictions/double", ROWS, {"accept": "*/*"})).json == TWICE
-    assert (await house.post("/predictions/double", [1, float("1e39")])).status == 424
+    assert np.load(io.BytesIO(file.body)).tolist() == DOUBLED["predictions"]
+    assert (await server.post("/predictions/double", ROWS, {"accept": "*/*"})).json == DOUBLED
+    assert (await server.post("/predictions/double", [1, float("1e39")])).status == 424
 
 
-async def test_tensors_are_answered_in_the_form_they_came_in(house: House) -> None:
+async def test_responses_have_the_content_type_of_the_request(server: TextServer) -> None:
     rows = np.array([[1.5, 2.0]], np.float32)
-    answer = await house.post("/predictions/double", ndlist(("x", rows)), {"content-type": "tensor/ndlist"})
-    assert answer.headers["content-type"] == "tensor/ndlist"
-    assert answer.body == (
+    response = await server.post("/predictions/double", ndlist(("x", rows)), {"content-type": "tensor/ndlist"})
+    assert response.headers["content-type"] == "tensor/ndlist"
+    assert response.body == (
         b"\0\0\0\1" b"\0\4NDAR" b"\0\0\0\3" b"\1\0\x08output-0" b"\0\5DENSE" b"\0\7FLOAT32"
         b"\0\0\0\2" b"\0\0\0\0\0\0\0\1" b"\0\0\0\0\0\0\0\2" b"\0\0\0\2" b"\0?\0?"
         b"<" b"\0\0\0\x08" b"\0\0\x40\x40" b"\0\0\x80\x40"
     )  # fmt: skip
     for accept in ("*/*", "tensor/npz"):
-        file = await house.post("/predictions/double", npz(x=rows), {"content-type": "tensor/npz", "accept": accept})
+        file = await server.post("/predictions/double", npz(x=rows), {"content-type": "tensor/npz", "accept": accept})
         assert file.headers["content-type"] == "tensor/npz"
         assert np.load(io.BytesIO(file.body))["output-0"].tolist() == [[3.0, 4.0]]
-    texts = await house.post("/predictions/Upper", ["a"], {"accept": "tensor/ndlist"})
+    texts = await server.post("/predictions/Upper", ["a"], {"accept": "tensor/ndlist"})
     assert (texts.status, "numbers and booleans" in texts.json["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i1", "<u2", ">i2", "<i4", ">u4", "<i8", ">u8", "<f2", ">f4", "<f8"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1, 2), (2, 0)])
-def test_lists_of_arrays_there_and_back(dtype: str, shape: tuple[int, ...]) -> None:
+def test_ndlist_roundtrip(dtype: str, shape: tuple[int, ...]) -> None:
     array = (np.arange(math.prod(shape)) % 3).reshape(shape).astype(dtype)
     for data in (ndlist(("ä", array), ("", array)), to_ndlist({"ä": array, "": array})):
-        found = from_ndlist(data)
-        assert [name for name, _ in found] == ["ä", ""]
-        for _, back in found:
-            assert back.dtype == array.dtype.newbyteorder("=")
-            assert np.array_equal(back, array)
+        arrays = from_ndlist(data)
+        assert [name for name, _ in arrays] == ["ä", ""]
+        for _, decoded in arrays:
+            assert decoded.dtype == array.dtype.newbyteorder("=")
+            assert np.array_equal(decoded, array)
 
 
-def test_lists_that_are_cut_short() -> None:
-    whole = ndlist(("x", np.zeros((2, 3), "<i4")))
-    for size in range(len(whole)):
+def test_truncated_ndlists_are_rejected() -> None:
+    encoded = ndlist(("x", np.zeros((2, 3), "<i4")))
+    for size in range(len(encoded)):
         with pytest.raises(dragoman.errors.InvalidInput, match="tensor/ndlist"):
-            from_ndlist(whole[:size])
+            from_ndlist(encoded[:size])
 
 
-async def test_texts_and_bytes(house: House) -> None:
+async def test_texts_and_bytes(server: TextServer) -> None:
     for kind, body in (("text/plain", b"ab"), ("application/octet-stream", b"ab"), ("application/json", b'["ab"]')):
-        answer = await house.post("/predictions/Upper", body, {"content-type": kind})
-        assert answer.json == {"predictions": ["AB"]}
-    picture = await house.post("/predictions/Upper", b"\xff", {"content-type": "application/octet-stream"})
+        response = await server.post("/predictions/Upper", body, {"content-type": kind})
+        assert response.json == {"predictions": ["AB"]}
+    picture = await server.post("/predictions/Upper", b"\xff", {"content-type": "application/octet-stream"})
     assert (picture.status, "not UTF-8" in picture.json["message"]) == (400, True)
-    stored = await house.post("/predictions/Upper", ["ab", "c"], {"accept": "application/x-npy"})
+    stored = await server.post("/predictions/Upper", ["ab", "c"], {"accept": "application/x-npy"})
     assert np.load(io.BytesIO(stored.body)).tolist() == [b"AB", b"C"]
 
 
@@ -243,71 +243,71 @@ async def test_texts_and_bytes(house: House) -> None:
         ("double", "application/octet-stream", b"x", "'x'"),
     ],
 )
-async def test_what_does_not_fit_is_named(house: House, path: str, kind: str, body: bytes, message: str) -> None:
-    answer = await house.post(f"/predictions/{path}", body, {"content-type": kind})
-    told = answer.json
-    assert answer.status in (400, 424)
-    assert told["code"] == answer.status
-    assert message in told.get("error", told.get("message"))
+async def test_invalid_arrays_are_rejected(server: TextServer, path: str, kind: str, body: bytes, message: str) -> None:
+    response = await server.post(f"/predictions/{path}", body, {"content-type": kind})
+    result = response.json
+    assert response.status in (400, 424)
+    assert result["code"] == response.status
+    assert message in result.get("error", result.get("message"))
 
 
 class Vectors(dragoman.Model):
-    """A vector of two numbers for each text: its length, and one."""
+    """Embed each text as its length and 1."""
 
     placement = "inline"
 
     def embed(self, call: Embed) -> Embedded:
         if "long" in call.inputs:
             raise dragoman.errors.InvalidInput("input 0 has 99 tokens; the model takes 1 to 9")
-        found = [[float(len(text)), 1.0] for text in call.inputs]
-        return Embedded(dragoman.Tensor.of(np.array(found, np.float32)), len(found))
+        vectors = [[float(len(text)), 1.0] for text in call.inputs]
+        return Embedded(dragoman.Tensor.of(np.array(vectors, np.float32)), len(vectors))
 
     def infer(self, call: dragoman.Infer) -> dragoman.Inference:
         return dragoman.Inference(dict(call.inputs))
 
 
-async def test_texts_become_vectors() -> None:
-    async with speaking(Vectors) as house:
+async def test_embeddings() -> None:
+    async with serve(Vectors) as server:
         for kind in ("", "application/json", "application/x-www-form-urlencoded"):
-            one = await house.post("/invocations", {"inputs": "abc"}, {"content-type": kind} if kind else {})
+            one = await server.post("/invocations", {"inputs": "abc"}, {"content-type": kind} if kind else {})
             assert (one.status, one.headers["content-type"], one.json) == (200, "application/json", [3.0, 1.0])
-        several = await house.post("/predictions/Vectors", {"inputs": ["abc", "é"], "parameters": {"x": 1}})
+        several = await server.post("/predictions/Vectors", {"inputs": ["abc", "é"], "parameters": {"x": 1}})
         assert (several.json, several.headers["x-ignored-parameters"]) == ([[3.0, 1.0], [1.0, 1.0]], "parameters")
-        for body, told in (
+        for body, message in (
             ({"inputs": ""}, "none empty"),
             ({"inputs": ["a"] * 2049}, "at most 2048 texts"),
             ({"inputs": "long"}, "the model takes 1 to 9"),
             (b"{", "not valid JSON"),
         ):
-            answer = await house.post("/invocations", body)
-            assert (answer.status, answer.json["code"], answer.json["type"]) == (400, 400, "TranslateException")
-            assert told in answer.json["message"]
-        assert (await house.post("/invocations", {"inputs": [[1.0]]})).json == {"predictions": [[1.0]]}
+            response = await server.post("/invocations", body)
+            assert (response.status, response.json["code"], response.json["type"]) == (400, 400, "TranslateException")
+            assert message in response.json["message"]
+        assert (await server.post("/invocations", {"inputs": [[1.0]]})).json == {"predictions": [[1.0]]}
 
 
-async def test_which_model_answers_where_none_is_named(house: House) -> None:
-    several = await house.post("/invocations", ROWS)
+async def test_model_selection_without_a_name(server: TextServer) -> None:
+    several = await server.post("/invocations", ROWS)
     assert several.status == 400
     assert "expected one of Upper, double, joined" in several.json["message"]
-    async with speaking(double, placement="inline") as only:
-        assert (await only.post("/invocations", ROWS)).json == TWICE
-    async with speaking(double, Speaker, placement="inline") as both:
+    async with serve(double, placement="inline") as only:
+        assert (await only.post("/invocations", ROWS)).json == DOUBLED
+    async with serve(double, ReverseModel, placement="inline") as both:
         assert (await both.post("/invocations", {"inputs": "a b"})).json == {"generated_text": "b a"}
-    async with speaking(double, Speaker, placement="inline", default_model="double") as chosen:
-        assert (await chosen.post("/invocations", ROWS)).json == TWICE
+    async with serve(double, ReverseModel, placement="inline", default_model="double") as chosen:
+        assert (await chosen.post("/invocations", ROWS)).json == DOUBLED
 
 
-async def test_a_classifier(tmp_path: Path) -> None:
+async def test_a_scikit_learn_classifier(tmp_path: Path) -> None:
     rows, kinds = datasets.load_iris(return_X_y=True)
-    made = LogisticRegression(max_iter=300).fit(rows, kinds)
-    joblib.dump(made, tmp_path / "iris.joblib")
-    async with speaking(str(tmp_path / "iris.joblib"), allow_pickle=True, placement="inline") as house:
+    classifier = LogisticRegression(max_iter=300).fit(rows, kinds)
+    joblib.dump(classifier, tmp_path / "iris.joblib")
+    async with serve(str(tmp_path / "iris.joblib"), allow_pickle=True, placement="inline") as server:
         for body, kind in (
             (json.dumps({"inputs": rows[::30].tolist()}).encode(), "application/json"),
             ("\n".join(",".join(map(str, row)) for row in rows[::30]).encode(), "text/csv"),
             (npy(rows[::30]), "application/x-npy"),
         ):
-            answer = await house.post("/invocations", body, {"content-type": kind})
-            assert answer.json == {"predictions": made.predict(rows[::30]).tolist()}
-        one = await house.post("/invocations", {"inputs": rows[70].tolist()})  # a row without its axis
-        assert one.json == {"predictions": made.predict(rows[70:71]).tolist()}
+            response = await server.post("/invocations", body, {"content-type": kind})
+            assert response.json == {"predictions": classifier.predict(rows[::30]).tolist()}
+        one = await server.post("/invocations", {"inputs": rows[70].tolist()})  # a row without its axis
+        assert one.json == {"predictions": classifier.predict(rows[70:71]).tolist()}

@@ -1,22 +1,22 @@
-"""vLLM's `/load`: how many calls of texts are in flight."""
+"""vLLM's `/load`: the number of text generation calls in flight."""
 
 import asyncio
 
 import dragoman
 
-from .text_house import House, Speaker, speaking
+from .text_server import ReverseModel, TextServer, serve
 
 
-async def load(house: House) -> int:
-    answer = await house.ask("GET", "/load")
-    assert answer.status == 200
-    assert answer.json.keys() == {"server_load"}
-    found: int = answer.json["server_load"]
-    return found
+async def fetch_load(server: TextServer) -> int:
+    response = await server.request("GET", "/load")
+    assert response.status == 200
+    assert response.json.keys() == {"server_load"}
+    load: int = response.json["server_load"]
+    return load
 
 
 class Slow(dragoman.Model):
-    """No model of texts."""
+    """Not a text model; its calls are not counted."""
 
     placement = "inline"
     busy = False
@@ -24,35 +24,35 @@ class Slow(dragoman.Model):
     async def infer(self, call: dragoman.Infer) -> dragoman.Inference:
         type(self).busy = True
         await asyncio.Event().wait()
-        raise AssertionError("nobody lets it go on")
+        raise AssertionError("not reached")
 
 
-async def test_calls_count_from_their_arrival_to_their_end() -> None:
-    async with speaking() as house:
-        assert await load(house) == 0
-        whole = asyncio.ensure_future(house.post("/v1/completions", {"prompt": "a !wait"}))
-        _, streamed = await house.send("POST", "/v1/completions", {"prompt": "a !wait", "stream": True})
-        _, left = await house.send("POST", "/invocations", {"inputs": "a !wait"})
-        while house.model().active < 3:
+async def test_text_calls_are_counted_while_in_flight() -> None:
+    async with serve() as server:
+        assert await fetch_load(server) == 0
+        completion = asyncio.ensure_future(server.post("/v1/completions", {"prompt": "a !wait"}))
+        _, streamed = await server.send("POST", "/v1/completions", {"prompt": "a !wait", "stream": True})
+        _, disconnected = await server.send("POST", "/invocations", {"inputs": "a !wait"})
+        while server.model().active < 3:
             await asyncio.sleep(0)
-        assert await load(house) == 3
-        left.close()
-        while await load(house) > 2:
+        assert await fetch_load(server) == 3
+        disconnected.close()
+        while await fetch_load(server) > 2:
             await asyncio.sleep(0)
-        assert house.model().active == 2
-        house.model().gate.set()
-        assert (await whole).status == 200
-        while await load(house):
+        assert server.model().active == 2
+        server.model().gate.set()
+        assert (await completion).status == 200
+        while await fetch_load(server):
             await asyncio.sleep(0)
-        assert not house.model().active
+        assert not server.model().active
         streamed.close()
 
 
-async def test_calls_of_other_models_do_not() -> None:
-    async with speaking(Speaker, Slow) as house:
+async def test_calls_of_other_models_are_not_counted() -> None:
+    async with serve(ReverseModel, Slow) as server:
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1]}]}
-        _, writer = await house.send("POST", "/v2/models/Slow/infer", body)
+        _, writer = await server.send("POST", "/v2/models/Slow/infer", body)
         while not Slow.busy:
             await asyncio.sleep(0)
-        assert await load(house) == 0
+        assert await fetch_load(server) == 0
         writer.close()

@@ -1,4 +1,4 @@
-"""SageMaker's contract, by one flag, of a server process as a container would start it."""
+"""`--sagemaker`: SageMaker's container contract, in a server process."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ class Model(dragoman.Model):
 """
 
 
-def container(folder: Path) -> ServerProcess:
-    """One with a model, which is about to start."""
+def start_container(folder: Path) -> ServerProcess:
+    """Start a server process with a model."""
     (folder / "model.py").write_text(_MODEL)
     (port,) = free_ports(1)
     process = ServerProcess(str(folder), "--sagemaker", environment={"SAGEMAKER_BIND_TO_PORT": str(port)})
@@ -26,14 +26,14 @@ def container(folder: Path) -> ServerProcess:
     return process
 
 
-def test_one_flag(tmp_path: Path) -> None:
-    process = container(tmp_path)
+def test_sagemaker_flag(tmp_path: Path) -> None:
+    process = start_container(tmp_path)
     try:
         process.wait_for_status("/ping", 200)
-        status, answer, _ = process.request(
+        status, response, _ = process.request(
             "POST", "/invocations", {"inputs": "a"}, {"content-type": "application/json"}
         )
-        assert (status, answer) == (200, {"generated_text": "yes"})
+        assert (status, response) == (200, {"generated_text": "yes"})
         assert "gRPC" not in process.log()
         process.terminate()
         assert process.wait_for_exit() == 0
@@ -41,7 +41,7 @@ def test_one_flag(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_it_looks_where_sagemaker_puts_models() -> None:
+def test_models_are_loaded_from_opt_ml_model() -> None:
     process = ServerProcess(environment={"DRAGOMAN_SAGEMAKER": "true"})
     try:
         assert process.wait_for_exit() == 2
@@ -50,8 +50,8 @@ def test_it_looks_where_sagemaker_puts_models() -> None:
         process.kill()
 
 
-def test_an_endpoint_of_many_models(tmp_path: Path) -> None:
-    """SageMaker starts the container without a model, loads each when it is first asked for, and sends no token."""
+def test_multi_model_endpoint(tmp_path: Path) -> None:
+    """SageMaker starts the container without a model, loads each at its first request, and sends no token."""
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "model" / "model.py").write_text(_MODEL.replace("yes", name))
@@ -63,27 +63,27 @@ def test_an_endpoint_of_many_models(tmp_path: Path) -> None:
     }
     process = ServerProcess("--sagemaker", environment=environment)
     process.http_port = port
-    sent = {"content-type": "application/json", "accept": "application/json"}
+    headers = {"content-type": "application/json", "accept": "application/json"}
     try:
         process.wait_for_status("/ping", 200)
         for name in ("a", "b"):
             url = f"{tmp_path}/{name}/model"
-            assert process.request("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 200
-            assert process.request("POST", "/models", {"model_name": name, "url": url}, sent)[0] == 409
-            status, answer, _ = process.request("POST", f"/models/{name}/invoke", {"inputs": "x"}, sent)
-            assert (status, answer) == (200, {"generated_text": name})
+            assert process.request("POST", "/models", {"model_name": name, "url": url}, headers)[0] == 200
+            assert process.request("POST", "/models", {"model_name": name, "url": url}, headers)[0] == 409
+            status, response, _ = process.request("POST", f"/models/{name}/invoke", {"inputs": "x"}, headers)
+            assert (status, response) == (200, {"generated_text": name})
         assert process.status("/ping") == 200
         assert [m["modelName"] for m in process.request("GET", "/models")[1]["models"]] == ["a", "b"]
         assert process.request("DELETE", "/models/a")[0] == 200
-        assert process.request("POST", "/models/a/invoke", {"inputs": "x"}, sent)[0] == 404
+        assert process.request("POST", "/models/a/invoke", {"inputs": "x"}, headers)[0] == 404
         assert process.status("/models/a") == 404
         assert "no model is loaded yet" in process.log()
     finally:
         process.kill()
 
 
-def test_a_container_of_one_model_lets_nobody_load_others(tmp_path: Path) -> None:
-    process = container(tmp_path)
+def test_registration_is_forbidden_in_a_single_model_container(tmp_path: Path) -> None:
+    process = start_container(tmp_path)
     try:
         process.wait_for_status("/ping", 200)
         assert process.request("POST", "/models", {"model_name": "a", "url": "/opt/ml/models/a/model"})[0] == 403

@@ -1,4 +1,4 @@
-"""Requests that ask too much of a real engine are refused, quickly and clearly, and nobody else waits for them."""
+"""Excessive requests to a real text engine are rejected quickly and do not delay other clients."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ pytest.importorskip("transformers")
 
 import text_models
 
-from .text_house import House, read_head, speaking
+from .text_server import TextServer, read_headers, serve
 
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[Path]:
-    with text_models.made("llama") as folder:
+    with text_models.tiny_models("llama") as folder:
         yield folder
 
 
 @pytest.fixture
-async def house(models: Path) -> AsyncIterator[House]:
+async def server(models: Path) -> AsyncIterator[TextServer]:
     (models / "dragoman.toml").write_text('[models.tiny-llama.parameters]\nthreads = 1\ndtype = "float32"\n')
-    async with speaking(str(models)) as made:
-        yield made
+    async with serve(str(models)) as server:
+        yield server
 
 
 def _lmi(**parameters: Any) -> tuple[str, Any]:
@@ -43,10 +43,13 @@ def _openai(**fields: Any) -> tuple[str, Any]:
     return "/v1/completions", {"model": "tgi", "prompt": "The", "max_tokens": 5, **fields}
 
 
-DEEP = '{"properties":{"a":' * 3000 + "{}" + "}}" * 3000
-WIDE = {"type": "object", "properties": {f"k{i}": {"type": "string", "pattern": "^(a+)+$"} for i in range(9000)}}
-ROWS = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(2500)}}
-REFUSED: list[tuple[tuple[str, Any], str]] = [
+DEEP_SCHEMA = '{"properties":{"a":' * 3000 + "{}" + "}}" * 3000
+TOO_LONG_SCHEMA = {
+    "type": "object",
+    "properties": {f"k{i}": {"type": "string", "pattern": "^(a+)+$"} for i in range(9000)},
+}
+WIDE_SCHEMA = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(2500)}}
+EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
     (("/invocations", {"inputs": "word " * 1_000_000}), "expected less than 512 tokens, .* got 5000000 characters"),
     (("/generate", {"inputs": "🦆" * 1_000_000}), "expected less than 512 tokens, .* got 1000000 characters"),
     (
@@ -81,9 +84,9 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     (("/generate", b'{"inputs":"\xff\xfe"}'), "not valid UTF-8"),
     (("/invocations", b'{"inputs":"\\ud800"}'), "no low surrogate"),
     (("/v1/completions", b'{"prompt":' + b"[" * 9999 + b"]" * 9999 + b"}"), "JSON nests too deep"),
-    (_lmi(guided_json=DEEP), "`guided_json` must be a JSON schema"),
-    (_lmi(guided_json=WIDE), "expected at most 262144 characters"),
-    (_lmi(guided_json=ROWS), "`guided_json`: "),
+    (_lmi(guided_json=DEEP_SCHEMA), "`guided_json` must be a JSON schema"),
+    (_lmi(guided_json=TOO_LONG_SCHEMA), "expected at most 262144 characters"),
+    (_lmi(guided_json=WIDE_SCHEMA), "`guided_json`: "),
     (_lmi(guided_choice=[f"v{i}" for i in range(100_000)]), "expected at most 262144 characters"),
     (_lmi(guided_grammar="start: " + '("a"?) ' * 20_000), "`guided_grammar`: too (large|complex)"),
     (_tgi(grammar={"type": "regex", "value": "a|" * 500_000 + "b"}), "expected at most 262144 characters"),
@@ -92,51 +95,54 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
 ]
 
 
-async def test_too_much_is_refused(house: House) -> None:
-    for asked, message in REFUSED:
-        answer = await house.post(*asked)
-        told = answer.json["error"]
-        told = told if isinstance(told, str) else told["message"]
-        assert 400 <= answer.status < 500, (message, answer.status)
-        assert re.search(message, told), (message, told)
-        assert (await house.post(*_tgi())).status == 200
+async def test_excessive_requests_are_rejected(server: TextServer) -> None:
+    for request, message in EXCESSIVE:
+        response = await server.post(*request)
+        error = response.json["error"]
+        error = error if isinstance(error, str) else error["message"]
+        assert 400 <= response.status < 500, (message, response.status)
+        assert re.search(message, error), (message, error)
+        assert (await server.post(*_tgi())).status == 200
 
 
-BOMB = "((b{1000}){1000}){1000}"
-FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
-PATTERN = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": f"^{BOMB}$"}}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}
-LOOP = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
-CHAT = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": "required"}
+NESTED_REPETITION = "((b{1000}){1000}){1000}"
+RECURSIVE_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+PATTERN_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "string", "pattern": f"^{NESTED_REPETITION}$"}},
+}
+RECURSIVE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}
+SLOW_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
+RECURSIVE_CHAT = {"messages": [{"role": "user", "content": "x"}], "tools": [RECURSIVE_TOOL], "tool_choice": "required"}
 GRAMMARS: list[tuple[tuple[str, Any], int, str]] = [
-    (_lmi(guided_regex=BOMB), 424, "`guided_regex`: .*too many expressions"),
-    (_tgi(grammar={"type": "regex", "value": BOMB}), 422, "`grammar`: .*too many expressions"),
-    (_openai(structured_outputs={"regex": BOMB}), 400, "`structured_outputs`: .*too many expressions"),
-    (_openai(guided_grammar=f"start: /{BOMB}/"), 400, "`guided_grammar`: .*too many expressions"),
+    (_lmi(guided_regex=NESTED_REPETITION), 424, "`guided_regex`: .*too many expressions"),
+    (_tgi(grammar={"type": "regex", "value": NESTED_REPETITION}), 422, "`grammar`: .*too many expressions"),
+    (_openai(structured_outputs={"regex": NESTED_REPETITION}), 400, "`structured_outputs`: .*too many expressions"),
+    (_openai(guided_grammar=f"start: /{NESTED_REPETITION}/"), 400, "`guided_grammar`: .*too many expressions"),
     (
-        _openai(guided_json=LOOP),
+        _openai(guided_json=SLOW_SCHEMA),
         400,
         r"`guided_json`: too complex: expected at most 1 s of CPU time .*grammar_compile_s",
     ),
     (_openai(structured_outputs={"json": {"$ref": "#"}}), 400, "`structured_outputs`: no finite JSON text"),
-    (_openai(response_format=PATTERN), 400, "`response_format`: .*too many expressions"),
-    (_openai(response_format=FORM), 400, "`response_format`: no finite JSON text"),
+    (_openai(response_format=PATTERN_FORMAT), 400, "`response_format`: .*too many expressions"),
+    (_openai(response_format=RECURSIVE_FORMAT), 400, "`response_format`: no finite JSON text"),
     (_tgi(grammar={"type": "json", "value": {"$ref": "#"}}), 422, "`grammar`: no finite JSON text"),
     (_lmi(guided_json={"$ref": "#"}), 424, "`guided_json`: no finite JSON text"),
-    (("/v1/chat/completions", CHAT), 400, "no finite JSON text"),
+    (("/v1/chat/completions", RECURSIVE_CHAT), 400, "no finite JSON text"),
 ]
 
 
-async def test_grammars_are_refused_as_each_api_refuses(house: House) -> None:
-    for asked, status, message in GRAMMARS:
-        answer = await house.post(*asked)
-        assert answer.status == status, (message, answer.body)
-        told = answer.json["error"]
-        told = told if isinstance(told, str) else told["message"]
-        assert re.search(message, told), (message, told)
+async def test_grammar_errors_of_each_api(server: TextServer) -> None:
+    for request, status, message in GRAMMARS:
+        response = await server.post(*request)
+        assert response.status == status, (message, response.body)
+        error = response.json["error"]
+        error = error if isinstance(error, str) else error["message"]
+        assert re.search(message, error), (message, error)
 
 
-ODD: list[tuple[str, Any]] = [
+UNUSUAL: list[tuple[str, Any]] = [
     _lmi(do_sample=True, temperature=1e-300, details=True),
     _lmi(do_sample=True, temperature=1e6),
     _lmi(do_sample=True, top_k=2**31 - 1),
@@ -152,78 +158,71 @@ ODD: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_is_too_large_is_not_cut_into_tokens(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = house.model("tiny-llama")._loaded.intake.vocabulary
-    monkeypatch.setattr(vocabulary, "cut", None)
-    huge = "word " * 1_000_000
-    chat = {"messages": [{"role": "user", "content": huge}]}
+async def test_too_long_texts_are_not_tokenized(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.generation.vocabulary.Vocabulary.cut", None)
+    long_text = "word " * 1_000_000
+    chat = {"messages": [{"role": "user", "content": long_text}]}
     for path, body in (
-        ("/generate", {"inputs": huge}),
+        ("/generate", {"inputs": long_text}),
         ("/v1/chat/completions", chat),
-        ("/tokenize", {"inputs": huge}),
+        ("/tokenize", {"inputs": long_text}),
         ("/tokenize", chat),
         ("/chat_tokenize", chat),
     ):
-        assert (await house.post(path, body)).status in (400, 422), path
+        assert (await server.post(path, body)).status in (400, 422), path
 
 
-async def test_what_is_odd_and_within_limits_is_answered(house: House) -> None:
-    for asked in ODD:
-        answer = await house.post(*asked)
-        assert answer.status == 200, (str(asked)[:100], answer.body[:200])
+async def test_unusual_requests_within_limits_are_accepted(server: TextServer) -> None:
+    for request in UNUSUAL:
+        response = await server.post(*request)
+        assert response.status == 200, (str(request)[:100], response.body[:200])
 
 
-async def test_hardly_any_temperature_is_none(house: House) -> None:
-    greedy = await house.post(*_lmi())
-    assert (await house.post(*_lmi(do_sample=True, temperature=1e-300))).json == greedy.json
+async def test_a_tiny_temperature_is_greedy(server: TextServer) -> None:
+    greedy = await server.post(*_lmi())
+    assert (await server.post(*_lmi(do_sample=True, temperature=1e-300))).json == greedy.json
 
 
-async def test_nobody_waits_while_a_long_prompt_is_cut(house: House) -> None:
-    """The prompt is cut in a thread, by a library that lets others go on."""
+async def test_a_long_prompt_does_not_delay_others(server: TextServer) -> None:
+    """The prompt is tokenized in a thread, without the interpreter lock."""
     body = {"inputs": "word " * 400_000, "parameters": {"truncate": 5, "max_new_tokens": 2}}
-    long = asyncio.create_task(house.post("/generate", body))
-    begun_s, answered = time.monotonic(), 0
-    while not long.done():
-        assert (await house.post(*_tgi(max_new_tokens=1))).status == 200
-        answered += not long.done()
-    took_s = time.monotonic() - begun_s
-    assert (await long).status == 200
-    assert answered >= 3, f"{answered} answers in {took_s} s"
+    long_request = asyncio.create_task(server.post("/generate", body))
+    start_s, completed = time.monotonic(), 0
+    while not long_request.done():
+        assert (await server.post(*_tgi(max_new_tokens=1))).status == 200
+        completed += not long_request.done()
+    duration_s = time.monotonic() - start_s
+    assert (await long_request).status == 200
+    assert completed >= 3, f"{completed} answers in {duration_s} s"
 
 
-async def test_who_never_reads_a_stream_holds_no_more_than_its_text(house: House) -> None:
-    """The engine goes on without its reader, and gives its place to others when the text is written."""
-    service = house.model("tiny-llama")._loaded.service
-    held = []
+async def test_unread_streams_free_their_slots(server: TextServer) -> None:
+    """A completion that is not read ends, and its slot is used by others."""
+    writers = []
     for _ in range(4):
-        reader, writer = await house.send("POST", *_stream(480))
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        held.append(writer)
+        _, writer = await server.send("POST", *_stream(480))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writers.append(writer)
     async with asyncio.timeout(60):
-        while service.active == 0:
+        while not await server.engine_load():
             await asyncio.sleep(0.005)
-        assert (await house.post(*_tgi())).status == 200
-        for writer in held:
+        assert (await server.post(*_tgi())).status == 200
+        for writer in writers:
             writer.transport.abort()
-        while service.active:
-            await asyncio.sleep(0.005)
+    await server.wait_until_idle()
 
 
-async def test_two_hundred_leave_a_real_engine(house: House) -> None:
-    service, engine = house.model("tiny-llama")._loaded.service, house.model("tiny-llama")._loaded.engine
-
-    async def leave(i: int) -> None:
-        reader, writer = await house.send("POST", *_stream(400 + i))
-        status, _ = await read_head(reader)
+async def test_two_hundred_clients_disconnect(server: TextServer) -> None:
+    async def disconnect(i: int) -> None:
+        reader, writer = await server.send("POST", *_stream(400 + i))
+        status, _ = await read_headers(reader)
         assert status in (200, 503, 429)
         writer.close()
 
     for first in range(0, 200, 50):
-        await asyncio.gather(*(leave(i) for i in range(first, first + 50)))
-    async with asyncio.timeout(60):
-        while service.active or engine.has_work:
-            await asyncio.sleep(0.005)
-    assert (await house.post(*_tgi())).status == 200
+        await asyncio.gather(*(disconnect(i) for i in range(first, first + 50)))
+    await server.wait_until_idle()
+    assert (await server.post(*_tgi())).status == 200
 
 
 def _stream(tokens: int) -> tuple[str, Any]:
@@ -235,5 +234,5 @@ def _stream(tokens: int) -> tuple[str, Any]:
     }
 
 
-def test_the_schemas_are_json() -> None:
-    assert len(json.dumps(WIDE)) > 1 << 18 > len(json.dumps(ROWS))
+def test_schema_lengths() -> None:
+    assert len(json.dumps(TOO_LONG_SCHEMA)) > 1 << 18 > len(json.dumps(WIDE_SCHEMA))

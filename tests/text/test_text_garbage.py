@@ -1,4 +1,4 @@
-"""Whatever is sent to a text API, the answer is the protocol's own, and never a fault of ours."""
+"""Random requests to the text APIs get responses of the protocol, never an internal error."""
 
 import json
 import random
@@ -11,12 +11,12 @@ from dragoman.protocols.lmi.parameters import PARAMETERS as LMI
 from dragoman.protocols.text_common.chat import PARAMETERS as OPENAI
 from dragoman.protocols.tgi.request import PARAMETERS as TGI
 
-from .text_house import House, speaking
+from .text_server import TextServer, serve
 
 HELLO = [{"role": "user", "content": "hello"}]
 PATHS: dict[str, tuple[str, Any]] = {
     "/invocations": ("inputs", "a b"),
-    "/predictions/Speaker": ("inputs", ["a", "b c"]),
+    "/predictions/ReverseModel": ("inputs", ["a", "b c"]),
     "/generate": ("inputs", "a b"),
     "/generate_stream": ("inputs", "a b"),
     "/": ("inputs", "a b"),
@@ -26,8 +26,8 @@ PATHS: dict[str, tuple[str, Any]] = {
     "/v1/completions": ("prompt", "a b"),
     "/v1/chat/completions": ("messages", HELLO),
     "/v1/embeddings": ("input", "a b"),
-    "/v2/models/Speaker/generate": ("text_input", "a b"),
-    "/v2/models/Speaker/generate_stream": ("text_input", "a b"),
+    "/v2/models/ReverseModel/generate": ("text_input", "a b"),
+    "/v2/models/ReverseModel/generate_stream": ("text_input", "a b"),
 }
 NAMES = sorted({*LMI, *TGI, *OPENAI, "no such thing", "né", "a\nb"})
 NUMBERS: list[Any] = [0, 1, 2, 3, -1, 0.5, 1.0, 1.5, 1e300, -0.0, 2**31, 2**64, 2**70]
@@ -48,37 +48,37 @@ VALUES = [None, True, False, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking() as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_no_fault_of_ours(house: House, seed: int) -> None:
-    chance = random.Random(seed)
+async def test_random_requests(server: TextServer, seed: int) -> None:
+    rng = random.Random(seed)
     for _ in range(150):
-        path = chance.choice(list(PATHS))
+        path = rng.choice(list(PATHS))
         name, good = PATHS[path]
-        given = {chance.choice(NAMES): chance.choice(VALUES) for _ in range(chance.randrange(4))}
-        body: dict[str, Any] = {name: good if chance.random() < 0.8 else chance.choice(VALUES)}
+        parameters = {rng.choice(NAMES): rng.choice(VALUES) for _ in range(rng.randrange(4))}
+        body: dict[str, Any] = {name: good if rng.random() < 0.8 else rng.choice(VALUES)}
         if name in ("inputs", "text_input"):
-            body |= {"parameters": given if chance.random() < 0.9 else chance.choice(VALUES)}
-            body |= {"stream": chance.choice(VALUES)} if chance.random() < 0.2 else {}
+            body |= {"parameters": parameters if rng.random() < 0.9 else rng.choice(VALUES)}
+            body |= {"stream": rng.choice(VALUES)} if rng.random() < 0.2 else {}
         else:
-            body = {**given, **body}
-        answer = await house.post(path, body)
-        told = f"{path} {json.dumps(body)}: {answer.status} {answer.body!r}"
-        assert answer.status < 500, told
-        assert b"internal error" not in answer.body, told
-        if answer.status != 200:
-            assert answer.json["error"], told
+            body = {**parameters, **body}
+        response = await server.post(path, body)
+        description = f"{path} {json.dumps(body)}: {response.status} {response.body!r}"
+        assert response.status < 500, description
+        assert b"internal error" not in response.body, description
+        if response.status != 200:
+            assert response.json["error"], description
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_broken_bodies(house: House, path: str) -> None:
+async def test_invalid_bodies(server: TextServer, path: str) -> None:
     for body in (b"", b" ", b"{", b"null", b"[]", b"5", b'"a"', b"\xff\xfe", b'{"a": NaN}', b"[" * 5000, b'"\\ud800"'):
-        answer = await house.post(path, body)
-        assert answer.status in (200, 400, 422, 424), (body, answer)
-        assert b"error" in answer.body, (body, answer)
-        if answer.status == 200:
-            assert answer.headers["content-type"] == "text/event-stream"
+        response = await server.post(path, body)
+        assert response.status in (200, 400, 422, 424), (body, response)
+        assert b"error" in response.body, (body, response)
+        if response.status == 200:
+            assert response.headers["content-type"] == "text/event-stream"

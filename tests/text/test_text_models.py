@@ -1,4 +1,4 @@
-"""Text models of one's own: plain functions will do, and what makes no sense is told as the model's fault."""
+"""Custom text models: plain methods, and errors for invalid return values."""
 
 from typing import Any
 
@@ -10,27 +10,27 @@ from dragoman.core.calls import Embed, Embedded, Generate
 from dragoman.core.tensor import Tensor
 from dragoman.core.text import Generation, Text, Token
 
-from .text_house import events, lines, speaking
+from .text_server import events, lines, serve
 
 
 class Plain(dragoman.Model):
-    """Gives its whole text at once, and tells nothing of prompts."""
+    """Return each completion in one chunk, without information about the prompt."""
 
     def generate(self, call: Generate) -> Generation:
-        said = [
+        completions = [
             Text(i, 0, "yes", (Token(5, "yes", -0.5),), 1, "eos_token", whole="yes") for i in range(len(call.prompts))
         ]
-        return Generation(tuple(said))
+        return Generation(tuple(completions))
 
 
-async def test_a_plain_method_streams_in_one_piece() -> None:
-    async with speaking(Plain) as house:  # in a process of its own
-        assert (await house.post("/generate", {"inputs": "a", "parameters": {"details": True}})).status == 200
-        (event,) = events((await house.post("/generate_stream", {"inputs": "a"})).body)
+async def test_a_plain_method_streams_one_chunk() -> None:
+    async with serve(Plain) as server:  # in a worker process
+        assert (await server.post("/generate", {"inputs": "a", "parameters": {"details": True}})).status == 200
+        (event,) = events((await server.post("/generate_stream", {"inputs": "a"})).body)
         assert event["generated_text"] == "yes"
-        (line,) = lines((await house.post("/invocations", {"inputs": "a", "stream": True})).body)
+        (line,) = lines((await server.post("/invocations", {"inputs": "a", "stream": True})).body)
         assert line["generated_text"] == "yes"
-        both = await house.post("/v1/completions", {"model": "Plain", "prompt": ["a", "b"], "echo": True})
+        both = await server.post("/v1/completions", {"model": "Plain", "prompt": ["a", "b"], "echo": True})
         assert [c["text"] for c in both.json["choices"]] == ["ayes", "byes"]
 
 
@@ -41,16 +41,16 @@ class Encoder(dragoman.Model):
         return Embedded(Tensor.of(np.ones((len(call.inputs), 2), np.float32)), 1)
 
 
-async def test_where_the_default_cannot_answer_the_only_one_that_can_does() -> None:
-    async with speaking(Plain, Encoder, default_model="Plain") as house:
-        assert (await house.post("/v1/completions", {"prompt": "a"})).json["model"] == "Plain"
-        assert (await house.post("/v1/embeddings", {"input": "a"})).json["model"] == "Encoder"
-    async with speaking(Plain, default_model="Plain") as house:
-        answer = await house.post("/v1/embeddings", {"input": "a"})
-        assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported")
+async def test_the_only_capable_model_answers_if_the_default_cannot() -> None:
+    async with serve(Plain, Encoder, default_model="Plain") as server:
+        assert (await server.post("/v1/completions", {"prompt": "a"})).json["model"] == "Plain"
+        assert (await server.post("/v1/embeddings", {"input": "a"})).json["model"] == "Encoder"
+    async with serve(Plain, default_model="Plain") as server:
+        response = await server.post("/v1/embeddings", {"input": "a"})
+        assert (response.status, response.json["error"]["code"]) == (400, "unsupported")
 
 
-class Wrong(dragoman.Model):
+class Invalid(dragoman.Model):
     placement = "inline"
 
     def generate(self, call: Generate) -> Any:
@@ -79,11 +79,11 @@ class Wrong(dragoman.Model):
         ("fault", "ValueError: not even that"),
     ],
 )
-async def test_what_makes_no_sense_is_the_models_fault(prompt: str, message: str) -> None:
-    async with speaking(Wrong) as house:
-        answer = await house.post("/v1/completions", {"model": "Wrong", "prompt": prompt})
-        assert (answer.status, answer.json["error"]["type"]) == (500, "server_error")
-        assert message in answer.json["error"]["message"]
-        assert (await house.post("/invocations", {"inputs": prompt})).status == 424
-        vectors = await house.post("/v1/embeddings", {"input": "a"})
+async def test_invalid_return_values_are_model_errors(prompt: str, message: str) -> None:
+    async with serve(Invalid) as server:
+        response = await server.post("/v1/completions", {"model": "Invalid", "prompt": prompt})
+        assert (response.status, response.json["error"]["type"]) == (500, "server_error")
+        assert message in response.json["error"]["message"]
+        assert (await server.post("/invocations", {"inputs": prompt})).status == 424
+        vectors = await server.post("/v1/embeddings", {"input": "a"})
         assert "expected vectors of shape [1, dimension], got [3, 2]" in vectors.json["error"]["message"]

@@ -1,4 +1,4 @@
-"""One port for every protocol: no path is claimed twice, and what is nowhere is told in the nearest one's words."""
+"""Routes of all protocols on one port: no duplicates, and errors of unknown paths."""
 
 from collections import Counter
 from typing import Any
@@ -9,10 +9,10 @@ from dragoman import plugins
 from dragoman.protocols.wire import Policy
 from dragoman.settings import Settings
 
-from .text_house import speaking
+from .text_server import serve
 
 
-def test_no_path_is_claimed_twice() -> None:
+def test_routes_are_unique() -> None:
     tables: list[Any] = [plugins.find("protocols", name)(Policy()) for name in Settings().protocols.split(",")]
     rows = [
         (route.method, route.pattern.replace("{name}", "{model}"))
@@ -29,24 +29,24 @@ def test_no_path_is_claimed_twice() -> None:
         ("GET", "/nothing", 404, {"error"}),
         ("GET", "/v2/nothing", 404, {"error"}),
         ("GET", "/v1/nothing", 404, {"error"}),
-        ("GET", "/models/Speaker/invoke/nothing", 404, {"code", "type", "message"}),
+        ("GET", "/models/ReverseModel/invoke/nothing", 404, {"code", "type", "message"}),
         ("PUT", "/generate", 405, {"error", "error_type"}),
         ("PUT", "/ping", 405, {"code", "type", "message"}),
-        ("GET", "/models/Speaker/nothing/at/all", 404, {"code", "type", "message"}),
+        ("GET", "/models/ReverseModel/nothing/at/all", 404, {"code", "type", "message"}),
     ],
 )
-async def test_what_is_nowhere(method: str, path: str, status: int, keys: set[str]) -> None:
-    async with speaking() as house:
-        answer = await house.ask(method, path)
-        assert (answer.status, set(answer.json)) == (status, keys)
+async def test_unknown_paths_and_methods(method: str, path: str, status: int, keys: set[str]) -> None:
+    async with serve() as server:
+        response = await server.request(method, path)
+        assert (response.status, set(response.json)) == (status, keys)
         if path.startswith("/v1"):
-            assert set(answer.json["error"]) == {"message", "type", "param", "code"}
-            assert (answer.json["error"]["param"], answer.json["error"]["code"]) == (None, None)
-        if status == 404 and "type" in answer.json:
-            assert answer.json["type"] == "ResourceNotFoundException"
+            assert set(response.json["error"]) == {"message", "type", "param", "code"}
+            assert (response.json["error"]["param"], response.json["error"]["code"]) == (None, None)
+        if status == 404 and "type" in response.json:
+            assert response.json["type"] == "ResourceNotFoundException"
 
 
-async def test_no_path_of_what_is_measured() -> None:
-    async with speaking() as house:
-        answer = await house.ask("GET", "/server/logging")
-        assert (answer.status, answer.body) == (404, b"no such path: /server/logging")
+async def test_server_logging_is_not_a_path() -> None:
+    async with serve() as server:
+        response = await server.request("GET", "/server/logging")
+        assert (response.status, response.body) == (404, b"no such path: /server/logging")

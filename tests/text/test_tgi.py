@@ -1,4 +1,4 @@
-"""TGI's answers to the byte, its limits, and its errors by type."""
+"""TGI's API: exact responses, limits and error types."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,21 +8,21 @@ import pytest
 
 from dragoman.core.text import RawPrompt
 
-from .text_house import House, Speaker, events, speaking
+from .text_server import ReverseModel, TextServer, events, serve
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking() as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
 
 
-async def test_generate(house: House) -> None:
-    answer = await house.post("/generate", {"inputs": "a é", "parameters": {"details": True}})
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
+async def test_generate(server: TextServer) -> None:
+    response = await server.post("/generate", {"inputs": "a é", "parameters": {"details": True}})
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
     assert (
-        answer.body
+        response.body
         == (
             '{"generated_text":"é a","details":{"finish_reason":"eos_token","generated_tokens":3,"seed":null,'
             '"prefill":[],"tokens":[{"id":374,"text":"é","logprob":-0.5,"special":false},'
@@ -32,22 +32,24 @@ async def test_generate(house: House) -> None:
     )
 
 
-async def test_the_root_gives_a_list_and_generate_an_object(house: House) -> None:
-    assert (await house.post("/", {"inputs": "a b"})).body == b'[{"generated_text":"b a"}]'
-    assert (await house.post("/generate", {"inputs": "a b"})).body == b'{"generated_text":"b a"}'
-    assert (await house.post("/models/Speaker", {"inputs": "a b"})).body == b'[{"generated_text":"b a"}]'
-    both = await house.post("/generate", {"inputs": ["a b", "c"]})
+async def test_the_root_gives_a_list_and_generate_an_object(server: TextServer) -> None:
+    assert (await server.post("/", {"inputs": "a b"})).body == b'[{"generated_text":"b a"}]'
+    assert (await server.post("/generate", {"inputs": "a b"})).body == b'{"generated_text":"b a"}'
+    assert (await server.post("/models/ReverseModel", {"inputs": "a b"})).body == b'[{"generated_text":"b a"}]'
+    both = await server.post("/generate", {"inputs": ["a b", "c"]})
     assert both.body == b'[{"generated_text":"b a"},{"generated_text":"c"}]'
 
 
-@pytest.mark.parametrize("path", ["/generate_stream", "/", "/models/Speaker", "/models/Speaker/generate_stream"])
-async def test_streams(house: House, path: str) -> None:
-    ask = {"inputs": "a é", "parameters": {"max_new_tokens": 2}, "stream": True}
-    answer = await house.post(path, ask)
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.headers["x-accel-buffering"] == "no"
+@pytest.mark.parametrize(
+    "path", ["/generate_stream", "/", "/models/ReverseModel", "/models/ReverseModel/generate_stream"]
+)
+async def test_streams(server: TextServer, path: str) -> None:
+    body = {"inputs": "a é", "parameters": {"max_new_tokens": 2}, "stream": True}
+    response = await server.post(path, body)
+    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["x-accel-buffering"] == "no"
     assert (
-        answer.body
+        response.body
         == (
             'data:{"index":1,"token":{"id":374,"text":"é","logprob":-0.5,"special":false},'
             '"generated_text":null,"details":null}\n\n'
@@ -57,29 +59,29 @@ async def test_streams(house: House, path: str) -> None:
     )
 
 
-async def test_null_is_as_good_as_absent(house: House) -> None:
+async def test_null_is_the_same_as_absent(server: TextServer) -> None:
     names = "best_of temperature repetition_penalty frequency_penalty top_k top_p typical_p seed truncate grammar "
     names += "top_n_tokens adapter_id max_new_tokens stop watermark"
     parameters = dict.fromkeys(names.split())
-    answer = await house.post("/", {"inputs": "a b", "parameters": parameters, "stream": None})
-    assert answer.json == [{"generated_text": "b a"}]
-    sampling = house.model().calls[-1].sampling
+    response = await server.post("/", {"inputs": "a b", "parameters": parameters, "stream": None})
+    assert response.json == [{"generated_text": "b a"}]
+    sampling = server.model().calls[-1].sampling
     assert sampling.max_new_tokens is None
     assert not sampling.do_sample
 
 
-async def test_what_it_took(house: House) -> None:
-    answer = await house.post("/generate", {"inputs": "a bé c", "parameters": {"watermark": True, "nothing": 1}})
-    assert answer.headers["x-compute-characters"] == "6"
-    assert (answer.headers["x-prompt-tokens"], answer.headers["x-generated-tokens"]) == ("3", "4")
-    assert float(answer.headers["x-compute-time"]) > 0
+async def test_timing_and_usage_headers(server: TextServer) -> None:
+    response = await server.post("/generate", {"inputs": "a bé c", "parameters": {"watermark": True, "nothing": 1}})
+    assert response.headers["x-compute-characters"] == "6"
+    assert (response.headers["x-prompt-tokens"], response.headers["x-generated-tokens"]) == ("3", "4")
+    assert float(response.headers["x-compute-time"]) > 0
     for name in ("x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token"):
-        assert int(answer.headers[name]) >= 0
-    assert answer.headers["x-ignored-parameters"] == "nothing, watermark"
+        assert int(response.headers[name]) >= 0
+    assert response.headers["x-ignored-parameters"] == "nothing, watermark"
 
 
 @pytest.mark.parametrize(
-    ("parameters", "samples"),
+    ("parameters", "do_sample"),
     [
         ({}, False),
         ({"temperature": 1.0}, False),
@@ -90,84 +92,86 @@ async def test_what_it_took(house: House) -> None:
         ({"do_sample": True}, True),
     ],
 )
-async def test_what_samples(house: House, parameters: Any, samples: bool) -> None:
-    told = (await house.post("/generate", {"inputs": "a", "parameters": {**parameters, "details": True}})).json
-    assert house.model().calls[-1].sampling.do_sample == samples
-    assert (told["details"]["seed"] is not None) == samples
+async def test_parameters_that_enable_sampling(server: TextServer, parameters: Any, do_sample: bool) -> None:
+    result = (await server.post("/generate", {"inputs": "a", "parameters": {**parameters, "details": True}})).json
+    assert server.model().calls[-1].sampling.do_sample == do_sample
+    assert (result["details"]["seed"] is not None) == do_sample
 
 
-async def test_stop_texts_stay_in_the_text(house: House) -> None:
+async def test_stop_strings_are_included(server: TextServer) -> None:
     for name in ("stop", "stop_sequences"):
-        told = (await house.post("/generate", {"inputs": "a b c", "parameters": {name: ["b"], "details": True}})).json
-        assert (told["generated_text"], told["details"]["finish_reason"]) == ("c b", "stop_sequence")
+        result = (
+            await server.post("/generate", {"inputs": "a b c", "parameters": {name: ["b"], "details": True}})
+        ).json
+        assert (result["generated_text"], result["details"]["finish_reason"]) == ("c b", "stop_sequence")
 
 
-async def test_full_text_and_likely_tokens(house: House) -> None:
+async def test_return_full_text_and_top_n_tokens(server: TextServer) -> None:
     parameters = {"return_full_text": True, "top_n_tokens": 2, "details": True, "max_new_tokens": 1}
-    told = (await house.post("/generate", {"inputs": "a b", "parameters": parameters})).json
-    assert told["generated_text"] == "a bb"
-    assert [t["text"] for t in told["details"]["top_tokens"][0]] == ["b", "b1"]
+    result = (await server.post("/generate", {"inputs": "a b", "parameters": parameters})).json
+    assert result["generated_text"] == "a bb"
+    assert [t["text"] for t in result["details"]["top_tokens"][0]] == ["b", "b1"]
 
 
-async def test_info_and_health(house: House) -> None:
-    told = (await house.ask("GET", "/info")).json
-    assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("speaker", 64, 63)
-    assert (told["max_best_of"], told["max_stop_sequences"], told["max_client_batch_size"]) == (2, 4, 4)
-    assert (await house.ask("GET", "/models/Speaker/info")).json == told
+async def test_info_and_health(server: TextServer) -> None:
+    result = (await server.request("GET", "/info")).json
+    assert (result["model_id"], result["max_total_tokens"], result["max_input_tokens"]) == ("reverse", 64, 63)
+    assert (result["max_best_of"], result["max_stop_sequences"], result["max_client_batch_size"]) == (2, 4, 4)
+    assert (await server.request("GET", "/models/ReverseModel/info")).json == result
     for path in ("/health", "/"):
-        health = await house.ask("GET", path)
+        health = await server.request("GET", path)
         assert (health.status, health.body) == (200, b"")
-    unhealthy = await house.ask("GET", "/models/nobody/health")
+    unhealthy = await server.request("GET", "/models/missing/health")
     assert unhealthy.status == 404
 
 
-async def test_tokens(house: House) -> None:
-    assert (await house.post("/tokenize", {"inputs": "hé du"})).json == [
+async def test_tokenize(server: TextServer) -> None:
+    assert (await server.post("/tokenize", {"inputs": "hé du"})).json == [
         {"id": number, "text": text, "start": start, "stop": stop}
         for number, text, start, stop in ((478, "hé", 0, 2), (227, " du", 2, 5))
     ]
-    told = (await house.post("/chat_tokenize", {"messages": [{"role": "user", "content": "hi"}]})).json
-    assert told["templated_text"] == "user: hi"
-    assert [t["text"] for t in told["tokenize_response"]] == ["user:", " hi"]
+    result = (await server.post("/chat_tokenize", {"messages": [{"role": "user", "content": "hi"}]})).json
+    assert result["templated_text"] == "user: hi"
+    assert [t["text"] for t in result["tokenize_response"]] == ["user:", " hi"]
 
 
-async def test_what_has_no_effect_on_tokens_is_named(house: House) -> None:
+async def test_ignored_fields_of_tokenize_are_reported(server: TextServer) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     more = {"inputs": "a", "parameters": {"truncate": 5}, "add_special_tokens": False}
-    for path, ask in (("/tokenize", more), ("/chat_tokenize", {**chat, "max_tokens": 5, "stream": True})):
-        plain = await house.post(path, ask)
+    for path, body in (("/tokenize", more), ("/chat_tokenize", {**chat, "max_tokens": 5, "stream": True})):
+        plain = await server.post(path, body)
         assert "x-ignored-parameters" not in plain.headers
-        answer = await house.post(path, {**ask, "foo": 1, "tool_prompt": "x"})
-        assert (answer.status, answer.headers["x-ignored-parameters"]) == (200, "foo, tool_prompt")
-        assert answer.json == plain.json
-    wrong = await house.post("/tokenize", {"inputs": "a", "add_special_tokens": 5})
+        response = await server.post(path, {**body, "foo": 1, "tool_prompt": "x"})
+        assert (response.status, response.headers["x-ignored-parameters"]) == (200, "foo, tool_prompt")
+        assert response.json == plain.json
+    wrong = await server.post("/tokenize", {"inputs": "a", "add_special_tokens": 5})
     assert (wrong.status, wrong.json["error_type"]) == (422, "validation")
     assert "`add_special_tokens` must be true or false; got 5" in wrong.json["error"]
 
 
-async def test_inputs_may_be_taken_as_they_are(house: House) -> None:
+async def test_add_special_tokens(server: TextServer) -> None:
     for path in ("/generate", "/generate_stream"):
-        for given, bare in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
-            answer = await house.post(path, {"inputs": "a", **given})
-            assert (answer.status, "x-ignored-parameters" in answer.headers) == (200, False)
-            assert isinstance(house.model().calls[-1].prompts[0], RawPrompt) == bare
+        for fields, raw in (({}, False), ({"add_special_tokens": True}, False), ({"add_special_tokens": False}, True)):
+            response = await server.post(path, {"inputs": "a", **fields})
+            assert (response.status, "x-ignored-parameters" in response.headers) == (200, False)
+            assert isinstance(server.model().calls[-1].prompts[0], RawPrompt) == raw
 
 
-async def test_tokens_as_vllms_clients_ask_for_them(house: House) -> None:
-    told = (await house.post("/tokenize", {"model": "tgi", "prompt": "hé du"})).json
-    assert told == {"count": 2, "max_model_len": 64, "tokens": [478, 227], "token_strs": None}
-    ask = {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True, "add_special_tokens": False}
-    assert (await house.post("/tokenize", ask)).json["token_strs"] == ["user:", " hi"]
-    assert (await house.post("/tokenize", {"prompt": "a", "add_special_tokens": 5})).status == 422
-    assert (await house.post("/tokenize", {"model": "nobody", "prompt": "a"})).status == 404
-    assert (await house.post("/tokenize", {"prompt": [1]})).status == 422
-    assert (await house.post("/tokenize", {"messages": []})).status == 422
-    assert set((await house.ask("GET", "/version")).json) == {"version"}
+async def test_tokenize_in_the_format_of_vllm(server: TextServer) -> None:
+    result = (await server.post("/tokenize", {"model": "tgi", "prompt": "hé du"})).json
+    assert result == {"count": 2, "max_model_len": 64, "tokens": [478, 227], "token_strs": None}
+    body = {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True, "add_special_tokens": False}
+    assert (await server.post("/tokenize", body)).json["token_strs"] == ["user:", " hi"]
+    assert (await server.post("/tokenize", {"prompt": "a", "add_special_tokens": 5})).status == 422
+    assert (await server.post("/tokenize", {"model": "missing", "prompt": "a"})).status == 404
+    assert (await server.post("/tokenize", {"prompt": [1]})).status == 422
+    assert (await server.post("/tokenize", {"messages": []})).status == 422
+    assert set((await server.request("GET", "/version")).json) == {"version"}
 
 
 # --- errors --------------------------------------------------------------------------------------------------
 
-BAD: list[tuple[dict[str, Any], str]] = [
+INVALID: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0}, "`temperature` must be a number that is strictly positive; got 0"),
     ({"temperature": -1}, "`temperature`"),
     ({"temperature": "hot"}, '`temperature` must be a number that is strictly positive; got "hot"'),
@@ -197,20 +201,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "message"), BAD, ids=str)
-async def test_bad_parameters(house: House, parameters: Any, message: str) -> None:
+@pytest.mark.parametrize(("parameters", "message"), INVALID, ids=str)
+async def test_invalid_parameters_are_rejected(server: TextServer, parameters: Any, message: str) -> None:
     body = {"inputs": "a", "parameters": parameters}
-    answer = await house.post("/generate", body)
-    assert answer.status == 422
-    assert set(answer.json) == {"error", "error_type"}
-    assert answer.json["error_type"] == "validation"
-    assert answer.json["error"].startswith("Input validation error: ")
-    assert message in answer.json["error"]
-    streamed = await house.post("/generate_stream", body)  # TGI: in the stream, under status 200
+    response = await server.post("/generate", body)
+    assert response.status == 422
+    assert set(response.json) == {"error", "error_type"}
+    assert response.json["error_type"] == "validation"
+    assert response.json["error"].startswith("Input validation error: ")
+    assert message in response.json["error"]
+    streamed = await server.post("/generate_stream", body)  # TGI: in the stream, under status 200
     assert streamed.status == 200
-    (told,) = events(streamed.body)
-    assert told["error_type"] == "validation"
-    assert not house.model().calls
+    (error,) = events(streamed.body)
+    assert error["error_type"] == "validation"
+    assert not server.model().calls
 
 
 @pytest.mark.parametrize(
@@ -227,46 +231,46 @@ async def test_bad_parameters(house: House, parameters: Any, message: str) -> No
         ({"inputs": "a " * 70}, "the context 64"),
     ],
 )
-async def test_bad_bodies(house: House, body: Any, message: str) -> None:
-    answer = await house.post("/", body)
-    assert (answer.status, answer.json["error_type"]) == (422, "validation")
-    assert message in answer.json["error"]
+async def test_invalid_bodies_are_rejected(server: TextServer, body: Any, message: str) -> None:
+    response = await server.post("/", body)
+    assert (response.status, response.json["error_type"]) == (422, "validation")
+    assert message in response.json["error"]
 
 
-async def test_conflicts_in_a_stream(house: House) -> None:
+async def test_conflicts_in_a_stream(server: TextServer) -> None:
     for parameters in ({"best_of": 2, "do_sample": True}, {"decoder_input_details": True}):
-        (told,) = events((await house.post("/generate_stream", {"inputs": "a", "parameters": parameters})).body)
-        assert "not supported when streaming" in told["error"]
+        (error,) = events((await server.post("/generate_stream", {"inputs": "a", "parameters": parameters})).body)
+        assert "not supported when streaming" in error["error"]
 
 
-async def test_faults_of_generation(house: House) -> None:
-    answer = await house.post("/generate", {"inputs": "a !fault"})
-    assert (answer.status, answer.json["error_type"]) == (424, "generation")
-    before = await house.post("/generate_stream", {"inputs": "a !fault"})
+async def test_generation_errors(server: TextServer) -> None:
+    response = await server.post("/generate", {"inputs": "a !fault"})
+    assert (response.status, response.json["error_type"]) == (424, "generation")
+    before = await server.post("/generate_stream", {"inputs": "a !fault"})
     assert before.status == 200
     assert events(before.body)[0]["error_type"] == "generation"
-    amid = events((await house.post("/generate_stream", {"inputs": "!fault a"})).body)
-    assert amid[0]["token"]["text"] == "a"
-    assert amid[1]["error_type"] == "generation"
-    assert len(amid) == 2
+    streamed = events((await server.post("/generate_stream", {"inputs": "!fault a"})).body)
+    assert streamed[0]["token"]["text"] == "a"
+    assert streamed[1]["error_type"] == "generation"
+    assert len(streamed) == 2
 
 
-class Other(Speaker):
+class Other(ReverseModel):
     pass
 
 
-async def test_which_model_is_meant() -> None:
-    async with speaking(Speaker, Other) as house:
+async def test_model_selection() -> None:
+    async with serve(ReverseModel, Other) as server:
         for path in ("/", "/generate", "/generate_stream"):
-            answer = await house.post(path, {"inputs": "a"})
-            assert (answer.status, answer.json["error_type"]) == (400, "validation")
-            assert "Other, Speaker" in answer.json["error"]
-        assert (await house.post("/models/Other/generate", {"inputs": "a"})).status == 200
-        lost = await house.post("/models/nobody/generate", {"inputs": "a"})
-        assert (lost.status, lost.json["error_type"]) == (404, "not_found")
+            response = await server.post(path, {"inputs": "a"})
+            assert (response.status, response.json["error_type"]) == (400, "validation")
+            assert "Other, ReverseModel" in response.json["error"]
+        assert (await server.post("/models/Other/generate", {"inputs": "a"})).status == 200
+        missing = await server.post("/models/missing/generate", {"inputs": "a"})
+        assert (missing.status, missing.json["error_type"]) == (404, "not_found")
 
 
-ASKED: list[tuple[str, dict[str, Any]]] = [
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/", {"inputs": "a"}),
     ("/generate", {"inputs": "a"}),
     ("/generate_stream", {"inputs": "a"}),
@@ -275,67 +279,67 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "ask"), ASKED, ids=lambda each: each if isinstance(each, str) else "")
-async def test_a_body_names_a_model_that_is_there(path: str, ask: dict[str, Any]) -> None:
-    async with speaking(Speaker, Other) as house:  # no default: only a name leads anywhere
-        answer = await house.post(path, {**ask, "model": "Other"})
-        assert answer.status == 200
-        assert "x-ignored-parameters" not in answer.headers
-        assert (await house.post(path, {**ask, "model": "nobody"})).status == 400
-        there = await house.post(f"/models/Speaker{path}".rstrip("/"), {**ask, "model": "Other"})
-        assert (there.status, there.headers["x-ignored-parameters"]) == (200, "model")
-        same = await house.post(f"/models/Speaker{path}".rstrip("/"), {**ask, "model": "Speaker"})
+@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda each: each if isinstance(each, str) else "")
+async def test_model_names_in_bodies(path: str, body: dict[str, Any]) -> None:
+    async with serve(ReverseModel, Other) as server:  # without a default model
+        response = await server.post(path, {**body, "model": "Other"})
+        assert response.status == 200
+        assert "x-ignored-parameters" not in response.headers
+        assert (await server.post(path, {**body, "model": "missing"})).status == 400
+        at_model = await server.post(f"/models/ReverseModel{path}".rstrip("/"), {**body, "model": "Other"})
+        assert (at_model.status, at_model.headers["x-ignored-parameters"]) == (200, "model")
+        same = await server.post(f"/models/ReverseModel{path}".rstrip("/"), {**body, "model": "ReverseModel"})
         assert "x-ignored-parameters" not in same.headers
-        assert len(house.model("Other").calls) == (0 if "tokenize" in path else 1)
-    async with speaking() as house:
-        for named, ignored in (("nobody", "model"), ("tgi", None), ("Speaker", None), (None, None)):
-            answer = await house.post(path, {**ask, "model": named})
-            assert (answer.status, answer.headers.get("x-ignored-parameters")) == (200, ignored)
-        wrong = await house.post(path, {**ask, "model": 5})
-        told = events(wrong.body)[0] if path == "/generate_stream" else wrong.json
-        assert (told["error_type"], told["error"]) == (
+        assert len(server.model("Other").calls) == (0 if "tokenize" in path else 1)
+    async with serve() as server:
+        for name, ignored in (("missing", "model"), ("tgi", None), ("ReverseModel", None), (None, None)):
+            response = await server.post(path, {**body, "model": name})
+            assert (response.status, response.headers.get("x-ignored-parameters")) == (200, ignored)
+        wrong = await server.post(path, {**body, "model": 5})
+        error = events(wrong.body)[0] if path == "/generate_stream" else wrong.json
+        assert (error["error_type"], error["error"]) == (
             "validation",
             "Input validation error: `model` must be a text; got 5",
         )
 
 
-async def test_a_full_queue_is_told_as_overloaded() -> None:
-    async with speaking(max_queue=1) as house:
-        _, waiting = await house.send("POST", "/generate", {"inputs": "!wait"})
-        while not house.model().active:
+async def test_a_full_queue_is_reported_as_overloaded() -> None:
+    async with serve(max_queue=1) as server:
+        _, waiting = await server.send("POST", "/generate", {"inputs": "!wait"})
+        while not server.model().active:
             await asyncio.sleep(0)
-        answer = await house.post("/generate", {"inputs": "a"})
-        assert (answer.status, answer.json["error_type"]) == (429, "overloaded")
-        house.model().gate.set()
+        response = await server.post("/generate", {"inputs": "a"})
+        assert (response.status, response.json["error_type"]) == (429, "overloaded")
+        server.model().gate.set()
         waiting.close()
 
 
-async def test_strict_mode_refuses_what_it_does_not_know() -> None:
-    async with speaking(strict_parameters=True) as house:
-        answer = await house.post("/generate", {"inputs": "a", "parameters": {"temprature": 1}})
-        assert answer.status == 422
-        assert "unknown parameters: `temprature`" in answer.json["error"]
-        assert (await house.post("/invocations", {"inputs": "a", "paramters": {}})).status == 424
-        told = await house.post("/v1/completions", {"model": "Speaker", "prompt": "a", "max_token": 1})
-        assert told.status == 400
-        for path, ask in ASKED[1:]:
+async def test_strict_mode_rejects_unknown_parameters() -> None:
+    async with serve(strict_parameters=True) as server:
+        response = await server.post("/generate", {"inputs": "a", "parameters": {"temprature": 1}})
+        assert response.status == 422
+        assert "unknown parameters: `temprature`" in response.json["error"]
+        assert (await server.post("/invocations", {"inputs": "a", "paramters": {}})).status == 424
+        completion = await server.post("/v1/completions", {"model": "ReverseModel", "prompt": "a", "max_token": 1})
+        assert completion.status == 400
+        for path, body in REQUESTS[1:]:
             if path != "/generate_stream":
-                answer = await house.post(path, {**ask, "foo": 1})
-                assert (answer.status, "unknown parameters: `foo`" in answer.json["error"]) == (422, True)
+                response = await server.post(path, {**body, "foo": 1})
+                assert (response.status, "unknown parameters: `foo`" in response.json["error"]) == (422, True)
 
 
-async def test_strict_mode_refuses_what_has_no_effect() -> None:
-    async with speaking(strict_parameters=True) as house:
-        for path, ask, status, name in (
+async def test_strict_mode_rejects_parameters_without_effect() -> None:
+    async with serve(strict_parameters=True) as server:
+        for path, body, status, name in (
             ("/generate", {"inputs": "a", "parameters": {"watermark": True}}, 422, "watermark"),
-            ("/generate", {"inputs": "a", "model": "nobody"}, 422, "model"),
-            ("/tokenize", {"inputs": "a", "model": "nobody"}, 422, "model"),
+            ("/generate", {"inputs": "a", "model": "missing"}, 422, "model"),
+            ("/tokenize", {"inputs": "a", "model": "missing"}, 422, "model"),
             ("/invocations", {"inputs": "a", "parameters": {"stop": True}}, 424, "stop"),
         ):
-            answer = await house.post(path, ask)
-            assert answer.status == status
-            assert f"parameters that have no effect here: `{name}`; expected none of them" in answer.json["error"]
-        (told,) = events((await house.post("/generate_stream", {"inputs": "a", "model": "nobody"})).body)
-        assert "`model`" in told["error"]
+            response = await server.post(path, body)
+            assert response.status == status
+            assert f"parameters that have no effect here: `{name}`; expected none of them" in response.json["error"]
+        (error,) = events((await server.post("/generate_stream", {"inputs": "a", "model": "missing"})).body)
+        assert "`model`" in error["error"]
         for path, parameters in (("/generate", {"watermark": False}), ("/invocations", {"stop": False})):
-            assert (await house.post(path, {"inputs": "a", "parameters": parameters})).status == 200
+            assert (await server.post(path, {"inputs": "a", "parameters": parameters})).status == 200

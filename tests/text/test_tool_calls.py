@@ -1,4 +1,4 @@
-"""Calls of tools in texts of models that may make some: what comes of each format, whole and in any pieces."""
+"""Tool calls in generated text: the common formats, complete and in chunks."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dragoman.protocols.text_common.tool_stream import parser_for
 from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
-from .text_house import House, events, speaking
+from .text_server import TextServer, events, serve
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
 OSLO = '{"city": "Oslo"}'
@@ -23,52 +23,54 @@ WEATHER = f'{{"name": "weather", "arguments": {OSLO}}}'
 TIME = '{"name":"time","parameters":{}}'
 
 
-def parts_of(pieces: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
-    read = parser_for(replace(parse_tools(TOOLS, None), single=single))
-    return [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
+def parse_chunks(chunks: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
+    parser = parser_for(replace(parse_tools(TOOLS, None), single=single))
+    return [parser.feed(piece, last=i + 1 == len(chunks), cut=cut) for i, piece in enumerate(chunks)]
 
 
-def found(pieces: Sequence[str], **how: bool) -> tuple[str, list[tuple[str, str]]]:
-    parts = parts_of(pieces, **how)
-    whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+def parse(chunks: Sequence[str], **options: bool) -> tuple[str, list[tuple[str, str]]]:
+    results = parse_chunks(chunks, **options)
+    whole = ToolChunk(
+        "".join(result.content for result in results), [delta for result in results for delta in result.deltas]
+    )
     return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 
-MARKED = '{"a":"</tool_call>\\\\\\"}"}'
-UNKNOWN = '<tool_call>{"name":"no","arguments":{}}'
-ONE = [("weather", OSLO)]
-BOTH = [("weather", OSLO), ("time", "{}")]
+WITH_MARKUP = '{"a":"</tool_call>\\\\\\"}"}'
+UNKNOWN_FUNCTION = '<tool_call>{"name":"no","arguments":{}}'
+ONE_CALL = [("weather", OSLO)]
+TWO_CALLS = [("weather", OSLO), ("time", "{}")]
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        (f"<tool_call>\n{WEATHER}\n</tool_call>", "", ONE),
-        (f"Well. <tool_call>{WEATHER}</tool_call><tool_call>{TIME}</tool_call>", "Well.", BOTH),
-        (f" \n<tool_call>{WEATHER}</tool_call>\n Well,\nwell. \n", "Well,\nwell.", ONE),
-        (WEATHER, "", ONE),
-        (f"\n{WEATHER} ; \n{TIME}", "", BOTH),
-        (f"<|python_tag|>{WEATHER};{TIME}", "", BOTH),
-        (f"[TOOL_CALLS][{WEATHER}, {TIME}]", "", BOTH),
-        (f'[TOOL_CALLS] [{WEATHER[:-1]}, "id": "a}}b"}}] So.', "So.", ONE),
-        (f"[{WEATHER}]", "", ONE),
-        (f"[TOOL_CALLS]weather[ARGS]{OSLO}[TOOL_CALLS]time{{}}", "", BOTH),
-        (f"[TOOL_CALLS]weather[CALL_ID]abc012345[ARGS]{OSLO}", "", ONE),
-        (f"<function=weather>{OSLO}</function><function=time>{{}}", "", BOTH),
-        # in another order, or as text: known once it is whole
-        (f'<tool_call>{{"arguments": {OSLO}, "name": "weather"}}</tool_call>', "", ONE),
-        (f'{{"type": "function", "function": {WEATHER}}}', "", ONE),
-        ('{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}', "", ONE),
+        (f"<tool_call>\n{WEATHER}\n</tool_call>", "", ONE_CALL),
+        (f"Well. <tool_call>{WEATHER}</tool_call><tool_call>{TIME}</tool_call>", "Well.", TWO_CALLS),
+        (f" \n<tool_call>{WEATHER}</tool_call>\n Well,\nwell. \n", "Well,\nwell.", ONE_CALL),
+        (WEATHER, "", ONE_CALL),
+        (f"\n{WEATHER} ; \n{TIME}", "", TWO_CALLS),
+        (f"<|python_tag|>{WEATHER};{TIME}", "", TWO_CALLS),
+        (f"[TOOL_CALLS][{WEATHER}, {TIME}]", "", TWO_CALLS),
+        (f'[TOOL_CALLS] [{WEATHER[:-1]}, "id": "a}}b"}}] So.', "So.", ONE_CALL),
+        (f"[{WEATHER}]", "", ONE_CALL),
+        (f"[TOOL_CALLS]weather[ARGS]{OSLO}[TOOL_CALLS]time{{}}", "", TWO_CALLS),
+        (f"[TOOL_CALLS]weather[CALL_ID]abc012345[ARGS]{OSLO}", "", ONE_CALL),
+        (f"<function=weather>{OSLO}</function><function=time>{{}}", "", TWO_CALLS),
+        # keys in another order, or arguments as text: parsed once complete
+        (f'<tool_call>{{"arguments": {OSLO}, "name": "weather"}}</tool_call>', "", ONE_CALL),
+        (f'{{"type": "function", "function": {WEATHER}}}', "", ONE_CALL),
+        ('{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}', "", ONE_CALL),
         ('<tool_call>{"name": "time"}</tool_call>', "", [("time", "{}")]),
         (f'{{"arguments": {{"big": {1 << 90}}}, "name": "time"}}', "", [("time", f'{{"big": {1 << 90}}}')]),
         ('{"arguments": "\\ud800", "name": "time"}', "", [("time", "?")]),
-        # markup in a string is none, and a model may forget to close what it opened
-        (f'<tool_call>{{"name":"time","arguments":{MARKED}}}</tool_call>', "", [("time", MARKED)]),
-        (f"<tool_call>{WEATHER[:-1]}</tool_call> So.", "So.", ONE),
+        # markup in a string, and missing closing tags
+        (f'<tool_call>{{"name":"time","arguments":{WITH_MARKUP}}}</tool_call>', "", [("time", WITH_MARKUP)]),
+        (f"<tool_call>{WEATHER[:-1]}</tool_call> So.", "So.", ONE_CALL),
         (f"<tool_call>{WEATHER[:-2]}</tool_call> So.", "So.", [("weather", OSLO[:-1])]),
-        (f"<tool_call>{WEATHER}", "", ONE),
-        # of functions that there are not, with those that there are
-        (f"{UNKNOWN}\n{WEATHER}</tool_call>", UNKNOWN, ONE),
+        (f"<tool_call>{WEATHER}", "", ONE_CALL),
+        # unknown functions beside known ones
+        (f"{UNKNOWN_FUNCTION}\n{WEATHER}</tool_call>", UNKNOWN_FUNCTION, ONE_CALL),
         # no calls
         ("", "", []),
         ('  {"city": "Oslo"} \n', None, []),
@@ -87,7 +89,7 @@ BOTH = [("weather", OSLO), ("time", "{}")]
 )
 def test_calls_in_the_common_formats(text: str, content: str | None, calls: Any) -> None:
     expected = (text if content is None else content, calls)
-    assert found([text]) == found(list(text) or [""]) == expected
+    assert parse([text]) == parse(list(text) or [""]) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,21 +100,21 @@ def test_calls_in_the_common_formats(text: str, content: str | None, calls: Any)
         (f"[TOOL_CALLS][{WEATHER}]", "[TOOL_CALLS]["),
     ],
 )
-def test_arguments_come_as_they_are_written(text: str, before: str) -> None:
-    parts = parts_of(list(text))
-    came = [i for i, part in enumerate(parts) if part.deltas]
+def test_arguments_are_streamed(text: str, before: str) -> None:
+    results = parse_chunks(list(text))
+    with_deltas = [i for i, result in enumerate(results) if result.deltas]
     start = text.index(OSLO)
-    # with the `{` it is a call
-    assert came == list(range(start, start + len(OSLO)))
-    opens = parts[start].deltas[0].opens
+    # after `{` it is a call
+    assert with_deltas == list(range(start, start + len(OSLO)))
+    opens = results[start].deltas[0].opens
     assert opens is not None
     assert opens.name == "weather"
-    assert not any(part.content for part in parts)
+    assert not any(result.content for result in results)
 
 
-def test_text_goes_out_as_soon_as_it_can_be_no_call() -> None:
-    def after(text: str) -> str:
-        return "".join(part.content for part in parts_of([*text, "."])[:-1])
+def test_text_is_sent_once_it_cannot_be_a_call() -> None:
+    def content_after(text: str) -> str:
+        return "".join(result.content for result in parse_chunks([*text, "."])[:-1])
 
     for text in (
         "Hello you",
@@ -128,38 +130,38 @@ def test_text_goes_out_as_soon_as_it_can_be_no_call() -> None:
         "<tool_call>[x",
         "<b>",
     ):
-        assert after(text) == text
-    for text, known in (
+        assert content_after(text) == text
+    for text, expected in (
         ("Hello <tool", "Hello"),
         ('{"name": "ti', ""),
         ("[", ""),
         ("a [TOOL_CALLS]ti", "a"),
         ("<func", ""),
     ):
-        assert after(text) == known
+        assert content_after(text) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
         (f"So. <tool_call>{WEATHER[:-6]}", "So.", [("weather", OSLO[:-5])]),
-        (f"<tool_call>{WEATHER}</tool_", "", ONE),
-        (f'<tool_call>{WEATHER[:-1]}, "id": "a', "", ONE),
+        (f"<tool_call>{WEATHER}</tool_", "", ONE_CALL),
+        (f'<tool_call>{WEATHER[:-1]}, "id": "a', "", ONE_CALL),
         ('<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
     ],
 )
-def test_a_text_that_is_cut_off_in_a_call(text: str, content: str, calls: Any) -> None:
-    assert found([text], cut=True) == found(list(text), cut=True) == (content, calls)
+def test_truncated_calls(text: str, content: str, calls: Any) -> None:
+    assert parse([text], cut=True) == parse(list(text), cut=True) == (content, calls)
 
 
-def test_of_several_calls_the_first_alone() -> None:
+def test_single_returns_the_first_call() -> None:
     for text in (f"<tool_call>{WEATHER}</tool_call>" * 3, f"[{WEATHER}, {TIME}]", f"{WEATHER};{TIME};{TIME}"):
-        assert found([text], single=True) == found(list(text), single=True) == ("", ONE)
+        assert parse([text], single=True) == parse(list(text), single=True) == ("", ONE_CALL)
 
 
-# --- any text, in any pieces ---------------------------------------------------------------------------------
+# --- random texts, in chunks ----------------------------------------------------------------------------------
 
-MARKUP = (
+FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<function="),
     *(
         "</function>",
@@ -180,23 +182,23 @@ MARKUP = (
     *(WEATHER, TIME, OSLO, '{"name":"no","arguments":{}}', '{"arguments":{"b":[{}]},"name":"time"}', ', "id": "z"}'),
     *("{", "}", "[", "]", '"', ":", ",", ";", " ", "\n", "\\", "<", "</", "a", "Hello. ", "é", "null"),
 )
-TEXTS = st.lists(st.one_of(st.sampled_from(MARKUP), st.text(max_size=3)), max_size=12).map("".join)
+TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=12).map("".join)
 
 
 @st.composite
-def cut_up(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[str]:
-    """A text in pieces, some of which may be empty."""
+def split_texts(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[str]:
+    """Split a text into chunks, some of which may be empty."""
     text = draw(texts)
-    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    return [text[start:stop] for start, stop in itertools.pairwise([0, *places, len(text)])]
+    positions = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return [text[start:stop] for start, stop in itertools.pairwise([0, *positions, len(text)])]
 
 
-@given(cut_up(TEXTS), st.booleans(), st.booleans())
-def test_any_pieces_make_the_same(pieces: list[str], cut: bool, single: bool) -> None:
-    text = "".join(pieces)
-    whole = found([text], cut=cut, single=single)
-    assert found(pieces, cut=cut, single=single) == whole
-    assert found([*text, ""], cut=cut, single=single) == whole
+@given(split_texts(TEXTS), st.booleans(), st.booleans())
+def test_results_do_not_depend_on_the_chunks(chunks: list[str], cut: bool, single: bool) -> None:
+    text = "".join(chunks)
+    whole = parse([text], cut=cut, single=single)
+    assert parse(chunks, cut=cut, single=single) == whole
+    assert parse([*text, ""], cut=cut, single=single) == whole
     if not whole[1]:
         assert whole[0] == text
 
@@ -211,26 +213,26 @@ CALLS = st.lists(CALL, min_size=1, max_size=3)
 
 
 @given(CALLS, st.sampled_from(["hermes", "llama", "plain", "function", "mistral", "list", "named"]), st.data())
-def test_calls_come_out_as_they_were_made(calls: list[tuple[str, Any]], way: str, data: st.DataObject) -> None:
+def test_formatted_calls_roundtrip(calls: list[tuple[str, Any]], format_: str, data: st.DataObject) -> None:
     indent, ascii_ = data.draw(st.sampled_from([None, 1])), data.draw(st.booleans())
-    written = [(name, json.dumps(arguments, indent=indent, ensure_ascii=ascii_)) for name, arguments in calls]
+    formatted = [(name, json.dumps(arguments, indent=indent, ensure_ascii=ascii_)) for name, arguments in calls]
     key = data.draw(st.sampled_from(["arguments", "parameters"]))
-    objects = [f'{{"name": "{name}", "{key}": {arguments}}}' for name, arguments in written]
+    objects = [f'{{"name": "{name}", "{key}": {arguments}}}' for name, arguments in formatted]
     text = {
         "hermes": "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects),
         "llama": "<|python_tag|>" + "; ".join(objects),
         "plain": "\n".join(objects),
-        "function": "".join(f"<function={name}>{arguments}</function>" for name, arguments in written),
+        "function": "".join(f"<function={name}>{arguments}</function>" for name, arguments in formatted),
         "mistral": f"[TOOL_CALLS] [{', '.join(objects)}]",
         "list": f"[{', '.join(objects)}]",
-        "named": "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in written),
-    }[way]
-    content = data.draw(st.sampled_from(["", "Let me see."])) if way not in ("plain", "list") else ""
-    assert found(data.draw(cut_up(st.just(content + text)))) == (content, written)
+        "named": "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in formatted),
+    }[format_]
+    content = data.draw(st.sampled_from(["", "Let me see."])) if format_ not in ("plain", "list") else ""
+    assert parse(data.draw(split_texts(st.just(content + text)))) == (content, formatted)
 
 
-def test_nothing_that_a_model_writes_takes_long() -> None:
-    began_s = time.monotonic()
+def test_parsing_takes_linear_time() -> None:
+    start_s = time.monotonic()
     for start in (
         "<tool_call>{",
         "<function=time>{",
@@ -242,114 +244,114 @@ def test_nothing_that_a_model_writes_takes_long() -> None:
         "<function=time><parameter=",
     ):
         for fill in (" ", "{};", "<tool_call>", "\n</parameter", "<parameter=b>", '{"a":1}\n', "\\"):
-            found([start + fill * (60_000 // len(fill))])
-            found(list(start + fill * (6_000 // len(fill))))
-    assert time.monotonic() - began_s < 20  # it would take minutes
+            parse([start + fill * (60_000 // len(fill))])
+            parse(list(start + fill * (6_000 // len(fill))))
+    assert time.monotonic() - start_s < 20  # it would take minutes
 
 
 # --- over the wire -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking() as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
 
 
-def saying(text: str) -> list[Any]:
-    """Messages to which the model answers with this text, a word at a time."""
+def messages_for(text: str) -> list[Any]:
+    """Return messages to which the model responds with this text, one word per token."""
     return [{"role": f"={text} !end", "content": ""}]
 
 
-ASKS: list[dict[str, Any]] = [
-    {"messages": saying(f"Let me see. <tool_call> {WEATHER} </tool_call> <tool_call> {TIME} </tool_call>")},
-    {"messages": saying(f"[TOOL_CALLS] [{WEATHER} , {TIME} ]"), "n": 2},
-    {"messages": saying(f"{WEATHER} ; {TIME}"), "parallel_tool_calls": False},
-    {"messages": saying(f"See: <tool_call> {WEATHER} </tool_call>"), "max_tokens": 6},
-    {"messages": saying(f"See: <tool_call> {WEATHER} </tool_call>"), "stop": ["</tool_call>"]},
-    {"messages": saying(f"See: <tool_call> {WEATHER} </tool_call>"), "stop": ["Oslo"]},
-    {"messages": saying("<tool_call> {} or not </tool_call>")},
-    {"messages": saying(f"So: <tool_call> {WEATHER} </tool_call> well"), "logprobs": True},
+REQUESTS: list[dict[str, Any]] = [
+    {"messages": messages_for(f"Let me see. <tool_call> {WEATHER} </tool_call> <tool_call> {TIME} </tool_call>")},
+    {"messages": messages_for(f"[TOOL_CALLS] [{WEATHER} , {TIME} ]"), "n": 2},
+    {"messages": messages_for(f"{WEATHER} ; {TIME}"), "parallel_tool_calls": False},
+    {"messages": messages_for(f"See: <tool_call> {WEATHER} </tool_call>"), "max_tokens": 6},
+    {"messages": messages_for(f"See: <tool_call> {WEATHER} </tool_call>"), "stop": ["</tool_call>"]},
+    {"messages": messages_for(f"See: <tool_call> {WEATHER} </tool_call>"), "stop": ["Oslo"]},
+    {"messages": messages_for("<tool_call> {} or not </tool_call>")},
+    {"messages": messages_for(f"So: <tool_call> {WEATHER} </tool_call> well"), "logprobs": True},
 ]
 
 
-def added_up(chunks: Sequence[Any], at: int) -> tuple[str, list[Any], str | None, list[Any]]:
-    """Content, calls, reason and log-probabilities of one choice of a stream, as its chunks add up."""
+def accumulate(chunks: Sequence[Any], index: int) -> tuple[str, list[Any], str | None, list[Any]]:
+    """Accumulate one choice of a stream: content, calls, finish reason and log-probabilities."""
     calls: list[Any] = []
     content, reason, logprobs = "", None, []
-    for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == at):
-        assert reason is None, "nothing follows the end"
+    for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index):
+        assert reason is None, "no chunk after the finish reason"
         reason = choice["finish_reason"]
         content += choice["delta"].get("content") or ""
         logprobs += (choice["logprobs"] or {"content": []})["content"]
-        for piece in choice["delta"].get("tool_calls") or ():
-            if "id" in piece:
-                assert piece["index"] == len(calls)
-                assert (piece["type"], piece["function"]["arguments"]) == ("function", "")
-                calls.append({"name": piece["function"]["name"], "arguments": ""})
+        for delta in choice["delta"].get("tool_calls") or ():
+            if "id" in delta:
+                assert delta["index"] == len(calls)
+                assert (delta["type"], delta["function"]["arguments"]) == ("function", "")
+                calls.append({"name": delta["function"]["name"], "arguments": ""})
             else:
-                assert piece.keys() == {"index", "function"}
-                calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+                assert delta.keys() == {"index", "function"}
+                calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
     return content, calls, reason, logprobs
 
 
-@pytest.mark.parametrize("ask", ASKS)
-async def test_a_stream_adds_up_to_the_answer(house: House, ask: Any) -> None:
-    ask = {"model": "Speaker", "tools": TOOLS, "stop": ["!end"], **ask}
-    told = (await house.post("/v1/chat/completions", ask)).json["choices"]
-    *chunks, done = events((await house.post("/v1/chat/completions", {**ask, "stream": True})).body)
+@pytest.mark.parametrize("body", REQUESTS)
+async def test_a_stream_accumulates_to_the_plain_response(server: TextServer, body: Any) -> None:
+    body = {"model": "ReverseModel", "tools": TOOLS, "stop": ["!end"], **body}
+    choices = (await server.post("/v1/chat/completions", body)).json["choices"]
+    *chunks, done = events((await server.post("/v1/chat/completions", {**body, "stream": True})).body)
     assert done == "[DONE]"
-    assert len(told) == ask.get("n", 1)
-    for choice in told:
+    assert len(choices) == body.get("n", 1)
+    for choice in choices:
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         logprobs = (choice["logprobs"] or {"content": []})["content"]
         expected = (message["content"] or "", calls, choice["finish_reason"], logprobs)
-        assert added_up(chunks, choice["index"]) == expected
+        assert accumulate(chunks, choice["index"]) == expected
 
 
-async def test_why_a_text_with_calls_ends(house: House) -> None:
-    async def ends(text: str, **more: Any) -> tuple[str, str | None, list[str]]:
-        ask = {"model": "Speaker", "messages": saying(text), "tools": TOOLS, "stop": ["!end"], **more}
-        choice = (await house.post("/v1/chat/completions", ask)).json["choices"][0]
+async def test_finish_reasons(server: TextServer) -> None:
+    async def complete(text: str, **more: Any) -> tuple[str, str | None, list[str]]:
+        body = {"model": "ReverseModel", "messages": messages_for(text), "tools": TOOLS, "stop": ["!end"], **more}
+        choice = (await server.post("/v1/chat/completions", body)).json["choices"][0]
         calls = [call["function"]["arguments"] for call in choice["message"].get("tool_calls") or ()]
         return choice["finish_reason"], choice["message"]["content"], calls
 
     call = f"See: <tool_call> {WEATHER} </tool_call>"
-    assert await ends(call) == ("tool_calls", "See:", [OSLO])
-    assert await ends(call, stop=["</tool_call>"]) == ("tool_calls", "See:", [OSLO])
-    assert await ends(call, max_tokens=6) == ("length", "See:", ['{"city":'])
-    assert await ends(call, max_tokens=5) == ("length", 'See: <tool_call> {"name": "weather", "arguments":', [])
-    assert await ends("<tool_call> no") == ("stop", "<tool_call> no", [])
+    assert await complete(call) == ("tool_calls", "See:", [OSLO])
+    assert await complete(call, stop=["</tool_call>"]) == ("tool_calls", "See:", [OSLO])
+    assert await complete(call, max_tokens=6) == ("length", "See:", ['{"city":'])
+    assert await complete(call, max_tokens=5) == ("length", 'See: <tool_call> {"name": "weather", "arguments":', [])
+    assert await complete("<tool_call> no") == ("stop", "<tool_call> no", [])
 
 
-async def test_pieces_of_calls_are_there_while_the_model_writes(house: House) -> None:
-    """The client of OpenAI, against a model that stops in mid-call until the test has read what is there."""
-    messages = saying('Well. <tool_call> {"name": "time", "arguments": {"a": !wait "b"}} </tool_call>')
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+async def test_calls_are_streamed_while_generated(server: TextServer) -> None:
+    """OpenAI's client, with a model that pauses inside a call until the test has received its beginning."""
+    messages = messages_for('Well. <tool_call> {"name": "time", "arguments": {"a": !wait "b"}} </tool_call>')
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(
-            model="Speaker", messages=messages, tools=TOOLS, stop=["!end"], stream=True
+            model="ReverseModel", messages=messages, tools=TOOLS, stop=["!end"], stream=True
         )
         content = name = arguments = ""
         async for chunk in stream:
             delta = chunk.choices[0].delta
             content += delta.content or ""
-            for piece in delta.tool_calls or ():
-                assert piece.function is not None
-                name += piece.function.name or ""
-                arguments += piece.function.arguments or ""
-            if arguments.endswith('"a":') and not house.model().gate.is_set():
+            for call_delta in delta.tool_calls or ():
+                assert call_delta.function is not None
+                name += call_delta.function.name or ""
+                arguments += call_delta.function.arguments or ""
+            if arguments.endswith('"a":') and not server.model().gate.is_set():
                 assert (content, name) == ("Well.", "time")
-                house.model().gate.set()
+                server.model().gate.set()
         assert arguments == '{"a": !wait "b"}'
         assert chunk.choices[0].finish_reason == "tool_calls"
 
 
-async def test_the_client_adds_up_a_stream_itself(house: House) -> None:
-    messages = saying(f"Well. <tool_call> {WEATHER} </tool_call> <tool_call> {WEATHER} </tool_call>")
+async def test_openai_client_accumulates_a_stream(server: TextServer) -> None:
+    messages = messages_for(f"Well. <tool_call> {WEATHER} </tool_call> <tool_call> {WEATHER} </tool_call>")
     async with (
-        openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client,
-        client.chat.completions.stream(model="Speaker", messages=messages, tools=TOOLS, stop=["!end"]) as stream,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(model="ReverseModel", messages=messages, tools=TOOLS, stop=["!end"]) as stream,
     ):
         kinds = [event.type async for event in stream]
         choice = (await stream.get_final_completion()).choices[0]
@@ -360,7 +362,7 @@ async def test_the_client_adds_up_a_stream_itself(house: House) -> None:
     assert calls[0].id != calls[1].id
 
 
-async def test_markup_of_special_tokens_stays_in_the_text(house: House) -> None:
+async def test_special_tokens_are_kept_for_tools(server: TextServer) -> None:
     for more, skipped in (
         ({"tools": TOOLS}, False),
         ({"tools": TOOLS, "skip_special_tokens": True}, True),
@@ -368,5 +370,5 @@ async def test_markup_of_special_tokens_stays_in_the_text(house: House) -> None:
         ({"tools": TOOLS, "tool_choice": "none"}, True),
         ({}, True),
     ):
-        await house.post("/v1/chat/completions", {"model": "Speaker", "messages": saying("a"), **more})
-        assert house.model().calls[-1].sampling.skip_special_tokens is skipped
+        await server.post("/v1/chat/completions", {"model": "ReverseModel", "messages": messages_for("a"), **more})
+        assert server.model().calls[-1].sampling.skip_special_tokens is skipped

@@ -1,4 +1,4 @@
-"""Calls whose arguments come as parameters, as Qwen3-Coder writes them: typed by the schema of the tool."""
+"""Tool calls with `<parameter>` tags, as of Qwen3-Coder: values are typed by the schema of the tool."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.protocols.text_common.tool_stream import parser_for
 from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
-from .text_house import House, events, speaking
+from .text_server import TextServer, events, serve
 
 TYPES: dict[str, Any] = {
     "text": {"type": "string"},
@@ -38,16 +38,18 @@ TOOLS: list[Any] = [
 ]
 
 
-def found(pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
-    read = parser_for(parse_tools(TOOLS, None))
-    parts = [read.feed(piece, last=i + 1 == len(pieces), cut=cut) for i, piece in enumerate(pieces)]
-    whole = ToolChunk("".join(part.content for part in parts), [delta for part in parts for delta in part.deltas])
+def parse(pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    parser = parser_for(parse_tools(TOOLS, None))
+    chunks_ = [parser.feed(text, last=i + 1 == len(pieces), cut=cut) for i, text in enumerate(pieces)]
+    whole = ToolChunk(
+        "".join(chunk.content for chunk in chunks_), [delta for chunk in chunks_ for delta in chunk.deltas]
+    )
     return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 
-def written(name: str, **given: str) -> str:
-    """A call as the model's template has it."""
-    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+def format_call(name: str, **arguments: str) -> str:
+    """Format a call as the model's template does."""
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
@@ -57,7 +59,7 @@ def written(name: str, **given: str) -> str:
         ("text", "Oslo", "Oslo"),
         ("text", "7", "7"),
         ("text", "", ""),
-        ("text", "null", None),  # vLLM: whatever the type
+        ("text", "null", None),  # of any type, as in vLLM
         ("text", "nullable", "nullable"),
         ("text", 'if a < b:\n\treturn "é\\n"\n', 'if a < b:\n\treturn "é\\n"\n'),
         ("text", "</parameter", "</parameter"),
@@ -100,42 +102,42 @@ def written(name: str, **given: str) -> str:
     ],
 )
 def test_values_are_typed_by_the_schema(name: str, text: str, value: Any) -> None:
-    call = written("f", **{name: text})
-    content, [(of, arguments)] = found([call])
+    call = format_call("f", **{name: text})
+    content, [(of, arguments)] = parse([call])
     assert (content, of, json.loads(arguments)) == ("", "f", {name: value})
-    assert found(list(call)) == (content, [(of, arguments)])
+    assert parse(list(call)) == (content, [(of, arguments)])
 
 
-def test_numbers_are_passed_on_as_they_were_written() -> None:
-    _, [(_, arguments)] = found([written("f", share="1.50", count="12345678901234567890", tags="[1.0]")])
+def test_numbers_keep_their_text() -> None:
+    _, [(_, arguments)] = parse([format_call("f", share="1.50", count="12345678901234567890", tags="[1.0]")])
     assert arguments == '{"share": 1.50, "count": 12345678901234567890, "tags": [1.0]}'
 
 
-F = ("f", '{"text": "a"}')
-INNER = "<function=f>\n<parameter=text>\na\n</parameter>\n</function>"
+CALL = ("f", '{"text": "a"}')
+CALL_MARKUP = "<function=f>\n<parameter=text>\na\n</parameter>\n</function>"
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        (f"Well.\n\n{written('f', text='a')}", "Well.", [F]),
-        (f"{written('f', text='a')}\n{written('time')}\nSo.", "So.", [F, ("time", "{}")]),
-        (written("f", text="a", count="1"), "", [("f", '{"text": "a", "count": 1}')]),
-        # what models forget: the first mark, any of those at the end, line breaks
-        (f"Well. {INNER}\n</tool_call> So.", "Well.  So.", [F]),
-        (INNER, "", [F]),
-        (f"<tool_call>{INNER}\n{INNER}</tool_call>", "", [F, F]),
-        ("<tool_call><function=f><parameter=text>a</parameter></function></tool_call>", "", [F]),
-        ("<tool_call><function=f><parameter=text>a</function></tool_call>So.", "So.", [F]),
-        ("<tool_call><function=f><parameter=text>a</parameter></tool_call> So.", "So.", [F]),
-        ("<tool_call><function=f><parameter=text>a</tool_call> So.", "So.", [F]),
+        (f"Well.\n\n{format_call('f', text='a')}", "Well.", [CALL]),
+        (f"{format_call('f', text='a')}\n{format_call('time')}\nSo.", "So.", [CALL, ("time", "{}")]),
+        (format_call("f", text="a", count="1"), "", [("f", '{"text": "a", "count": 1}')]),
+        # missing tags and line breaks
+        (f"Well. {CALL_MARKUP}\n</tool_call> So.", "Well.  So.", [CALL]),
+        (CALL_MARKUP, "", [CALL]),
+        (f"<tool_call>{CALL_MARKUP}\n{CALL_MARKUP}</tool_call>", "", [CALL, CALL]),
+        ("<tool_call><function=f><parameter=text>a</parameter></function></tool_call>", "", [CALL]),
+        ("<tool_call><function=f><parameter=text>a</function></tool_call>So.", "So.", [CALL]),
+        ("<tool_call><function=f><parameter=text>a</parameter></tool_call> So.", "So.", [CALL]),
+        ("<tool_call><function=f><parameter=text>a</tool_call> So.", "So.", [CALL]),
         ("<function=f><parameter=text>a<parameter=count>2", "", [("f", '{"text": "a", "count": 2}')]),
-        ("<function=f><parameter=text>\na\n", "", [F]),
-        ("<function=f><parameter=text>a</parameter> Well.", "Well.", [F]),
+        ("<function=f><parameter=text>\na\n", "", [CALL]),
+        ("<function=f><parameter=text>a</parameter> Well.", "Well.", [CALL]),
         ("<function=time></function>", "", [("time", "{}")]),
         ("<function=time>\n\n</function>\nSo.", "So.", [("time", "{}")]),
-        # Llama's form stays what it was
-        ('<function=f>{"text": "a"}</function>', "", [F]),
+        # Llama's format
+        ('<function=f>{"text": "a"}</function>', "", [CALL]),
         # no calls
         ("<tool_call>\n<function=no>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", None, []),
         ("<tool_call><function=f>text</function></tool_call>", None, []),
@@ -144,8 +146,8 @@ INNER = "<function=f>\n<parameter=text>\na\n</parameter>\n</function>"
         ("a <function=f of x> b", None, []),
     ],
 )
-def test_calls_and_the_text_around_them(text: str, content: str | None, calls: Any) -> None:
-    assert found([text]) == found(list(text)) == (text if content is None else content, calls)
+def test_parse_calls_and_text(text: str, content: str | None, calls: Any) -> None:
+    assert parse([text]) == parse(list(text)) == (text if content is None else content, calls)
 
 
 @pytest.mark.parametrize(
@@ -160,20 +162,20 @@ def test_calls_and_the_text_around_them(text: str, content: str | None, calls: A
         ("<function=f><parameter=count>1</parameter></function>\n</tool", '{"count": 1}'),
     ],
 )
-def test_a_text_that_is_cut_off_has_arguments_as_far_as_they_go(text: str, arguments: str) -> None:
-    assert found([text], cut=True) == found(list(text), cut=True) == ("", [("f", arguments)])
+def test_truncated_texts_have_partial_arguments(text: str, arguments: str) -> None:
+    assert parse([text], cut=True) == parse(list(text), cut=True) == ("", [("f", arguments)])
 
 
-def test_a_text_goes_on_as_it_comes_and_anything_else_when_it_is_whole() -> None:
-    read = parser_for(parse_tools(TOOLS, None))
+def test_strings_are_streamed_other_values_are_sent_complete() -> None:
+    parser = parser_for(parse_tools(TOOLS, None))
     text = "<tool_call>\n<function=f>\n<parameter=text>\nlong text\n</parameter>\n<parameter=count>\n12\n</parameter>"
-    came = [
-        (character, "".join(delta.arguments for delta in part.deltas))
+    deltas = [
+        (character, "".join(delta.arguments for delta in chunk.deltas))
         for character in text
-        if (part := read.feed(character, last=False, cut=False)).deltas
+        if (chunk := parser.feed(character, last=False, cut=False)).deltas
     ]
-    assert came == [
-        ("=", "{"),  # of the first parameter: it is a call now
+    assert deltas == [
+        ("=", "{"),  # at the first parameter it is a call
         (">", '"text": '),
         *zip("long text", ['"l', *"ong text"], strict=True),
         (">", '"'),
@@ -182,86 +184,90 @@ def test_a_text_goes_on_as_it_comes_and_anything_else_when_it_is_whole() -> None
     ]
 
 
-# --- any call, any text, in any pieces -----------------------------------------------------------------------
+# --- random calls and texts, in chunks -------------------------------------------------------------------------
 
-MARKUP = (
+FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "<function=f>", "<function=time>", "<function=no>", "</function>"),
     *("<parameter=text>", "<parameter=count>", "<parameter=tags>", "<parameter=x", "</parameter>", "null", "12", "[1]"),
     *("<", "</", "\n", " ", ">", "=", "a", '"', "\\", "é", "{", "}", '{"name": "time", "arguments": {}}', "Hello."),
 )
-TEXTS = st.lists(st.one_of(st.sampled_from(MARKUP), st.text(max_size=3)), max_size=14).map("".join)
+TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=14).map("".join)
 
 
 @st.composite
-def cut_up(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[str]:
+def split_texts(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[str]:
     text = draw(texts)
-    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    return [text[start:stop] for start, stop in itertools.pairwise([0, *places, len(text)])]
+    positions = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return [text[start:stop] for start, stop in itertools.pairwise([0, *positions, len(text)])]
 
 
-@given(cut_up(TEXTS), st.booleans())
-def test_any_pieces_make_the_same(pieces: list[str], cut: bool) -> None:
+@given(split_texts(TEXTS), st.booleans())
+def test_results_do_not_depend_on_the_chunks(pieces: list[str], cut: bool) -> None:
     text = "".join(pieces)
-    whole = found([text], cut=cut)
-    assert found(pieces, cut=cut) == found([*text, ""], cut=cut) == whole
+    whole = parse([text], cut=cut)
+    assert parse(pieces, cut=cut) == parse([*text, ""], cut=cut) == whole
     if not whole[1]:
         assert whole[0] == text
 
 
-MARKS = st.lists(st.sampled_from([mark for mark in MARKUP if "{" not in mark]), max_size=12).map("".join)
+MARKUP = st.lists(st.sampled_from([fragment for fragment in FRAGMENTS if "{" not in fragment]), max_size=12).map(
+    "".join
+)
 
 
-@given(cut_up(MARKS.map(lambda marks: "<function=f>" + marks)))
+@given(split_texts(MARKUP.map(lambda markup: "<function=f>" + markup)))
 def test_arguments_of_parameters_are_json(pieces: list[str]) -> None:
-    for _, arguments in found(pieces)[1]:
+    for _, arguments in parse(pieces)[1]:
         assert isinstance(json.loads(arguments), dict)
 
 
-PLAIN = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])).filter(lambda text: text != "null")
+PLAIN_TEXT = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])).filter(
+    lambda text: text != "null"
+)
 VALUES = st.fixed_dictionaries(
     {},
     optional={
-        "text": PLAIN.filter(lambda text: text.lower() != "null"),
+        "text": PLAIN_TEXT.filter(lambda text: text.lower() != "null"),
         "count": st.integers(),
         "share": st.floats(allow_nan=False, allow_infinity=False),
         "sure": st.booleans(),
-        "tags": st.lists(PLAIN, max_size=3),
-        "where": st.dictionaries(PLAIN, st.one_of(st.none(), st.integers(), PLAIN), max_size=3),
+        "tags": st.lists(PLAIN_TEXT, max_size=3),
+        "where": st.dictionaries(PLAIN_TEXT, st.one_of(st.none(), st.integers(), PLAIN_TEXT), max_size=3),
         "maybe": st.one_of(st.none(), st.integers()),
     },
 )
 
 
 @given(st.lists(VALUES, min_size=1, max_size=3), st.sampled_from(["", "Let me see."]), st.data())
-def test_calls_come_out_as_they_were_made(calls: list[dict[str, Any]], content: str, data: st.DataObject) -> None:
+def test_formatted_calls_roundtrip(calls: list[dict[str, Any]], content: str, data: st.DataObject) -> None:
     as_text = [
         {key: value if isinstance(value, str) else json.dumps(value) for key, value in call.items()} for call in calls
     ]
-    text = content + "\n".join(written("f", **call) for call in as_text)
-    said, made = found(data.draw(cut_up(st.just(text))))
-    assert (said, [json.loads(arguments) for _, arguments in made]) == (content, calls)
+    text = content + "\n".join(format_call("f", **call) for call in as_text)
+    parsed_content, parsed_calls = parse(data.draw(split_texts(st.just(text))))
+    assert (parsed_content, [json.loads(arguments) for _, arguments in parsed_calls]) == (content, calls)
 
 
 # --- over the wire -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with speaking() as made:
-        yield made
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
 
 
-async def test_whole_and_streamed_over_the_wire(house: House) -> None:
-    said = "<tool_call> <function=f> <parameter=count> 3 </parameter> <parameter=text>a b</parameter> </function>"
-    messages = [{"role": f"=See: {said} !end", "content": ""}]
-    ask = {"model": "Speaker", "tools": TOOLS, "stop": ["!end"], "messages": messages}
-    choice = (await house.post("/v1/chat/completions", ask)).json["choices"][0]
+async def test_plain_and_streamed_responses(server: TextServer) -> None:
+    call_text = "<tool_call> <function=f> <parameter=count> 3 </parameter> <parameter=text>a b</parameter> </function>"
+    messages = [{"role": f"=See: {call_text} !end", "content": ""}]
+    body = {"model": "ReverseModel", "tools": TOOLS, "stop": ["!end"], "messages": messages}
+    choice = (await server.post("/v1/chat/completions", body)).json["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("See:", "tool_calls")
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"count": 3, "text": "a b"}'}
-    *chunks, _ = events((await house.post("/v1/chat/completions", {**ask, "stream": True})).body)
+    *chunks, _ = events((await server.post("/v1/chat/completions", {**body, "stream": True})).body)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    pieces = [piece["function"] for delta in deltas for piece in delta.get("tool_calls") or ()]
-    assert pieces[0] == {"name": "f", "arguments": ""}
-    assert "".join(piece["arguments"] for piece in pieces) == call["function"]["arguments"]
-    assert len(pieces) > 4
+    functions = [call_delta["function"] for delta in deltas for call_delta in delta.get("tool_calls") or ()]
+    assert functions[0] == {"name": "f", "arguments": ""}
+    assert "".join(call_delta["arguments"] for call_delta in functions) == call["function"]["arguments"]
+    assert len(functions) > 4

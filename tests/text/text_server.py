@@ -1,4 +1,4 @@
-"""What the tests of text protocols share: a text model that a test can foretell, and a server with it."""
+"""Shared by the tests of the text protocols: a text model with predictable output, and a server with it."""
 
 import asyncio
 import json
@@ -17,11 +17,15 @@ from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token
 from rest.rest_server import RawResponse
 
 CONTEXT = 64
+_LOADED: dict[str, "ReverseModel"] = {}
 
 
-class Speaker(dragoman.Model):
-    """Says the words of its prompt again, the last one first, one a token, then `</s>`; each is less likely than the
-    one before. A word `!fault` in the prompt fails when it is said, `!wait` waits until a test opens `gate`."""
+class ReverseModel(dragoman.Model):
+    """Generate the words of the prompt in reverse order, one word per token, then `</s>`.
+
+    Each token is less likely than the one before. Two words are special: `!fault` raises ModelFailed when it is
+    generated, and `!wait` waits until a test sets `gate`.
+    """
 
     placement = "inline"
 
@@ -30,11 +34,12 @@ class Speaker(dragoman.Model):
         self.gate = asyncio.Event()
         self.active = 0
         self.cancelled = 0
+        _LOADED[self.spec.name] = self
 
     def details(self) -> dict[str, Any]:
         return {
             "max_context": CONTEXT,
-            "model_id": "speaker",
+            "model_id": "reverse",
             "device": "cpu",
             "dtype": "float32",
             "adapters": ["pirate"],
@@ -45,48 +50,52 @@ class Speaker(dragoman.Model):
         self.active += 1
         try:
             if call.stream:
-                async for piece in self._pieces(call):
-                    yield piece
+                async for chunk in self._chunks(call):
+                    yield chunk
             else:
-                yield merge_chunks([piece async for piece in self._pieces(call)])
+                yield merge_chunks([chunk async for chunk in self._chunks(call)])
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise
         finally:
             self.active -= 1
 
-    async def _pieces(self, call: Generate) -> AsyncIterator[Generation]:
+    async def _chunks(self, call: Generate) -> AsyncIterator[Generation]:
         infos = tuple(_info(prompt, call) for prompt in call.prompts)
         for prompt in call.prompts:
             if len(words(prompt)) >= CONTEXT:
                 raise errors.InvalidInput(f"the prompt has {len(words(prompt))} tokens and the context {CONTEXT}")
         count = call.sampling.num_beams if call.sampling.num_beams > 1 else max(1, call.sampling.n)
-        says = [(p, c, said(words(prompt), c, call)) for p, prompt in enumerate(call.prompts) for c in range(count)]
-        for step in range(max(len(tokens) for _, _, (tokens, _) in says)):
+        completions = [
+            (p, c, completion_tokens(words(prompt), c, call))
+            for p, prompt in enumerate(call.prompts)
+            for c in range(count)
+        ]
+        for step in range(max(len(tokens) for _, _, (tokens, _) in completions)):
             texts = []
-            for p, c, (tokens, finish) in says:
+            for p, c, (tokens, finish) in completions:
                 if step >= len(tokens):
                     continue
                 token = tokens[step]
                 if token.text.strip() == "!fault":
-                    raise errors.ModelFailed("it would not say that")
+                    raise errors.ModelFailed("generated !fault")
                 if token.text.strip() == "!wait":
                     await self.gate.wait()
                 await asyncio.sleep(0)
                 last = step + 1 == len(tokens)
                 whole = "".join(t.text for t in tokens if not t.special)
                 seed = (call.sampling.seed or 7) if call.sampling.do_sample else None
-                part = "" if token.special else token.text
-                ends = {"finish": finish, "whole": whole, "seed": seed} if last else {}
-                texts.append(Text(p, c, part, (token,), step + 1, **ends))  # type: ignore[arg-type]
+                text = "" if token.special else token.text
+                end = {"finish": finish, "whole": whole, "seed": seed} if last else {}
+                texts.append(Text(p, c, text, (token,), step + 1, **end))  # type: ignore[arg-type]
             yield Generation(tuple(texts), infos if step == 0 else ())
 
     def tokenize(self, call: Tokenize) -> Tokenized:
-        text, at, spans = _text(call.prompt), 0, []
+        text, start, spans = _text(call.prompt), 0, []
         for i, word in enumerate(text.split(" ")):
-            piece = f" {word}" if i else word
-            spans.append(TokenSpan(number(word), piece, at, at + len(piece)))
-            at += len(piece)
+            token = f" {word}" if i else word
+            spans.append(TokenSpan(token_id(word), token, start, start + len(token)))
+            start += len(token)
         return Tokenized(text, tuple(spans))
 
     def embed(self, call: Embed) -> Embedded:
@@ -106,28 +115,31 @@ def _text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
 
 
-def number(word: str) -> int:
+def token_id(word: str) -> int:
     return 10 + sum(word.encode()) % 1000
 
 
-def said(prompt: list[str], choice: int, call: Generate) -> tuple[list[Token], str]:
-    """The tokens of one text and why it ends. The text of a prompt that begins with `=` is the rest of the prompt."""
+def completion_tokens(prompt: list[str], choice: int, call: Generate) -> tuple[list[Token], str]:
+    """Return the tokens of one completion and its finish reason.
+
+    A prompt that begins with `=` is completed with the rest of the prompt.
+    """
     sampling = call.sampling
-    found = " ".join(prompt)[1:].split(" ") if prompt[0].startswith("=") else prompt[::-1]
-    found = found[choice:] or found
+    completion = " ".join(prompt)[1:].split(" ") if prompt[0].startswith("=") else prompt[::-1]
+    completion = completion[choice:] or completion
     tokens, finish = [], "eos_token"
-    for i, word in enumerate(found):
+    for i, word in enumerate(completion):
         logprob = -0.5 * (i + 1) - choice
         text = f" {word}" if i else word
         top = tuple(
-            Token(number(word) + j, f"{text}{j}" if j else text, logprob - j) for j in range(sampling.top_logprobs)
+            Token(token_id(word) + j, f"{text}{j}" if j else text, logprob - j) for j in range(sampling.top_logprobs)
         )
         if any(stop in word for stop in sampling.stop):
             finish = "stop_sequence"
             if sampling.include_stop:
-                tokens.append(Token(number(word), text, logprob, top=top))
+                tokens.append(Token(token_id(word), text, logprob, top=top))
             break
-        tokens.append(Token(number(word), text, logprob, top=top))
+        tokens.append(Token(token_id(word), text, logprob, top=top))
         if sampling.max_new_tokens is not None and len(tokens) >= sampling.max_new_tokens:
             return tokens, "length"
     if finish == "eos_token":
@@ -136,71 +148,83 @@ def said(prompt: list[str], choice: int, call: Generate) -> tuple[list[Token], s
 
 
 def _info(prompt: Prompt, call: Generate) -> PromptInfo:
-    found = words(prompt)
+    prompt_words = words(prompt)
     prefill: tuple[Token, ...] = ()
     if call.sampling.prompt_logprobs is not None:
-        texts = [f" {word}" if i else word for i, word in enumerate(found)]
         prefill = tuple(
-            Token(number(w), t, -0.125 * i if i else None) for i, (w, t) in enumerate(zip(found, texts, strict=True))
+            Token(token_id(word), f" {word}" if i else word, -0.125 * i if i else None)
+            for i, word in enumerate(prompt_words)
         )
-    return PromptInfo(_text(prompt), len(found), 0, prefill)
+    return PromptInfo(_text(prompt), len(prompt_words), 0, prefill)
 
 
 # --- a server and its clients --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class House:
-    """A running server, as its clients see it."""
+class TextServer:
+    """A running server and a raw HTTP client for it."""
 
     port: int
-    server: dragoman.Server
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def model(self, name: str = "Speaker") -> Any:
-        """The model object itself."""
-        deployment = next(d for d in self.server.engine.deployments() if d.spec.name == name)
-        pool: Any = deployment._pool
-        return (getattr(pool, "_inline", None) or pool)._executor.model
+    def model(self, name: str = "ReverseModel") -> Any:
+        """Return the object of a loaded model."""
+        return _LOADED[name]
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> RawResponse:
-        """One request on a connection of its own; anything but bytes goes as JSON."""
+        """Send one request on its own connection and return the response. A body other than bytes is sent as JSON."""
         reader, writer = await self.send(method, path, body, headers)
         try:
-            return await read_answer(reader)
+            return await read_response(reader)
         finally:
             writer.close()
 
     async def send(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A request whose answer nobody has read yet."""
+        """Send a request without reading the response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        given = {"host": "test", "content-length": str(len(data)), **(headers or {})}
-        head = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items()), "", ""]
-        writer.write("\r\n".join(head).encode("latin-1") + data)
+        fields = {"host": "test", "content-length": str(len(data)), **(headers or {})}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items()), "", ""]
+        writer.write("\r\n".join(lines).encode("latin-1") + data)
         return reader, writer
 
+    async def engine_load(self) -> float:
+        """Return the number of queued prompts and running sequences of the text engines."""
+        metrics = (await self.request("GET", "/metrics")).body.decode().splitlines()
+        names = ("dragoman_text_queue_size{", "dragoman_text_batch_size{")
+        sizes = [float(line.rpartition(" ")[2]) for line in metrics if line.startswith(names)]
+        assert sizes, "no text engine"
+        return sum(sizes)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until the text engines have neither queued nor running prompts."""
+        async with asyncio.timeout(120):
+            while await self.engine_load():
+                await asyncio.sleep(0.01)
+
     async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> RawResponse:
-        return await self.ask("POST", path, body, headers)
+        return await self.request("POST", path, body, headers)
 
 
-async def read_answer(reader: asyncio.StreamReader) -> RawResponse:
-    status, headers = await read_head(reader)
+async def read_response(reader: asyncio.StreamReader) -> RawResponse:
+    status, headers = await read_headers(reader)
     if headers.get("transfer-encoding") == "chunked":
         return RawResponse(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))
     return RawResponse(status, headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
-async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+async def read_headers(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """Read a status line and headers; return the status and the headers in lower case."""
+    data = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    first, *lines = data.decode("latin-1").split("\r\n")[:-2]
     return int(first.split()[1]), {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
 
 
@@ -211,24 +235,21 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def speaking(*models: Any, **settings: Any) -> AsyncIterator[House]:
-    """A server with these models, by default with the one that speaks."""
-    server = dragoman.Server(*(models or (Speaker,)), **{"http_port": 0, "grpc_port": -1, **settings})
+async def serve(*models: Any, **settings: Any) -> AsyncIterator[TextServer]:
+    """Serve these models, by default `ReverseModel`."""
+    server = dragoman.Server(*(models or (ReverseModel,)), **{"http_port": 0, "grpc_port": -1, **settings})
     async with server:
-        yield House(server.http_ports[0], server)
+        yield TextServer(server.http_ports[0])
 
 
 def lines(body: bytes) -> list[Any]:
-    """The objects in JSON lines."""
+    """Parse JSON lines."""
     assert body.endswith(b"\n")
     return [json.loads(line) for line in body.splitlines()]
 
 
 def events(body: bytes) -> list[Any]:
-    """The objects in server-sent events, "[DONE]" as it is."""
+    """Parse the data of server-sent events as JSON, except "[DONE]"."""
     assert body.endswith(b"\n\n")
-    found = []
-    for event in body.decode().removesuffix("\n\n").split("\n\n"):
-        data = event.removeprefix("data:").strip()
-        found.append(data if data == "[DONE]" else json.loads(data))
-    return found
+    fields = [event.removeprefix("data:").strip() for event in body.decode().removesuffix("\n\n").split("\n\n")]
+    return [data if data == "[DONE]" else json.loads(data) for data in fields]
