@@ -25,7 +25,7 @@ from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import ServerTransports, check_settings, http_addresses, split_list
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
-from dragoman.system.signals import StopSignals
+from dragoman.system.event_loop import StopSignals
 
 log = logging.getLogger("dragoman.server")
 

@@ -16,9 +16,8 @@ from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.bodies import BodyMemory
-from dragoman.transports.cors import Cors
 from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.limits import Limits
+from dragoman.transports.limits import Cors, Limits
 
 Address = tuple[str, int]
 

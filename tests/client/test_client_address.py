@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import dragoman
 from client.client_servers import Echo, LoopThread, url_of
 from dragoman import errors
-from dragoman.client.address import address
+from dragoman.client.messages import address
 
 X = {"x": np.ones(1)}
 

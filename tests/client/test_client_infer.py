@@ -8,7 +8,7 @@ import pytest
 
 import dragoman
 from dragoman import BF16, BYTES, Tensor, errors
-from dragoman.client.result import Result
+from dragoman.client.tensors import Result
 from dragoman.core.tensor import object_array
 from dragoman.formats.message import InferenceRequest, InferenceResponse, RequestInput, RequestOutput
 

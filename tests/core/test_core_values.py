@@ -17,8 +17,8 @@ from dragoman.core.bytes_tensor import BytesTensor, buffer_of, flatten, iterate_
 from dragoman.core.datatypes import BYTES, DATATYPES, FP64, datatype, datatype_of
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Overloaded
 from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
+from dragoman.core.options import child_environment, forget_secrets
 from dragoman.core.paths import match_handler
-from dragoman.core.secrets import child_environment, forget_secrets
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, merge_chunks
@@ -32,9 +32,8 @@ from dragoman.core.vectors import (
     split_outputs,
 )
 from dragoman.system import logs
-from dragoman.system.cancellation import cancellation_check, run_cancellable
 from dragoman.system.shared_memory import SharedBuffer
-from dragoman.system.threads import DaemonThreads
+from dragoman.system.threads import DaemonThreads, cancellation_check, run_cancellable
 
 
 def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:

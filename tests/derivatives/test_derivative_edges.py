@@ -17,9 +17,9 @@ from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
 from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
 from dragoman.derivatives.checks import Tolerance, run_checks
-from dragoman.derivatives.config_cache import ConfigCache
 from dragoman.derivatives.decorator import build_vector_function
 from dragoman.derivatives.plot import ErrorCurve, svg_plot, text_plot
+from dragoman.derivatives.user_function import ConfigCache
 
 # --- the complex step ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from derivatives.derivative_models import ONE, build
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import VectorFunction, as_vector
-from dragoman.derivatives.dual_number import _FUNCTIONS
+from dragoman.derivatives.dual_hessian import _FUNCTIONS
 
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
 

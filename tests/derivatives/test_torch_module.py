@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.derivatives.torch_module import ModuleDerivatives
+from dragoman.derivatives.torch import ModuleDerivatives
 
 A = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 X, Y, S, V, W = (np.array(v) for v in ([0.5, -1.0, 2.0], [3.0, 0.25], [1.0, -2.0], [0.25, 1.0, -3.0], [2.0, 5.0]))

@@ -16,7 +16,7 @@ from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.vectors import Vector, VectorFunction
 from dragoman.derivatives.decorator import build_vector_function
-from dragoman.derivatives.scales import split_by_scale
+from dragoman.derivatives.derived import split_by_scale
 from dragoman.derivatives.verification import confirm_directional, confirm_gradient
 
 Function = Callable[..., Any]

@@ -12,8 +12,8 @@ from derivatives.derivative_models import ONE, build, build_unevaluated
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.decorator import build_vector_function
+from dragoman.derivatives.derived import component_scales, max_step, raised_scales, split_by_scale
 from dragoman.derivatives.finite_differences import mixed_derivative
-from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
 from dragoman.derivatives.verification import NotConfirmedError, confirm_directional, confirm_gradient
 
 # --- scales -----------------------------------------------------------------------------------------------

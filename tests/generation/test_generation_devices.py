@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.fused import UnpackedLinear
+from dragoman.generation.job import BatchRow
 from dragoman.generation.runner import Runner
-from dragoman.generation.sequence import BatchRow
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dragoman.generation import rules  # noqa: E402
+from dragoman.generation import token_sampler  # noqa: E402
 from dragoman.generation.attention import AttentionForm, AttentionStep, SlotSpan  # noqa: E402
 from dragoman.generation.cache import CacheShape, KeyValueCache  # noqa: E402
-from dragoman.generation.packing import PackedLinear, can_pack  # noqa: E402
+from dragoman.generation.fused import PackedLinear, can_pack  # noqa: E402
 
 HEADS, SIZE = 2, 16
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_sorting_one_bin_keeps_the_tokens_of_a_full_sort(mass: float) -> None:
         reached = np.cumsum(powers[order])
         kept = min(int(np.searchsorted(reached, mass * reached[-1])), len(row) - 1)
         nucleus = row.copy()
-        rules.top_p(nucleus, mass)
+        token_sampler.top_p(nucleus, mass)
         edge = row[order[kept]]
         differing = (nucleus == -np.inf) != ((row < edge) | (row == -np.inf))
         # Where rounding decides, sums in another order may take one token more or less.

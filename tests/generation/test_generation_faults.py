@@ -14,7 +14,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
-from dragoman.generation.sequence import BatchRow
+from dragoman.generation.job import BatchRow
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import generation, ids, load_model, prompts, text
 

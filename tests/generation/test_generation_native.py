@@ -16,8 +16,8 @@ import torch
 import transformers
 from llvmlite import ir
 
-from dragoman.generation.adaptive_threads import MAX_THREADS, fastest_thread_count
 from dragoman.generation.cache import KeyValueCache
+from dragoman.generation.job import BatchRow
 from dragoman.generation.native.kernels import (
     COLUMNS,
     AttentionHead,
@@ -37,8 +37,7 @@ from dragoman.generation.native.kernels import (
     store_key_value,
 )
 from dragoman.generation.native.step import StepThreads
-from dragoman.generation.runner import Runner
-from dragoman.generation.sequence import BatchRow
+from dragoman.generation.runner import MAX_THREADS, Runner, fastest_thread_count
 from dragoman.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
 
 pytestmark = [

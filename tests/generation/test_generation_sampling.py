@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
-from dragoman.generation import rules
+from dragoman.generation import token_sampler
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import Reference, generation, ids, load_model, prompts, text
 
@@ -105,12 +105,12 @@ async def test_best_of_returns_the_best_in_order(llama: LanguageModel) -> None:
 
 
 PROCESSORS: list[tuple[str, dict[str, Any], Any]] = [
-    ("TopKLogitsWarper", {"top_k": 7}, lambda row: rules.top_k(row, 7)),
-    ("TopPLogitsWarper", {"top_p": 0.8}, lambda row: rules.top_p(row, 0.8)),
-    ("TopPLogitsWarper", {"top_p": 0.05}, lambda row: rules.top_p(row, 0.05)),
-    ("MinPLogitsWarper", {"min_p": 0.1}, lambda row: rules.min_p(row, 0.1)),
-    ("TypicalLogitsWarper", {"mass": 0.6}, lambda row: rules.typical_p(row, 0.6)),
-    ("TemperatureLogitsWarper", {"temperature": 0.3}, lambda row: rules.temperature(row, 0.3)),
+    ("TopKLogitsWarper", {"top_k": 7}, lambda row: token_sampler.top_k(row, 7)),
+    ("TopPLogitsWarper", {"top_p": 0.8}, lambda row: token_sampler.top_p(row, 0.8)),
+    ("TopPLogitsWarper", {"top_p": 0.05}, lambda row: token_sampler.top_p(row, 0.05)),
+    ("MinPLogitsWarper", {"min_p": 0.1}, lambda row: token_sampler.min_p(row, 0.1)),
+    ("TypicalLogitsWarper", {"mass": 0.6}, lambda row: token_sampler.typical_p(row, 0.6)),
+    ("TemperatureLogitsWarper", {"temperature": 0.3}, lambda row: token_sampler.temperature(row, 0.3)),
 ]
 
 
@@ -133,7 +133,7 @@ def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str
 
 def test_penalties_equal_openais_formula() -> None:
     row = np.zeros(5, np.float32)
-    rules.count_penalties(row, {1: 3, 4: 1}, presence=0.5, frequency=0.25)
+    token_sampler.count_penalties(row, {1: 3, 4: 1}, presence=0.5, frequency=0.25)
     assert row.tolist() == [0, -1.25, 0, 0, -0.75]
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from dragoman.generation.cache_manager import BLOCK, PrefixCache
+from dragoman.generation.cache import BLOCK, PrefixCache
+from dragoman.generation.job import Sequence
 from dragoman.generation.scheduler import Scheduler
-from dragoman.generation.sequence import Sequence
 
 
 @dataclass(eq=False)

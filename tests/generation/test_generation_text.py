@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.generation.completion_writer import StopStrings
-from dragoman.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from dragoman.generation.vocabulary import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 BYTES = {token: bytes([token]) for token in range(256)}
 texts = st.text(max_size=30) | st.sampled_from(["🙂🌍🎉 naïve café", "こんにちは、世界。", "\ufffd", ""])

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dragoman.generation.adaptive_threads import AdaptiveThreads
+from dragoman.generation.runner import AdaptiveThreads
 
 
 class Machine:

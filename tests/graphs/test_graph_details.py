@@ -13,7 +13,7 @@ from dragoman.graphs.builtin import BUILT_IN, Elementwise, built_in
 from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import Graph, make_node
-from dragoman.graphs.picture import make_picture, summarize
+from dragoman.graphs.layout import make_picture, summarize
 from dragoman.graphs.plan import plan_evaluation
 from dragoman.graphs.run import Schedule
 from dragoman.graphs.wiring import BoundValue, GraphInput, Node, Port, describe_source, wire

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from dragoman.cli import main
 from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.graph import Graph
-from dragoman.graphs.layout import layout
-from dragoman.graphs.picture import Box, Line, Picture, make_picture
+from dragoman.graphs.layout import Box, Line, Picture, layout, make_picture
 from graphs.test_graph_scheduling import Doubles
 
 TEXT = """\

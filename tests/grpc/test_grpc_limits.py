@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2
 from raw_client import Raw, framed
 
 from dragoman.formats import oip_messages as m
-from dragoman.transports.addresses import client_address
-from dragoman.transports.grpc.admission import MAX_HEALTH_CALLS
+from dragoman.transports.clients import client_address
+from dragoman.transports.grpc.calls import MAX_HEALTH_CALLS
 
 MESSAGE = framed(infer_message(id="7").SerializeToString())
 SLOW = framed(infer_message("slow").SerializeToString())

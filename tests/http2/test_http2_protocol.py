@@ -8,6 +8,7 @@ import pytest
 from http2_fakes import EchoService, Wire
 
 from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.clients import Warnings
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.limits import Http2Limits
@@ -16,7 +17,6 @@ from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
-from dragoman.transports.warnings import Warnings
 
 
 class Transport:

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 import dragoman
 from dragoman.core.calls import Embed, Embedded
 from dragoman.core.datatypes import BYTES
-from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
+from dragoman.protocols.lmi.binary_arrays import from_ndlist, to_ndlist
 
 from .text_server import ReverseModel, TextServer, serve
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman import Generate, errors
 from dragoman.core.text import Generation, Grammar, PromptInfo, RawPrompt, Text, Token, merge_chunks
+from dragoman.protocols.text_common.chat_response import parser_for
 from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import format_logprob, format_prompt_logprobs
-from dragoman.protocols.text_common.tool_stream import parser_for
 from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
 from .text_server import ReverseModel, TextServer, events, serve

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.tool_stream import parser_for
+from dragoman.protocols.text_common.chat_response import parser_for
 from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
 
 from .text_server import TextServer, events, serve

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sibling_models import SiblingModels
+from dragoman.core.spec import SiblingModels
 from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import vector_function
-from dragoman.graphs.picture import make_picture, summarize
+from dragoman.graphs.layout import make_picture, summarize
 from dragoman.runtimes.graph.model import load_graph, read_graph
 from dragoman.server import open_engine
 from dragoman.settings import from_environment

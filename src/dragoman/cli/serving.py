@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
-from dragoman.core.secrets import forget_secrets
+from dragoman.core.options import forget_secrets
 from dragoman.server import Server, run, settings_for
 from dragoman.settings import from_environment, parse_settings, sagemaker_paths
 from dragoman.system import logs, process

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self, overload
 
-from dragoman.client.address import Address
 from dragoman.client.calls import ClientBase, ClientTransport, InferArguments
-from dragoman.client.inputs import OutputNames
-from dragoman.client.result import Result
+from dragoman.client.messages import Address
+from dragoman.client.tensors import OutputNames, Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.tensor import Scalar
 
@@ -104,7 +103,7 @@ class AsyncClient(ClientBase):
 
     def _transport(self, where: Address) -> ClientTransport:
         if where.is_grpc:
-            from dragoman.client.grpc_channel import GrpcTransport
+            from dragoman.client.rpc import GrpcTransport
 
             return GrpcTransport(where, asynchronous=True)
         from dragoman.client.http_async import connect_transport

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol, TypeVar
 
-from dragoman.client import inputs as request_inputs
-from dragoman.client.address import Address, Compression, address
+from dragoman.client import tensors as request_inputs
 from dragoman.client.errors import ServerUnreachable
-from dragoman.client.messages import Deadline, RemoteCall, RemoteStream
-from dragoman.client.result import Result
+from dragoman.client.messages import Address, Compression, Deadline, RemoteCall, RemoteStream, address
+from dragoman.client.tensors import Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.tensor import Scalar

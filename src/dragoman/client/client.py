@@ -3,11 +3,10 @@
 from collections.abc import Generator, Mapping
 from typing import Any, Self, overload
 
-from dragoman.client.address import Address
-from dragoman.client.blocking import iterate_blocking, run_blocking, sleep
 from dragoman.client.calls import ClientBase, ClientTransport, InferArguments
-from dragoman.client.inputs import OutputNames
-from dragoman.client.result import Result
+from dragoman.client.http_sync import iterate_blocking, run_blocking, sleep
+from dragoman.client.messages import Address
+from dragoman.client.tensors import OutputNames, Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.tensor import Scalar
 
@@ -127,7 +126,7 @@ class Client(ClientBase):
 
     def _transport(self, where: Address) -> ClientTransport:
         if where.is_grpc:
-            from dragoman.client.grpc_channel import GrpcTransport
+            from dragoman.client.rpc import GrpcTransport
 
             return GrpcTransport(where, asynchronous=False)
         from dragoman.client.http_sync import connect_transport

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from dragoman.client import errors
-from dragoman.client.address import Address
 from dragoman.client.http1 import ResponseParser, serialize
-from dragoman.client.messages import Deadline, RestRequest, RestResponse
+from dragoman.client.messages import Address, Deadline, RestRequest, RestResponse
 from dragoman.formats.policy import Buffer
 
 _MAX_IDLE = 32

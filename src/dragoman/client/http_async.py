@@ -5,10 +5,9 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from dragoman.client.address import Address
 from dragoman.client.http import Connection, HttpTransport, is_stale
 from dragoman.client.http1 import ResponseParser
-from dragoman.client.messages import Deadline
+from dragoman.client.messages import Address, Deadline
 from dragoman.formats.policy import Buffer
 
 _MAX_UNREAD = 1 << 20

@@ -1,15 +1,43 @@
-"""Connections over blocking sockets."""
+"""Connections over blocking sockets, and coroutines whose awaited calls block the thread."""
 
 import socket
 import ssl
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
-from dragoman.client.address import Address
 from dragoman.client.http import Connection, HttpTransport, is_stale
 from dragoman.client.http1 import ResponseParser
-from dragoman.client.messages import Deadline
+from dragoman.client.messages import Address, Deadline
 from dragoman.formats.policy import Buffer
+
+T = TypeVar("T")
+
+
+def run_blocking(coroutine: Awaitable[T]) -> T:
+    """Run a coroutine and return its result."""
+    try:
+        next(coroutine.__await__())
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a blocking client must not wait on an event loop")
+
+
+def iterate_blocking(responses: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """Iterate over an asynchronous generator."""
+    try:
+        while True:
+            yield run_blocking(anext(responses))
+    except StopAsyncIteration:
+        return
+    finally:
+        run_blocking(responses.aclose())
+
+
+async def sleep(delay: float) -> None:
+    time.sleep(delay)  # noqa: ASYNC251 - no event loop runs here
 
 
 def connect_transport(address: Address) -> HttpTransport:

@@ -1,14 +1,122 @@
 """Requests, responses and deadlines of the client, independent of transports."""
 
 import math
+import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from dragoman.core.errors import DeadlineExceeded
+from dragoman.core.errors import DeadlineExceeded, InvalidInput
 from dragoman.formats.message import InferenceResponse
 from dragoman.formats.policy import Buffer
+
+Compression = Literal["gzip", "deflate"] | None
+Headers = tuple[tuple[str, str], ...]
+
+_PORTS = {"http": 80, "https": 443, "grpc": 0, "grpcs": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Address of a server.
+
+    scheme: http, https, grpc or grpcs. base: prefix of every path. headers: sent with every request, including the
+    token.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    base: str = ""
+    headers: Headers = ()
+    compression: Compression = None
+    tls_ca: str = ""
+    tls_verify: bool = True
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.scheme.startswith("grpc")
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.scheme.endswith("s")
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The server as error messages name it."""
+        return f"{self.scheme}://{self.authority}"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context for HTTP, None without encryption."""
+        if not self.uses_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not self.tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def tls_roots(self) -> bytes | None:
+        """Return the certificates that gRPC trusts, None for its default list."""
+        try:
+            return Path(self.tls_ca).read_bytes() if self.tls_ca else None
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> InvalidInput:
+        return InvalidInput(f"tls_ca: '{self.tls_ca}' cannot be read as certificates (PEM): {error.strerror or error}")
+
+
+def address(
+    url: str, token: str, headers: Mapping[str, str] | None, compression: Compression, tls_ca: str, tls_verify: bool
+) -> Address:
+    """Parse a URL. Raises InvalidInput if it is malformed or a setting does not apply to its scheme."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        port = 0
+    if not parts.hostname or not port or parts.query or parts.fragment or parts.username:
+        raise InvalidInput(f"url: expected http://host:port, https://, grpc:// or grpcs://, got {url!r}")
+    base = parts.path.rstrip("/")
+    if base and parts.scheme.startswith("grpc"):
+        raise InvalidInput(f"url: expected no path for gRPC, got {url!r}")
+    if parts.scheme == "grpcs" and not tls_verify:
+        raise InvalidInput("tls_verify=False: gRPC always verifies; give the server's own certificate as tls_ca")
+    if compression not in (None, "gzip", "deflate"):
+        raise InvalidInput(f"compression: expected 'gzip', 'deflate' or None, got {compression!r}")
+    return Address(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port,
+        base=base,
+        headers=_headers(token, headers or {}),
+        compression=compression,
+        tls_ca=tls_ca,
+        tls_verify=tls_verify,
+    )
+
+
+def _headers(token: str, headers: Mapping[str, str]) -> Headers:
+    found = {name.lower(): value for name, value in headers.items()}
+    if token:
+        found["authorization"] = f"Bearer {token}"
+    for name, value in found.items():
+        if not name or any(c in f"{name}{value}" for c in "\r\n\0") or any(c in name for c in ": "):
+            raise InvalidInput(f"header {name!r}: expected a name and a value without line breaks")
+    return tuple(found.items())
+
 
 T = TypeVar("T")
 

@@ -8,9 +8,8 @@ import msgspec
 import orjson
 
 from dragoman.client import errors
-from dragoman.client.address import Address, Compression
 from dragoman.client.http1 import compress
-from dragoman.client.messages import RemoteCall, RemoteStream, RestRequest, RestResponse
+from dragoman.client.messages import Address, Compression, RemoteCall, RemoteStream, RestRequest, RestResponse
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES
 from dragoman.core.errors import InvalidInput, InvalidOutput, ServerError

@@ -8,8 +8,7 @@ import numpy as np
 
 from dragoman.codecs.codec import RequestCodec
 from dragoman.codecs.pandas_columns import column_tensor
-from dragoman.codecs.pandas_dtypes import pd
-from dragoman.codecs.pandas_values import column_values
+from dragoman.codecs.pandas_values import column_values, pd
 from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor

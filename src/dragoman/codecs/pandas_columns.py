@@ -8,7 +8,7 @@ import numpy as np
 
 from dragoman.codecs.elements import bytes_tensor, text_tensor
 from dragoman.codecs.json import serialize_json
-from dragoman.codecs.pandas_dtypes import (
+from dragoman.codecs.pandas_values import (
     CATEGORIES,
     CATEGORIES_DTYPE,
     DTYPE,

@@ -9,10 +9,9 @@ from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hi
 
 import numpy as np
 
+from dragoman.codecs.annotations import Conversion, conversion_of
 from dragoman.codecs.annotations import Shape as Shape
-from dragoman.codecs.annotations import conversion_of
 from dragoman.codecs.arguments import arguments_of, table_codec
-from dragoman.codecs.conversion import Conversion
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_inputs, encode_answer
 from dragoman.codecs.registry import CODECS
 from dragoman.core.calls import Infer, Inference

@@ -1,4 +1,4 @@
-"""Options that users choose: how one is declared and parsed, and the options of every model.
+"""Options that users choose: how one is declared and parsed, the options of every model, and secret ones.
 
 An option is a field of a dataclass whose annotation is `Annotated[type, Option(...)]`. Flags, environment variables,
 file keys, checks and the documentation are made from that one declaration.
@@ -171,3 +171,19 @@ class ModelOptions:
         WorkingDirectory,
         Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),
     ] = "shared"
+
+
+# Settings whose values are secret, by name. Their environment variables stay in the server's process.
+SECRET_SETTINGS = ("control_token",)
+_VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
+
+
+def child_environment() -> dict[str, str]:
+    """Return a copy of this process's environment without the server's secrets."""
+    return {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+
+
+def forget_secrets() -> None:
+    """Remove the server's secrets from this process's environment, once they have been read."""
+    for name in _VARIABLES:
+        os.environ.pop(name, None)

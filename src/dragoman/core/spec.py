@@ -1,15 +1,38 @@
-"""The configuration of one model version: where it is, what runs it, and how it runs."""
+"""The configuration of one model version: where it is, what runs it and how, and the models beside it."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
+from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
 from dragoman.core.options import Placement as Placement
-from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.signature import TensorSpec
+
+A = TypeVar("A")
+
+
+class SiblingModels(Protocol):
+    """The other models of the server, for a model in the server's process.
+
+    `describe` and `call` block: use them in threads of the model, never on the event loop.
+    """
+
+    def describe(self, name: str) -> ModelDescription:
+        """Return the metadata of a model, once it is loaded.
+
+        Raises ModelNotFound, NotReady if it could not be loaded, and InvalidInput if it waits for the model that
+        asks.
+        """
+
+    def unavailable(self, name: str) -> str:
+        """Return why a model is not ready, or "". Returns at once, in any thread."""
+
+    def call(self, request: Request[A]) -> A:
+        """Return the answer of the model of the request. It is queued, limited and counted like any other call."""
+
 
 # Model names and versions: safe in a URL and as the name of a folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)

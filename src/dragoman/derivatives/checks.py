@@ -10,7 +10,7 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, as_vector, as_vectors, replace_item
-from dragoman.derivatives.scales import component_scales
+from dragoman.derivatives.derived import component_scales
 from dragoman.derivatives.verification import NotConfirmedError, confirm_gradient
 
 # Steps of central differences relative to the magnitude of each component of the point, half a decade apart.

@@ -9,10 +9,16 @@ import numpy as np
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vectors, replace_item, split_outputs
 from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
-from dragoman.derivatives.derived import DerivedFunction, GradientHessian, check_evaluations, unit_vectors
+from dragoman.derivatives.derived import (
+    DerivedFunction,
+    GradientHessian,
+    check_evaluations,
+    component_scales,
+    max_step,
+    unit_vectors,
+)
 from dragoman.derivatives.finite_differences import directional_derivative
 from dragoman.derivatives.framework import select_output
-from dragoman.derivatives.scales import component_scales, max_step
 from dragoman.derivatives.user_function import UserFunction
 from dragoman.derivatives.verification import NotConfirmedError, confirm_directional
 

@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vector, as_vectors, replace_item
-from dragoman.derivatives.derived import DerivedFunction, check_evaluations, unit_vectors
-from dragoman.derivatives.scales import component_scales, max_step, raised_scales, split_by_scale
+from dragoman.derivatives.derived import (
+    DerivedFunction,
+    check_evaluations,
+    component_scales,
+    max_step,
+    raised_scales,
+    split_by_scale,
+    unit_vectors,
+)
 from dragoman.derivatives.user_function import UserFunction
 from dragoman.derivatives.verification import check_finite
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidOutput
 from dragoman.core.vectors import ABILITIES, Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.config_cache import ConfigCache
-from dragoman.derivatives.user_function import UserFunction
+from dragoman.derivatives.user_function import ConfigCache, UserFunction
 
 
 class FrameworkFunction(VectorFunction):

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, replace_item, split_outputs
-from dragoman.derivatives.config_cache import ConfigCache
 from dragoman.derivatives.framework import FrameworkFunction, WrittenDerivatives, select_output
-from dragoman.derivatives.user_function import UserFunction
+from dragoman.derivatives.user_function import ConfigCache, UserFunction
 from dragoman.derivatives.verification import check_finite
 
 # Raised by functions with Python control flow on array values; they run uncompiled.

@@ -1,7 +1,7 @@
-"""Derivatives of functions written in PyTorch: reverse mode, forward mode, and forward over reverse, in float64."""
+"""Derivatives of functions and modules of PyTorch by torch.func, or by torch.autograd in reverse mode only."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors, replace_item, split_outputs
-from dragoman.derivatives import torch_reverse
 from dragoman.derivatives.framework import FrameworkFunction, WrittenDerivatives, select_output
 from dragoman.derivatives.user_function import UserFunction
 
 TensorFunction = Callable[..., tuple[torch.Tensor, ...]]
+
+Tensors = tuple[torch.Tensor, ...]
 
 
 class TorchFunction(FrameworkFunction):
@@ -45,7 +46,7 @@ class TorchFunction(FrameworkFunction):
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         # Equals torch.func.vjp, which takes four times as long for a small function.
         function, x = self._with_config(config), _tensors(inputs)
-        return torch_reverse.vjp(function, output, input, x, _tensor(sens), create_graph=False).detach().numpy()
+        return reverse_vjp(function, output, input, x, _tensor(sens), create_graph=False).detach().numpy()
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         x, function = _tensors(inputs), self._with_config(config)
@@ -95,7 +96,7 @@ def vjp(
     function: TensorFunction,
     output: int,
     input: int,  # noqa: A002
-    inputs: tuple[torch.Tensor, ...],
+    inputs: Tensors,
     sens: torch.Tensor,
 ) -> torch.Tensor:
     """Return Jᵀ sens."""
@@ -118,7 +119,7 @@ def jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: 
         return reverse
 
 
-def _vectors(result: Any) -> tuple[torch.Tensor, ...]:
+def _vectors(result: Any) -> Tensors:
     """Convert the outputs (tensors, lists of numbers, or numbers) to float64 vectors."""
     return tuple(_at_least_1d(_to_tensor(each)).to(torch.float64) for each in split_outputs(result))
 
@@ -138,5 +139,87 @@ def _tensor(vector: Vector) -> torch.Tensor:
     return torch.tensor(vector, dtype=torch.float64)
 
 
-def _tensors(vectors: Vectors) -> tuple[torch.Tensor, ...]:
+def _tensors(vectors: Vectors) -> Tensors:
     return tuple(map(_tensor, vectors))
+
+
+def reverse_vjp(
+    function: Callable[..., Tensors],
+    output: int,
+    input: int,  # noqa: A002
+    inputs: Tensors,
+    sens: torch.Tensor,
+    create_graph: bool = True,
+) -> torch.Tensor:
+    """Return Jᵀ sens, differentiable with `create_graph`."""
+    x = inputs[input] if inputs[input].requires_grad else inputs[input].detach().requires_grad_()
+    return _autograd_gradient(select_output(function(*replace_item(inputs, input, x)), output), x, sens, create_graph)
+
+
+def reverse_jvp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
+    """Return J vec as the derivative of <vec, Jᵀ s> by s."""
+    x = x.detach().requires_grad_()
+    value = function(x)
+    weights = torch.zeros_like(value, requires_grad=True)
+    return _autograd_gradient(_autograd_gradient(value, x, weights), weights, vec)
+
+
+def _autograd_gradient(
+    value: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, create_graph: bool = True
+) -> torch.Tensor:
+    """Return the gradient of <weights, value>; zeros if `value` does not depend on x."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (result,) = torch.autograd.grad(value, x, weights, create_graph=create_graph, allow_unused=True)
+    return torch.zeros_like(x) if result is None else result
+
+
+class ModuleDerivatives:
+    """Derivatives of `forward`, which takes a tensor of a shape and dtype for each vector and returns a tuple.
+
+    The module computes in its own precision, to which vectors are rounded. Programs of torch.export are differentiated
+    by torch.func; TorchScript (`scripted`), which torch.func does not support, by torch.autograd, with forward mode as
+    the derivative of reverse mode.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Tensors], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], scripted: bool
+    ) -> None:
+        self._forward, self._inputs = forward, tuple(zip(shapes, dtypes, strict=True))
+        self._vjp, self._jvp = (reverse_vjp, reverse_jvp) if scripted else (vjp, _initialized_jvp)
+
+    def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector) -> Vector:  # noqa: A002
+        return _as_array(self._vjp(self._vectors, output, input, _tensors(inputs), _tensor(sens)))
+
+    def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector) -> Vector:  # noqa: A002
+        x = _tensors(inputs)
+        return _as_array(
+            self._jvp(lambda moved: self._vectors(*replace_item(x, input, moved))[output], x[input], _tensor(vec))
+        )
+
+    def apply_hessian(
+        self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector
+    ) -> Vector:
+        x, weights = _tensors(inputs), _tensor(sens)
+
+        def gradient(moved: torch.Tensor) -> torch.Tensor:
+            return self._vjp(self._vectors, output, input1, replace_item(x, input2, moved), weights)
+
+        return _as_array(self._jvp(gradient, x[input2], _tensor(vec)))
+
+    def _vectors(self, *vectors: torch.Tensor) -> Tensors:
+        tensors = (x.to(dtype).reshape(shape) for x, (shape, dtype) in zip(vectors, self._inputs, strict=True))
+        return tuple(each.reshape(-1).to(torch.float64) for each in self._forward(*tensors))
+
+
+def _initialized_jvp(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, vec: torch.Tensor
+) -> torch.Tensor:
+    """Initialize forward mode at first use: most files are never differentiated."""
+    initialize_forward_mode()
+    return jvp(function, x, vec)
+
+
+def _as_array(tensor: torch.Tensor) -> Vector:
+    array: Vector = tensor.detach().numpy()
+    return array

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dragoman.core.errors import DragomanError, InvalidOutput
 from dragoman.core.vector_binding import require_finite
 from dragoman.core.vectors import Vector, Vectors
-from dragoman.derivatives.scales import component_scales, max_step, raised_scales
+from dragoman.derivatives.derived import component_scales, max_step, raised_scales
 
 Values = Callable[[Vector], Vector]
 Mask = npt.NDArray[np.bool_]

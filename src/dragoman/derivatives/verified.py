@@ -7,8 +7,7 @@ import numpy as np
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors, as_vector, as_vectors, replace_item
-from dragoman.derivatives.derived import DerivedFunction
-from dragoman.derivatives.scales import split_by_scale
+from dragoman.derivatives.derived import DerivedFunction, split_by_scale
 from dragoman.derivatives.verification import (
     NotConfirmedError,
     check_finite,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
-from dragoman.core.sibling_models import SiblingModels
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source

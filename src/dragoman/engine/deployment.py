@@ -14,8 +14,7 @@ from dragoman import plugins
 from dragoman.core.calls import Call, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
-from dragoman.core.sibling_models import SiblingModels
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder

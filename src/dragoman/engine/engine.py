@@ -36,8 +36,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
 from dragoman.core.metrics import Family
-from dragoman.core.sibling_models import SiblingModels
-from dragoman.core.spec import check_name
+from dragoman.core.spec import SiblingModels, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl

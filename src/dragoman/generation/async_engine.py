@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
 from dragoman.generation.engine import GenerationEngine
-from dragoman.generation.engine_thread import notify, start_thread
 from dragoman.generation.job import GenerationJob, PromptRequest
+from dragoman.generation.text_engine import notify, start_thread
 
 log = logging.getLogger("dragoman.generation")
 

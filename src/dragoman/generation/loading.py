@@ -15,7 +15,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.async_engine import AsyncEngine
-from dragoman.generation.cache_manager import CacheManager
+from dragoman.generation.cache import CacheManager
 from dragoman.generation.engine import GenerationEngine
 from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits

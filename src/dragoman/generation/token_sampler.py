@@ -1,14 +1,110 @@
-"""Sampling of the next token of one sequence: rules, random numbers and their state."""
+"""Sampling of the next token of one sequence: rules, random numbers and their state.
 
-from collections.abc import Sequence
+The rules change logits in NumPy arrays. Each is equal to the logits processor of that name in transformers. They run in
+this order: repetition_penalty, presence and frequency penalties, logit_bias, allowed_token_ids, bad_words,
+min_new_tokens, grammar; and when sampling: temperature, top_k, top_p, min_p, typical_p.
+"""
+
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dragoman.core.text import Sampling
-from dragoman.generation import rules
 from dragoman.generation.grammar import GrammarGuide
+
+Logits = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int64]
+
+_NEVER = np.float32(-np.inf)
+# Tokens are distributed to _BINS bins, _PER_UNIT for each unit of logits, so that only one bin must be sorted.
+_BINS, _PER_UNIT = 2048, 64
+
+
+def repetition_penalty(logits: Logits, seen: Tokens, penalty: float) -> None:
+    """Divide the logits > 0, and multiply those < 0, of tokens in prompt and completion (Keskar et al. 2019)."""
+    found = logits[seen]
+    logits[seen] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
+
+
+def count_penalties(logits: Logits, counts: Mapping[int, int], presence: float, frequency: float) -> None:
+    """Subtract `presence` once and `frequency` per occurrence from the logits of generated tokens (OpenAI API)."""
+    if not counts:
+        return
+    tokens = np.fromiter(counts.keys(), np.int64, len(counts))
+    logits[tokens] -= np.float32(presence) + np.float32(frequency) * np.fromiter(counts.values(), np.float32)
+
+
+def only(logits: Logits, tokens: Tokens) -> None:
+    """Forbid all tokens but these."""
+    kept = logits[tokens]
+    logits.fill(_NEVER)
+    logits[tokens] = kept
+
+
+def bad_words(logits: Logits, tokens: Sequence[int], words: Sequence[tuple[int, ...]]) -> None:
+    """Forbid the last token of each word whose other tokens were just generated."""
+    for word in words:
+        begun = len(word) - 1
+        if not begun or tuple(tokens[-begun:]) == word[:-1]:
+            logits[word[-1]] = _NEVER
+
+
+def temperature(logits: Logits, value: float) -> None:
+    """Divide by the temperature."""
+    logits /= np.float32(value)
+
+
+def top_k(logits: Logits, count: int) -> None:
+    """Keep the `count` largest logits, and those equal to the smallest of them."""
+    if count < len(logits):
+        least = np.partition(logits, len(logits) - count)[len(logits) - count]
+        logits[logits < least] = _NEVER
+
+
+def top_p(logits: Logits, mass: float) -> None:
+    """Keep the most probable tokens up to a total probability, at least one, and ties (Holtzman et al. 2020)."""
+    powers = np.exp(logits - logits.max())
+    logits[logits < logits[_edge(-logits, powers, mass)]] = _NEVER
+
+
+def min_p(logits: Logits, share: float) -> None:
+    """Forbid tokens with less than this share of the highest probability."""
+    highest = logits.max()
+    logits[logits < highest + np.float32(np.log(share))] = _NEVER
+
+
+def typical_p(logits: Logits, mass: float) -> None:
+    """Keep tokens with information content nearest to the entropy, up to a total probability (Meister et al. 2022)."""
+    possible = np.flatnonzero(logits > _NEVER)
+    left = logits[possible]
+    powers = np.exp(left - left.max(), dtype=np.float64)
+    shares = powers / powers.sum()
+    surprise = np.log(powers.sum()) - (left - left.max())
+    distance = np.abs(surprise - (shares * surprise).sum())
+    logits[possible[distance > distance[_edge(distance, shares, mass)]]] = _NEVER
+
+
+def _edge(keys: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float) -> int:
+    """Return the index of the element at which the weights, in order of keys, reach a share of their sum."""
+    bins = np.minimum((keys - keys.min()) * _PER_UNIT, _BINS - 1).astype(np.intp)
+    sums = np.bincount(bins, weights).cumsum()
+    goal = mass * sums[-1]
+    found = int(np.searchsorted(sums, goal))
+    inside = np.flatnonzero(bins == found)
+    inside = inside[np.argsort(keys[inside])]
+    reached = np.cumsum(weights[inside], dtype=np.float64) + (sums[found - 1] if found else 0.0)
+    return int(inside[min(int(np.searchsorted(reached, goal)), len(inside) - 1)])
+
+
+def draw(logits: Logits, uniform: float) -> int:
+    """Return the token at a quantile of the distribution; `uniform` is in [0, 1)."""
+    sums = np.exp(logits - logits.max()).astype(np.float64).cumsum()
+    place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    return min(place, len(logits) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +171,7 @@ class TokenSampler:
         """Whether a rule other than those of sampling may change the logits now."""
         return self._always_has_rules or len(self._text) < self.sampling.min_new_tokens
 
-    def choose(self, logits: rules.Logits) -> int:
+    def choose(self, logits: Logits) -> int:
         """Return the next token. Raises ValueError if the rules allow none."""
         self.apply_rules(logits)
         if not np.isfinite(logits.max()):
@@ -84,43 +180,43 @@ class TokenSampler:
             return int(logits.argmax())
         return self._draw_token(logits, self._random.random())
 
-    def apply_rules(self, logits: rules.Logits) -> None:
+    def apply_rules(self, logits: Logits) -> None:
         """Apply the rules that are independent of sampling."""
         sampling = self.sampling
         if self._seen is not None:
-            rules.repetition_penalty(logits, self._seen, sampling.repetition_penalty)
+            repetition_penalty(logits, self._seen, sampling.repetition_penalty)
         if sampling.presence_penalty or sampling.frequency_penalty:
-            rules.count_penalties(logits, self._counts, sampling.presence_penalty, sampling.frequency_penalty)
+            count_penalties(logits, self._counts, sampling.presence_penalty, sampling.frequency_penalty)
         logits[self._bias] += self._biases
         if len(self._allowed):
-            rules.only(logits, self._allowed)
+            only(logits, self._allowed)
         if self._bad:
-            rules.bad_words(logits, [*self._prompt[-16:], *self._text], self._bad)
+            bad_words(logits, [*self._prompt[-16:], *self._text], self._bad)
         if len(self._text) < sampling.min_new_tokens:
             logits[self._ends] = -np.inf
         if self._guide is not None:
             logits[~self._guide.allowed()] = -np.inf
 
-    def _draw_token(self, logits: rules.Logits, uniform: float) -> int:
+    def _draw_token(self, logits: Logits, uniform: float) -> int:
         """Draw a token; after top_k only the remaining tokens are considered."""
         sampling = self.sampling
         if sampling.temperature < _COLD:
             return int(logits.argmax())
         if sampling.temperature != 1:
-            rules.temperature(logits, sampling.temperature)
+            temperature(logits, sampling.temperature)
         tokens = None
         if 0 < sampling.top_k < len(logits):
-            rules.top_k(logits, sampling.top_k)
+            top_k(logits, sampling.top_k)
             tokens = np.flatnonzero(logits > -np.inf)
             logits = logits[tokens]
         if sampling.top_p < 1:
-            rules.top_p(logits, sampling.top_p)
+            top_p(logits, sampling.top_p)
         if sampling.min_p > 0:
-            rules.min_p(logits, sampling.min_p)
+            min_p(logits, sampling.min_p)
         if sampling.typical_p < 1:
-            rules.typical_p(logits, sampling.typical_p)
+            typical_p(logits, sampling.typical_p)
         left = np.flatnonzero(logits > -np.inf)
-        drawn = left[rules.draw(logits[left], uniform)]
+        drawn = left[draw(logits[left], uniform)]
         return int(drawn if tokens is None else tokens[drawn])
 
     def begin(self, token: int) -> None:

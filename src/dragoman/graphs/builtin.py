@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 from dragoman.graphs import builtin_affine as affine
-from dragoman.graphs.builtin_base import BuiltInNode, SameSize, parse_integer, parse_numbers, parse_size
+from dragoman.graphs.builtin_affine import BuiltInNode, SameSize, parse_integer, parse_numbers, parse_size
 from dragoman.graphs.sizes import Size
 
 _Array = npt.NDArray[np.float64]

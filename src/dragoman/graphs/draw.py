@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from dragoman.graphs.layout import Layout, layout
-from dragoman.graphs.picture import Box, Picture
+from dragoman.graphs.layout import Box, Layout, Picture, layout
 
 # --- characters ------------------------------------------------------------------------------------------
 

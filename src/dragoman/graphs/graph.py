@@ -11,7 +11,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import NONE
 from dragoman.core.vectors import Config, Vector, VectorFunction, find_vector_function
 from dragoman.graphs.builtin import BUILT_IN, built_in
-from dragoman.graphs.builtin_base import BuiltInNode, parse_numbers
+from dragoman.graphs.builtin_affine import BuiltInNode, parse_numbers
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.wiring import BoundValue, GraphInput, Node, Port, Source, wire
 from dragoman.graphs.wrappers import ConcurrencyLimit, EvaluationCache

@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.core.errors import WorkerLost
 from dragoman.graphs.plan import Plan, Step
-from dragoman.system.cancellation import cancellation_check
+from dragoman.system.threads import cancellation_check
 
 RunStep = Callable[[Step, Sequence[Any]], Any]
 

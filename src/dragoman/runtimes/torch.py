@@ -90,7 +90,7 @@ class TorchModel(Model):
             self._torch.float32 if spec.datatype is FP32 else self._torch.float64
             for spec in self._vector_signature.inputs
         ]
-        from dragoman.derivatives.torch_module import ModuleDerivatives  # it imports torch
+        from dragoman.derivatives.torch import ModuleDerivatives  # it imports torch
 
         self._derivatives: Any = ModuleDerivatives(
             self._forward, shapes, dtypes, scripted=self.platform == "pytorch_torchscript"

@@ -32,8 +32,7 @@ from dragoman.core.vectors import (
     find_vector_function,
 )
 from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
-from dragoman.system.cancellation import run_cancellable
-from dragoman.system.threads import DaemonThreads
+from dragoman.system.threads import DaemonThreads, run_cancellable
 
 A = TypeVar("A")
 C = TypeVar("C")

@@ -1,8 +1,12 @@
-"""The event loop that servers run in: uvloop if it is installed."""
+"""The event loop that servers run in, and the signals that stop a server."""
 
 import asyncio
+import logging
+import os
+import signal
+import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -18,3 +22,56 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         pass
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(main)
+
+
+log = logging.getLogger("dragoman.server")
+
+
+class StopSignals:
+    """SIGTERM and SIGINT stop a server: the first sets `stop`, the second `hurry`.
+
+    After `release` another one ends the process at once. SIGHUP is logged and ignored, unless the server's terminal was
+    closed: then it stops the server like SIGTERM. On exit of the context the process has its previous handlers again.
+    Raises RuntimeError outside of the main thread, which alone can handle signals.
+    """
+
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("signals can be handled in the main thread only: expected handle_signals=False")
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._has_terminal = _is_terminal()
+        self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        if (hangup := signal.getsignal(signal.SIGHUP)) is not signal.SIG_IGN:  # `nohup` ignores it
+            self._previous[signal.SIGHUP] = hangup
+
+    def __enter__(self) -> Self:
+        for number in self._previous:
+            self._loop.add_signal_handler(number, self._hang_up if number == signal.SIGHUP else self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            self._loop.remove_signal_handler(number)
+            if handler is not None:  # None: not set by Python
+                signal.signal(number, handler)
+
+    def release(self) -> None:
+        """Restore the system's handling of SIGTERM and SIGINT: another one ends the process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    def _hang_up(self) -> None:
+        if self._has_terminal and not _is_terminal():
+            self.stop.set()
+        else:
+            log.info("SIGHUP is ignored: settings are read when the server starts; SIGTERM stops it")
+
+
+def _is_terminal() -> bool:
+    """Return True if standard input is an open terminal."""
+    return os.isatty(0)

@@ -1,4 +1,4 @@
-"""Threads that do not keep their process from exiting, and the number of threads that libraries may start."""
+"""Threads that do not keep their process from exiting, cancellation in them, and thread counts of libraries."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -151,3 +152,24 @@ def limit_library_threads(replicas: int, *, of_thread: bool = False) -> None:
             from threadpoolctl import threadpool_limits
 
             threadpool_limits(limits=threads_per_replica(replicas), user_api="openmp" if of_thread else None)
+
+
+A = TypeVar("A")
+C = TypeVar("C")
+
+_CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+
+
+def run_cancellable(cancelled: threading.Event, method: Callable[[C], A], call: C) -> A:
+    """Return `method(call)`; inside it `cancellation_check()` reports `cancelled`."""
+    token = _CANCELLED.set(cancelled)
+    try:
+        return method(call)
+    finally:
+        _CANCELLED.reset(token)
+
+
+def cancellation_check() -> Callable[[], bool]:
+    """Return a function, for any thread, that is true once the caller of the current call no longer waits."""
+    cancelled = _CANCELLED.get()
+    return cancelled.is_set if cancelled is not None else bool

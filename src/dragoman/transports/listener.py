@@ -20,10 +20,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from dragoman.transports.clients import Reserve, Warnings
 from dragoman.transports.limits import Limits
-from dragoman.transports.reserve import Reserve
 from dragoman.transports.timer_wheel import TimerWheel
-from dragoman.transports.warnings import Warnings
 
 log = logging.getLogger("dragoman.http")
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from dragoman.core.secrets import child_environment
+from dragoman.core.options import child_environment
 from dragoman.system import logs
 from dragoman.system.threads import threads_per_replica
 from dragoman.workers.channel import socket_pair

@@ -14,7 +14,8 @@ import torch
 
 from dragoman.generation.attention import AttentionForm
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.fused import FusedModel
+from dragoman.generation.fused import FusedModel, PackedLinear
+from dragoman.generation.job import BatchRow
 from dragoman.generation.native.forward import (
     COUNTER_BYTES,
     PANEL_ROWS,
@@ -24,8 +25,6 @@ from dragoman.generation.native.forward import (
     counter_count,
 )
 from dragoman.generation.native.kernels import COLUMNS, KernelConfig, pad
-from dragoman.generation.packing import PackedLinear
-from dragoman.generation.sequence import BatchRow
 from dragoman.native.code import LANES, Compiled, cpu_features
 
 # A function, its arguments, and objects to keep alive until it has returned.

@@ -19,9 +19,8 @@ from dragoman.protocols.json_arrays import (
     parse_values,
     single_tensor,
 )
+from dragoman.protocols.lmi.binary_arrays import from_ndlist, from_npy, from_npz, to_ndlist, to_npy, to_npz
 from dragoman.protocols.lmi.csv import LONG, are_numbers, check_cells, csv_chunks, numbers_of_csv, parse_rows, to_cells
-from dragoman.protocols.lmi.ndlist import from_ndlist, to_ndlist
-from dragoman.protocols.lmi.numpy import from_npy, from_npz, to_npy, to_npz
 from dragoman.protocols.lmi.request import media_type
 from dragoman.protocols.text_common.parameters import build_request, json_body
 from dragoman.protocols.wire import JSON_TYPE, Buffer, EngineCall, HttpRequest, HttpResponse, Policy

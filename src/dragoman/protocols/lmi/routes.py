@@ -13,9 +13,7 @@ from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.lmi import control
 from dragoman.protocols.lmi.arrays import READERS, parse_arrays_request
-from dragoman.protocols.lmi.embeddings import parse_embeddings_request
-from dragoman.protocols.lmi.errors import LmiErrors, format_dynamic, parse_codes
-from dragoman.protocols.lmi.formats import Formatter
+from dragoman.protocols.lmi.formats import Formatter, LmiErrors, format_dynamic, parse_codes
 from dragoman.protocols.lmi.model import lmi_model
 from dragoman.protocols.lmi.request import (
     ANY_MODEL,
@@ -28,7 +26,7 @@ from dragoman.protocols.lmi.request import (
     parse_request,
     with_version,
 )
-from dragoman.protocols.lmi.schemas import parse_bedrock_request, parse_openai_request
+from dragoman.protocols.lmi.schemas import parse_bedrock_request, parse_embeddings_request, parse_openai_request
 from dragoman.protocols.text_common.parameters import build_request
 from dragoman.protocols.wire import (
     BackgroundCall,

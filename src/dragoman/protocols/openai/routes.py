@@ -1,12 +1,18 @@
 """Endpoints of the OpenAI API: models, completions, chat and embeddings."""
 
+import base64
 import time
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import orjson
 
 from dragoman.core.calls import (
     DescribeModels,
     DescribeServer,
     Embed,
+    Embedded,
     Generate,
     InFlight,
     ModelDescription,
@@ -15,14 +21,22 @@ from dragoman.core.calls import (
     Response,
     ServerDescription,
 )
-from dragoman.core.errors import DragomanError
-from dragoman.protocols.openai.embeddings import parse_embedding_request
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
-from dragoman.protocols.text_common.openai_format import error_body, status_of
-from dragoman.protocols.text_common.parameters import object_body
+from dragoman.protocols.text_common.openai_format import anything, error_body, resolve_model, status_of
+from dragoman.protocols.text_common.parameters import (
+    Parameter,
+    build_request,
+    is_token_id,
+    object_body,
+    option,
+    parse_parameters,
+)
 from dragoman.protocols.text_common.tokenize import parse_detokenize_request
 from dragoman.protocols.wire import (
+    JSON_TYPE,
     EndpointResult,
     EngineCall,
     HttpError,
@@ -36,6 +50,83 @@ from dragoman.protocols.wire import (
     json_response,
     retry_after,
 )
+
+_MOST_INPUTS = 2048
+
+
+def _format() -> ValueKind:
+    def read(value: Any) -> str:
+        if value not in ("float", "base64"):
+            raise InvalidValueError
+        return str(value)
+
+    return ValueKind('"float" or "base64"', read)
+
+
+_PARAMETERS: Mapping[str, Parameter] = {
+    "input": option("input", anything()),
+    "model": option("model", anything()),
+    "user": option("user", anything()),
+    "encoding_format": option("encoding_format", _format()),
+    "dimensions": option("dimensions", integer(1)),
+}
+
+
+def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy) -> EndpointResult:
+    """Parse an embeddings request."""
+    return resolve_model(body, http, lambda name: _embedding(body, http, policy, name))
+
+
+def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
+    found = parse_parameters(body, _PARAMETERS, policy)
+    packed = found.options.get("encoding_format") == "base64"
+    size = found.options.get("dimensions")
+    call = Embed(_inputs(found.options.get("input")))
+
+    def reply(response: Response[Embedded]) -> HttpResponse:
+        vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
+        if size is not None:
+            vectors = _shorten(vectors, size)
+        value = [
+            {"object": "embedding", "index": i, "embedding": _format_vector(v, packed)} for i, v in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": response.answer.tokens, "total_tokens": response.answer.tokens}
+        whole = {"object": "list", "data": value, "model": response.model, "usage": usage}
+        body = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpResponse(200, (body,), (JSON_TYPE, *found.headers))
+
+    return EngineCall(build_request(call, http, policy, model), reply)
+
+
+def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    match given:
+        case str() if given:
+            return (given,)
+        case [*items] if items:
+            if all(map(is_token_id, items)):
+                return (tuple(items),)
+            if len(items) <= _MOST_INPUTS and all(_is_input(item) for item in items):
+                return tuple(item if isinstance(item, str) else tuple(item) for item in items)
+    raise InvalidInput(
+        f"`input` must be a text, or a list of at most {_MOST_INPUTS} texts or lists of token ids, none empty; "
+        f"got {format_value(given)}"
+    )
+
+
+def _is_input(item: Any) -> bool:
+    return isinstance(item, str | list) and bool(item) and (isinstance(item, str) or all(map(is_token_id, item)))
+
+
+def _shorten(vectors: Any, size: int) -> Any:
+    """Return the first `size` numbers of each vector, scaled to length 1. Raises InvalidInput if shorter."""
+    if size > vectors.shape[1]:
+        raise InvalidInput(f"`dimensions` must be <= {vectors.shape[1]}, what the model has; got {size}")
+    cut = vectors[:, :size]
+    return np.ascontiguousarray(cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def _format_vector(vector: Any, packed: bool) -> Any:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector
 
 
 class OpenAi:

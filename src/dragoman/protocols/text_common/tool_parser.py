@@ -20,7 +20,7 @@ from dragoman.protocols.text_common.tool_formats import (
     may_be_call,
     parse_call_start,
 )
-from dragoman.protocols.text_common.tool_xml import XmlParameters
+from dragoman.protocols.text_common.tool_values import XmlParameters
 from dragoman.protocols.text_common.tools import ToolCallDelta, ToolChunk, Tools, new_call
 from dragoman.protocols.wire import replace_surrogates
 

@@ -45,13 +45,14 @@ from dragoman.protocols.tgi.request import (
     MOST_BEST_OF,
     MOST_INPUTS,
     MOST_STOP_SEQUENCES,
+    TgiFormatter,
+    event,
     parse_chat_to_tokenize,
     parse_request,
     parse_text_to_tokenize,
     resolve_model,
     wants_stream,
 )
-from dragoman.protocols.tgi.response import TgiFormatter, event
 from dragoman.protocols.tgi.vertex import get_model_field, parse_predictions_request
 from dragoman.protocols.wire import (
     EndpointResult,

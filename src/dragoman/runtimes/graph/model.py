@@ -12,14 +12,13 @@ import numpy as np
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
-from dragoman.core.sibling_models import SiblingModels
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.vectors import Config, Vector, VectorFunction
 from dragoman.derivatives.decorator import LazyVectorFunction, build_vector_function, is_vector_function
 from dragoman.derivatives.selection import METHODS
 from dragoman.derivatives.user_function import FunctionOptions
 from dragoman.graphs.builtin import built_in
-from dragoman.graphs.builtin_base import parse_numbers
+from dragoman.graphs.builtin_affine import parse_numbers
 from dragoman.graphs.document import GraphDocument, NodeEntry, parse_document
 from dragoman.graphs.function import CONCURRENCY, GraphFunction
 from dragoman.graphs.graph import make_node

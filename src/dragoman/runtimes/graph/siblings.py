@@ -17,8 +17,8 @@ from dragoman.core.calls import (
 )
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, ModelNotFound
-from dragoman.core.sibling_models import SiblingModels
 from dragoman.core.signature import Signature
+from dragoman.core.spec import SiblingModels
 from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors

@@ -14,10 +14,9 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.text import Sampling
-from dragoman.generation.engine_thread import notify, start_thread
 from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
-from dragoman.generation.text_engine import check_options
+from dragoman.generation.text_engine import check_options, notify, start_thread
 from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import RUNTIME

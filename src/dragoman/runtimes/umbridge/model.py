@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.client.address import Address, address
+from dragoman.client.messages import Address, address
 from dragoman.core.errors import InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.umbridge.remote import RemoteFunction

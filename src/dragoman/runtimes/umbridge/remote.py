@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from dragoman.client.address import Address
-from dragoman.client.blocking import run_blocking
 from dragoman.client.errors import ServerUnreachable
-from dragoman.client.http_sync import connect_transport
-from dragoman.client.messages import Deadline, RestRequest
+from dragoman.client.http_sync import connect_transport, run_blocking
+from dragoman.client.messages import Address, Deadline, RestRequest
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,

@@ -9,10 +9,9 @@ from dragoman.protocols.wire import HttpError
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.grpc.call_headers import CallHeaders
+from dragoman.transports.grpc.call_headers import CallHeaders, trailers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.grpc.messages import MessageReader
-from dragoman.transports.grpc.status import trailers, trailers_only
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
-from dragoman.transports.grpc.call_headers import CallHeaders
+from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
-from dragoman.transports.grpc.status import HEAD, OK
 from dragoman.transports.http2.stream import Http2Stream
 
 

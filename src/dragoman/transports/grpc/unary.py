@@ -11,10 +11,9 @@ from typing import Any
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
-from dragoman.transports.grpc.call_headers import CallHeaders
+from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import MessageReader, prefix
-from dragoman.transports.grpc.status import HEAD, OK, ok
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.loop_budget import LARGE_MESSAGE
 

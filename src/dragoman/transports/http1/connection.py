@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
+from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import is_large
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
@@ -17,7 +18,6 @@ from dragoman.transports.http1.response_writer import Http1ResponseWriter
 from dragoman.transports.http1.timeouts import Stage, deadline_s
 from dragoman.transports.listener import Listener
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget, ReadLimiter
-from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 
 log = logging.getLogger("dragoman.http")
 

@@ -8,8 +8,8 @@ import httptools
 import msgspec
 
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.addresses import is_host
 from dragoman.transports.application import Application
+from dragoman.transports.clients import is_host
 from dragoman.transports.routing import Match
 
 CHUNKED = -1

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frame_writer import FrameWriter
-from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Http2Stream
 

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.frame_writer import FrameWriter
-from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.stream import Backlog, Buffer, Http2Stream
 
 # Bytes passed to the transport before a check whether the client reads them.

@@ -10,15 +10,11 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.body_receiver import BodyReceiver, ReceiveWindows
 from dragoman.transports.http2.body_sender import BodySender
 from dragoman.transports.http2.fields import TABLE_BYTES
-from dragoman.transports.http2.frame_reader import FrameReader
-from dragoman.transports.http2.frame_writer import FrameWriter
-from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
-from dragoman.transports.http2.header_blocks import HeaderBlocks, strip_padding
-from dragoman.transports.http2.limits import Http2Limits
-from dragoman.transports.http2.rate_limits import RateLimits
+from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, strip_padding
+from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.limits import Http2Limits, RateLimits
 from dragoman.transports.http2.request import Http2Headers, check_trailers
-from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream
-from dragoman.transports.http2.stream_table import StreamTable
+from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream, StreamTable
 
 log = logging.getLogger("dragoman.http2")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dragoman.transports.addresses import client_address
+from dragoman.transports.clients import client_address
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.addresses import is_host
+from dragoman.transports.clients import is_host
 from dragoman.transports.http2.fields import Field
 from dragoman.transports.http2.frames import PROTOCOL_ERROR, Http2StreamError
 

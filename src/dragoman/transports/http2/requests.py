@@ -12,12 +12,12 @@ from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpRespons
 from dragoman.system.coroutines import Start
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
+from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encoded
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.loop_budget import LARGE_MESSAGE
-from dragoman.transports.reserve import TOO_MANY_CONNECTIONS
 from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")

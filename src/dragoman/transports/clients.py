@@ -1,12 +1,82 @@
-"""Room for health checks when a server has as many connections, or open files, as it may have."""
+"""Clients of a server: their addresses, warnings about them, and room for health checks when it is full."""
 
+import asyncio
+import ipaddress
+import logging
+import re
 from collections import Counter
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.addresses import client_address
 from dragoman.transports.limits import Limits
-from dragoman.transports.warnings import Warnings
+
+# RFC 3986, 3.2
+_HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?", re.ASCII)
+
+
+def client_address(transport: Any) -> str:
+    """Return a text that is equal for all connections of one client; "" if the address is not known.
+
+    A client with IPv6 usually has a whole /64 network, so that is what counts.
+    """
+    peer = transport.get_extra_info("peername")
+    host = peer[0] if isinstance(peer, tuple) and peer and isinstance(peer[0], str) else ""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+def is_host(text: str) -> bool:
+    """Return whether a Host header or an authority is `host`, `host:port` or empty (RFC 9110, 7.2), without user."""
+    return _HOST.fullmatch(text) is not None
+
+
+_INTERVAL_S = 10.0
+
+
+class Warnings:
+    """Logs the first warning of a kind at once, and those of the next `interval_s` as one line with their number."""
+
+    def __init__(
+        self, logger: logging.Logger, loop: asyncio.AbstractEventLoop, interval_s: float = _INTERVAL_S
+    ) -> None:
+        self._log = logger
+        self._loop = loop
+        self._interval_s = interval_s
+        self._suppressed: dict[str, int] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def log(self, message: str, *arguments: object) -> None:
+        """Log a warning; `message`, before its arguments are put in, is its kind."""
+        if message in self._timers:
+            self._suppressed[message] += 1
+            return
+        self._log.warning(message, *arguments)
+        self._wait(message, arguments)
+
+    def _wait(self, message: str, arguments: tuple[object, ...]) -> None:
+        self._suppressed[message] = 0
+        self._timers[message] = self._loop.call_later(self._interval_s, self._report, message, arguments)
+
+    def _report(self, message: str, arguments: tuple[object, ...]) -> None:
+        del self._timers[message]
+        count = self._suppressed.pop(message)
+        if count:
+            self._log.warning(f"{message} (%d times in the last %g s)", *arguments, count, self._interval_s)
+            self._wait(message, arguments)
+
+    def close(self) -> None:
+        """Report no more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
 
 # Connections beyond the limits that are open for health checks at a time; a further one replaces the oldest of the
 # client that has most of them.

@@ -1,0 +1,212 @@
+"""Standard services of gRPC: health checks and server reflection."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from dragoman.engine.call_handler import CallHandler
+from dragoman.protocols.wire import Buffer, GrpcProtocol, GrpcRequest
+from dragoman.transports.grpc.handlers import GrpcError, Handler, Peer, StreamHandler, UnaryHandler, read_messages
+
+# The two versions differ in their package names only.
+_REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+_NOT_FOUND, _INVALID_ARGUMENT = 5, 3
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3  # HealthCheckResponse.ServingStatus
+
+
+def _load_descriptor(name: str) -> FileDescriptorProto:
+    """Return the descriptor of `<name>.proto` in this package, compiled by scripts/protos."""
+    compiled = files("dragoman.transports.grpc").joinpath(f"{name}.binpb").read_bytes()
+    (file,) = FileDescriptorSet.FromString(compiled).file
+    return file
+
+
+def _message_classes(file: FileDescriptorProto) -> dict[str, Any]:
+    """Return the message classes of a file by name, in a pool of their own.
+
+    Other packages in this process may have registered the same names in protobuf's default pool, which allows each
+    name once.
+    """
+    pool: Any = DescriptorPool()
+    pool.Add(file)
+    names = [message.name for message in file.message_type]
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}")) for name in names}
+
+
+_HEALTH_DESCRIPTOR, _REFLECTION_DESCRIPTOR = _load_descriptor("health"), _load_descriptor("reflection")
+_HEALTH, _REFLECTION = _message_classes(_HEALTH_DESCRIPTOR), _message_classes(_REFLECTION_DESCRIPTOR)
+
+
+class Reflection:
+    """Reflection on protocols, on the health service, and on itself."""
+
+    def __init__(self, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None]) -> None:
+        self._services = sorted([*(p.service for p in protocols), _HEALTH_SERVICE, *_REFLECTION_SERVICES])
+        described = [file for p in protocols for file in FileDescriptorSet.FromString(p.descriptors).file]
+        described += [_HEALTH_DESCRIPTOR, _REFLECTION_DESCRIPTOR, _v1alpha()]
+        self._files = {file.name: file for file in described}
+        self._stopping = stopping
+        self._methods: dict[str, Callable[[Any, Any], Any]] = {
+            "list_services": self._list_services,
+            "file_by_filename": self._add_files,
+            "file_containing_symbol": self._find_symbol,
+            "file_containing_extension": self._find_extension,
+            "all_extension_numbers_of_type": self._list_extension_numbers,
+        }
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Apart from protobuf's default pool, which may hold the same names; most servers never need it."""
+        pool: Any = DescriptorPool()
+        for file in self._files.values():
+            pool.Add(file)
+        return pool
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers of both versions by path."""
+        return {f"/{service}/ServerReflectionInfo": StreamHandler(self.talk) for service in _REFLECTION_SERVICES}
+
+    async def talk(self, peer: Peer) -> None:
+        async with aclosing(read_messages(peer, self._stopping)) as messages:
+            async for message in messages:
+                await peer.write(self.respond(message))
+
+    def respond(self, message: Buffer) -> bytes:
+        """Return the response to one ServerReflectionRequest. Raises GrpcError if the message is not one."""
+        try:
+            request: Any = _REFLECTION["ServerReflectionRequest"].FromString(bytes(message))
+        except DecodeError as error:
+            raise GrpcError("INVALID_ARGUMENT", f"the message is not a ServerReflectionRequest: {error}") from error
+        response: Any = _REFLECTION["ServerReflectionResponse"](valid_host=request.host, original_request=request)
+        kind = request.WhichOneof("message_request")
+        if kind is None:
+            _set_error(response, _INVALID_ARGUMENT, "expected a question, got none")
+        else:
+            try:
+                self._methods[kind](getattr(request, kind), response)
+            except KeyError:
+                _set_error(response, _NOT_FOUND, f"{kind}: not found")
+        return bytes(response.SerializeToString())
+
+    def _list_services(self, _: str, response: Any) -> None:
+        for name in self._services:
+            response.list_services_response.service.add(name=name)
+
+    def _find_symbol(self, symbol: str, response: Any) -> None:
+        self._add_files(self._pool.FindFileContainingSymbol(symbol).name, response)
+
+    def _find_extension(self, extension: Any, response: Any) -> None:
+        containing = self._pool.FindMessageTypeByName(extension.containing_type)
+        found = self._pool.FindExtensionByNumber(containing, extension.extension_number)
+        self._add_files(found.file.name, response)
+
+    def _list_extension_numbers(self, name: str, response: Any) -> None:
+        containing = self._pool.FindMessageTypeByName(name)
+        numbers = sorted(e.number for e in self._pool.FindAllExtensions(containing))
+        response.all_extension_numbers_response.base_type_name = name
+        response.all_extension_numbers_response.extension_number.extend(numbers)
+
+    def _add_files(self, name: str, response: Any) -> None:
+        """Add a file and its dependencies, each once."""
+        names = [name]
+        for file in names:
+            names += [d for d in self._files[file].dependency if d not in names]
+        serialized = response.file_descriptor_response.file_descriptor_proto
+        serialized.extend(self._files[file].SerializeToString() for file in names)
+
+
+def _set_error(response: Any, code: int, message: str) -> None:
+    response.error_response.error_code = code
+    response.error_response.error_message = message
+
+
+def _v1alpha() -> FileDescriptorProto:
+    file = FileDescriptorProto()
+    file.CopyFrom(_REFLECTION_DESCRIPTOR)
+    file.name, file.package = "reflection_v1alpha.proto", "grpc.reflection.v1alpha"
+    for message in file.message_type:
+        for field in message.field:
+            if field.type_name:  # setting "" would count as a value
+                field.type_name = field.type_name.replace(".v1.", ".v1alpha.")
+    for service in file.service:
+        for method in service.method:
+            method.input_type = method.input_type.replace(".v1.", ".v1alpha.")
+            method.output_type = method.output_type.replace(".v1.", ".v1alpha.")
+    return file
+
+
+class Health:
+    """Health of the server, named "", and of each of its services."""
+
+    def __init__(self, engine: CallHandler, services: Sequence[str], stopping: asyncio.Future[None]) -> None:
+        self._engine = engine
+        self._services = frozenset(("", *services))
+        self._stopping = stopping
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers of the service by path."""
+        return {
+            f"/{_HEALTH_SERVICE}/Check": UnaryHandler(self.check, health=True),
+            f"/{_HEALTH_SERVICE}/Watch": StreamHandler(self.watch, health=True),
+        }
+
+    async def check(self, request: GrpcRequest) -> bytes:
+        service = _parse_health_request(request.body)
+        status = self._status(service)
+        if status == _SERVICE_UNKNOWN:
+            raise GrpcError("NOT_FOUND", f"there is no service '{service}'")
+        return _serialize_status(status)
+
+    async def watch(self, peer: Peer) -> None:
+        """Send the status now and whenever it changes, until the server stops."""
+        message = await peer.read()
+        if message is None:
+            raise GrpcError("INTERNAL", "expected one message, got none")
+        service, last = _parse_health_request(message), None
+        while True:
+            status = self._status(service)
+            if status != last:
+                await peer.write(_serialize_status(status))
+                last = status
+            elif self._stopping.done():
+                return
+            else:
+                await self._next_change(service, status)
+
+    async def _next_change(self, service: str, status: int) -> None:
+        changing = asyncio.ensure_future(self._engine.changed())
+        try:
+            await asyncio.sleep(0)  # let it subscribe, so that no change after the next line is missed
+            if self._status(service) == status:
+                await asyncio.wait({changing, self._stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changing.cancel()
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._engine.ready() and not self._stopping.done() else _NOT_SERVING
+
+
+def _parse_health_request(message: Buffer) -> str:
+    """Return the service that a HealthCheckRequest names. Raises GrpcError."""
+    try:
+        return str(_HEALTH["HealthCheckRequest"].FromString(bytes(message)).service)
+    except DecodeError as error:
+        raise GrpcError(
+            "INVALID_ARGUMENT", f"the message is not a grpc.health.v1.HealthCheckRequest: {error}"
+        ) from error
+
+
+def _serialize_status(status: int) -> bytes:
+    response: Any = _HEALTH["HealthCheckResponse"](status=status)
+    return bytes(response.SerializeToString())
