@@ -23,22 +23,24 @@ from dragoman.generation.native.kernels import (
     AttentionHead,
     KernelConfig,
     attend,
-    attention_reference,
     emit_norm,
     emit_product,
     exp,
-    exp_reference,
     gate,
-    gate_reference,
-    norm_reference,
     pad,
-    product_reference,
-    rotate_reference,
     store_key_value,
 )
 from dragoman.generation.native.step import StepThreads
 from dragoman.generation.runner import MAX_THREADS, Runner, fastest_thread_count
 from dragoman.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
+from generation.kernel_references import (
+    attention_reference,
+    exp_reference,
+    gate_reference,
+    norm_reference,
+    product_reference,
+    rotate_reference,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

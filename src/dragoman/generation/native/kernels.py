@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from torch.nn.functional import silu
 
 from dragoman.native.code import INT32_VECTOR, INT64, LANES, POINTER, VECTOR, Code, Value, Variable
 
@@ -110,10 +109,6 @@ def exp(exponent: Value) -> Value:
     return found * ((shifted.bitcast(INT32_VECTOR) + 127) << 23).bitcast(VECTOR)
 
 
-def exp_reference(exponent: torch.Tensor) -> torch.Tensor:
-    return torch.exp(exponent.clamp(-87, 88))
-
-
 # --- products --------------------------------------------------------------------------------------------------
 
 
@@ -175,11 +170,6 @@ def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
     return code.finish()
 
 
-def product_reference(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """inputs [rows, n], weights [columns, n] -> [rows, columns], FP32."""
-    return inputs.float() @ weights.float().T
-
-
 # --- root mean square norm (Zhang and Sennrich 2019) -------------------------------------------------------------
 
 
@@ -206,10 +196,6 @@ def _reciprocal_rms(code: Code, states: Value, size: int, eps: float) -> Value:
     return (code.number(1) / (mean + code.number(eps)).sqrt()).broadcast()
 
 
-def norm_reference(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
-
-
 # --- gated MLP ---------------------------------------------------------------------------------------------------
 
 
@@ -218,11 +204,6 @@ def gate(code: Code, config: KernelConfig, gates: Value, output: Value) -> None:
     with code.loop(code.integer(0), code.integer(config.intermediate), LANES) as i:
         gated, up = gates.load_vector(i * 4), gates.load_vector((i + config.intermediate) * 4)
         store_items(config, output, i, gated / (exp(code.vector(0) - gated) + code.vector(1)) * up)
-
-
-def gate_reference(gates: torch.Tensor) -> torch.Tensor:
-    gated, up = gates.chunk(2, -1)
-    return silu(gated) * up
 
 
 # --- attention ---------------------------------------------------------------------------------------------------
@@ -277,20 +258,6 @@ def attend(code: Code, config: KernelConfig, scaling: float, rows: Sequence[Atte
         _score(code, config, rows)
         sums = [_softmax(code, at) for at in rows]
         _weigh_values(code, config, rows, sums, head * size)
-
-
-def rotate_reference(
-    states: torch.Tensor, rotary: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
-) -> torch.Tensor:
-    """Rotary embedding of states [heads, size] by `rotary` [2, size], after the norm of that weight if there is one."""
-    if weight is not None:
-        states = norm_reference(states, weight, eps)
-    return states * rotary[0] + states.roll(states.shape[-1] // 2, -1) * rotary[1]
-
-
-def attention_reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-    """query [heads, size], keys and values [visible positions, size] -> [heads, size], FP32."""
-    return torch.softmax(query @ keys.float().T * scaling, -1) @ values.float()
 
 
 def _rotate(

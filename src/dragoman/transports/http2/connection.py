@@ -64,7 +64,6 @@ class Http2Connection:
         self.reader = FrameReader(self, self._body, limits.max_frame, self._blocks.max_block)
         self._incomplete_since_s = 0.0
         self.settled = self.over = self.draining = self.refusing = False
-        self.pings = 0
         self.address = ""
         self.reserved = False
         self.calls: Any = None
@@ -288,7 +287,6 @@ class Http2Connection:
     def _handle_ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
             raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"PING: expected 8 bytes, got {len(payload)}")
-        self.pings += 1
         if not flags & frames.ACK:
             self._rates.count_ping()
             self._writer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
