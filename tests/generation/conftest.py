@@ -11,8 +11,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import text_models
+from dragoman.generation.grammar import GrammarService
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.helpers import Reference, load_model
+from generation.helpers import Reference, grammar_service, load_model
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,13 @@ def reference(llama_folder: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def llama(llama_folder: Path) -> Iterator[LanguageModel]:
-    """In chunks so short that most prompts take several steps."""
+    """A model with so short prefill chunks that most prompts take several steps."""
     model = load_model(llama_folder, prefill_chunk=24)
     yield model
     asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def grammars(llama: LanguageModel) -> Iterator[GrammarService]:
+    with grammar_service(llama) as service:
+        yield service

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from dragoman.generation.cache import CacheShape, KeyValueCache  # noqa: E402
 
 
-def filled(cache: KeyValueCache, slot: int, length: int) -> None:
+def fill(cache: KeyValueCache, slot: int, length: int) -> None:
     cache.keys[:, slot, :, :length] = slot + 1
     cache.values[:, slot, :, :length] = -slot - 1
 
@@ -21,7 +21,7 @@ def test_growing_keeps_contents_and_stays_within_the_budget() -> None:
         assert cache.slots >= slots
         assert cache.length >= length
         assert cache.slots * cache.length <= 1024
-        filled(cache, slots - 1, 8)
+        fill(cache, slots - 1, 8)
         assert bool((cache.keys[:, slots - 1, :, :8] == slots).all())
     assert not cache.fits(16, 65)
     assert bool(torch.isfinite(cache.keys).all())
@@ -33,7 +33,7 @@ def test_slots_are_copied_and_reordered() -> None:
     cache = KeyValueCache(CacheShape(1, 1, 2, 2), 1024, torch.float32, torch.device("cpu"))
     cache.reserve(3, 64)
     for slot in range(3):
-        filled(cache, slot, 4)
+        fill(cache, slot, 4)
     cache.gather([2, 0, 0], [0, 1, 2], 4)
     assert [int(cache.keys[0, slot, 0, 0, 0]) for slot in range(3)] == [3, 1, 1]
     cache.copy(0, 2, 2)

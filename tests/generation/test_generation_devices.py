@@ -24,7 +24,7 @@ SMALL = {
     "head_dim": 16,
     "max_position_embeddings": 512,
 }
-# A model that sees all before it, and one that sees 24 tokens back, with norms of queries and keys.
+# A model with full attention, and one with a sliding window of 24 tokens and norms of queries and keys.
 MODELS = {
     "llama": ("Llama", {}),
     "qwen": ("Qwen3", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0}),
@@ -49,8 +49,8 @@ def cache_of(runner: Runner, slots: int = 8, length: int = 96) -> KeyValueCache:
     return cache
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_concatenated_weights_exist_once() -> None:
@@ -65,35 +65,35 @@ def test_concatenated_weights_exist_once() -> None:
     assert_same(joined.forward(rows), torch.cat([part(rows) for part in parts], 1))
 
 
-def _tensors(found: Any) -> list[torch.Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
-class Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operations that take tensors of several devices, which a GPU's kernels refuse."""
+class DeviceCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record operations on tensors of several devices, which fail on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mixed: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        held = _tensors((given, named))
-        if len({each.device.type for each in held if each.dim()}) > 1 and "copy" not in str(function):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = _tensors((args, kwargs))
+        if len({each.device.type for each in tensors if each.dim()}) > 1 and "copy" not in str(function):
             self.mixed.append(str(function))
-        return function(*given, **(named or {}))
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_of_a_step_is_on_the_models_device(name: str, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "_agrees", lambda *_: True)  # the device "meta" computes shapes alone
-    with Devices() as devices:
+    with DeviceCheck() as device_check:
         runner = Runner(folders / name, "float32", "meta")
         cache = cache_of(runner)
         monkeypatch.setattr(torch.Tensor, "__float__", lambda _: 0.0)
-        for place in range(4):
-            assert runner.run(cache, [BatchRow(slot, place, [1]) for slot in range(3)]).device.type == "meta"
+        for position in range(4):
+            assert runner.run(cache, [BatchRow(slot, position, [1]) for slot in range(3)]).device.type == "meta"
         assert runner.run(
             cache, [BatchRow(0, 4, [1]), BatchRow(1, 4, [1] * 9), BatchRow(2, 4, [1] * 9, wanted=9)]
         ).shape == (11, 96)
         assert runner.run(cache, [BatchRow(0, 5, [1]), BatchRow(6, 0, [1])]).shape == (2, 96)
-    assert devices.mixed == []
+    assert device_check.mixed == []

@@ -54,22 +54,22 @@ def _shards(folder: Path) -> None:
 
 
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
-    (_without("model.safetensors"), "there are no weights in 'spoilt'; copy model.safetensors beside config.json"),
+    (_without("model.safetensors"), "there are no weights in 'broken'; copy model.safetensors beside config.json"),
     (_only("pytorch_model.bin"), "the weights in pytorch_model.bin are PyTorch's pickles, .* save it as safetensors"),
-    (_only("spoilt-q4.gguf"), "the weights in spoilt-q4.gguf are GGUF, .* serve the folder that it was made from"),
+    (_only("broken-q4.gguf"), "the weights in broken-q4.gguf are GGUF, .* serve the folder that it was made from"),
     (_only("model-00001-of-00002.safetensors"), f"has model-00001-of-00002.safetensors but no {INDEX}"),
     (_shards, f"lacks model-00002-of-00002.safetensors, one of 1 missing files of {INDEX}"),
-    (_truncate, r"model.safetensors in 'spoilt' is truncated: expected \d+ bytes, got \d+; copy it again"),
+    (_truncate, r"model.safetensors in 'broken' is truncated: expected \d+ bytes, got \d+; copy it again"),
     (
         _write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
         "is a Git LFS pointer.*`git lfs pull`",
     ),
-    (_write("model.safetensors", "x" * 99), "model.safetensors in 'spoilt' is truncated: its header cannot be read"),
-    (_without("tokenizer.json", "tokenizer_config.json"), "there is no tokenizer in 'spoilt'; copy tokenizer.json"),
-    (_write("tokenizer.json", "{"), "tokenizer.json in 'spoilt' cannot be read"),
-    (_write("config.json", '{"architectures": ["Ll'), r"config.json in 'spoilt' cannot be read \(.*line 1.*\)"),
-    (lambda f: _config(f, model_type=""), "config.json in 'spoilt' has no 'model_type'"),
-    (lambda f: _config(f, model_type="nosuch"), "'spoilt' is of the model_type 'nosuch', which the installed transfor"),
+    (_write("model.safetensors", "x" * 99), "model.safetensors in 'broken' is truncated: its header cannot be read"),
+    (_without("tokenizer.json", "tokenizer_config.json"), "there is no tokenizer in 'broken'; copy tokenizer.json"),
+    (_write("tokenizer.json", "{"), "tokenizer.json in 'broken' cannot be read"),
+    (_write("config.json", '{"architectures": ["Ll'), r"config.json in 'broken' cannot be read \(.*line 1.*\)"),
+    (lambda f: _config(f, model_type=""), "config.json in 'broken' has no 'model_type'"),
+    (lambda f: _config(f, model_type="nosuch"), "'broken' is of the model_type 'nosuch', which the installed transfor"),
     (
         lambda f: _config(f, quantization_config={"quant_method": "awq", "bits": 4}),
         "has weights quantized by 'awq' .quantization_config in config.json., which cannot be run here: .*; serve the",
@@ -77,29 +77,29 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), BROKEN)
+@pytest.mark.parametrize(("damage", "message"), BROKEN)
 async def test_missing_and_broken_files_are_reported(
-    llama_folder: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
+    llama_folder: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
-    folder = tmp_path / "spoilt"
+    folder = tmp_path / "broken"
     shutil.copytree(llama_folder, folder)
-    spoil(folder)
+    damage(folder)
     async with dragoman.open_engine(str(tmp_path), control_token="t") as engine:
         (deployment,) = engine.deployments()
         assert deployment.state == "UNAVAILABLE"
         assert re.search(message, deployment.reason)
         assert "\n" not in deployment.reason
         with pytest.raises(InvalidInput) as caught:
-            await engine.call(Request(Load("t"), "spoilt"))
+            await engine.call(Request(Load("t"), "broken"))
         assert re.search(message, caught.value.message)
 
 
 def test_the_command_line_logs_the_error(llama_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "spoilt"
+    folder = tmp_path / "broken"
     shutil.copytree(llama_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     process = ServerProcess("--http-port", "0", "--grpc-port", "-1", str(folder))
     try:
-        message = "spoilt: failed to load 'spoilt', there are no weights in 'spoilt'; copy model.safetensors"
+        message = "broken: failed to load 'broken', there are no weights in 'broken'; copy model.safetensors"
         process.wait_for_log(message)
     finally:
         process.kill()

@@ -31,10 +31,10 @@ from dragoman.generation.grammar import GrammarService
 from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, GrammarVocabulary, release_memory
 from dragoman.runtimes.llm.model import LanguageModel
 
-from .helpers import ids, load_model, text
+from .helpers import engine_load, grammar_service, ids, load_model, text, text_engine
 
-BOMB = "((b{1000}){1000}){1000}"
-CHAIN = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
+NESTED_REPETITION = "((b{1000}){1000}){1000}"
+REFERENCES = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
 
 
 def _schema(schema: Any) -> Grammar:
@@ -42,44 +42,28 @@ def _schema(schema: Any) -> Grammar:
 
 
 @contextmanager
-def _grammars(model: LanguageModel, **limits: Any) -> Iterator[GrammarService]:
-    known = model._loaded.intake.vocabulary
-    made = GrammarService(known.tokenizer, known.size, [1], GrammarLimits(**limits))
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def grammars(llama: LanguageModel) -> Iterator[GrammarService]:
-    with _grammars(llama) as made:
-        yield made
-
-
-@contextmanager
 def _compiler(llama: LanguageModel, make: Callable[[str], str], **limits: Any) -> Iterator[GrammarCompiler[str]]:
-    known = llama._loaded.intake.vocabulary
-    vocabulary = GrammarVocabulary(known.tokenizer.backend_tokenizer.to_str(), known.size, [1])
-    made = GrammarCompiler(lambda: vocabulary, GrammarLimits(**limits), make)
+    tokenizer, size = text_engine(llama).intake.vocabulary.tokenizer, text_engine(llama).intake.vocabulary.size
+    vocabulary = GrammarVocabulary(tokenizer.backend_tokenizer.to_str(), size, [1])
+    compiler = GrammarCompiler(lambda: vocabulary, GrammarLimits(**limits), make)
     try:
-        yield made
+        yield compiler
     finally:
-        made.close()
+        compiler.close()
 
 
-# --- compiling ---------------------------------------------------------------------------------------------
+# --- compilation -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.alone  # the bound on the clock is ten times that on CPU time
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
-        (Grammar("regex", BOMB), "too many expressions"),
-        (Grammar("lark", f"start: /{BOMB}/"), "too many expressions"),
-        (_schema({"type": "string", "pattern": BOMB + "(c{1000}){1000}"}), None),
+        (Grammar("regex", NESTED_REPETITION), "too many expressions"),
+        (Grammar("lark", f"start: /{NESTED_REPETITION}/"), "too many expressions"),
+        (_schema({"type": "string", "pattern": NESTED_REPETITION + "(c{1000}){1000}"}), None),
         (_schema({"type": "integer", "multipleOf": 99_999_989}), "too complex: expected at most 1 s of CPU time"),
-        (_schema({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d6000": {"type": "null"}}}), "too deeply nested"),
+        (_schema({"$ref": "#/$defs/d0", "$defs": {**REFERENCES, "d6000": {"type": "null"}}}), "too deeply nested"),
         (
             Grammar("lark", "start: T0\n" + "".join(f'T{i}: "a" T{i + 1}\n' for i in range(5000))),
             "deeply|undefined|rule",
@@ -104,10 +88,10 @@ def test_compilation_time_is_limited(grammars: GrammarService, grammar: Grammar,
 
 def test_compilation_memory_is_limited(llama: LanguageModel) -> None:
     large = _schema({"enum": [f"v{i}" for i in range(20_000)]})
-    with _grammars(llama, grammar_memory=16) as made:
+    with grammar_service(llama, grammar_memory=16) as service:
         with pytest.raises(InvalidInput, match=r"too large: expected at most 16 MiB to compile it \(grammar_memory\)"):
-            made.guide(large)
-        made.guide(Grammar("regex", "a+"))
+            service.guide(large)
+        service.guide(Grammar("regex", "a+"))
 
 
 def test_memory_does_not_grow_with_rejected_grammars(grammars: GrammarService) -> None:
@@ -122,10 +106,10 @@ def test_memory_does_not_grow_with_rejected_grammars(grammars: GrammarService) -
 def _tokenizer(*words: str) -> LLTokenizer:
     """A tokenizer of single bytes and some words, whose token 0 ends a text."""
     vocabulary = ["<end>", *sorted(ByteLevel.alphabet()), *words]
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<end>"))
-    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
-    made.add_special_tokens(["<end>"])
-    return LLTokenizer(made.to_str(), n_vocab=len(vocabulary), eos_token=[0])
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<end>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<end>"])
+    return LLTokenizer(tokenizer.to_str(), n_vocab=len(vocabulary), eos_token=[0])
 
 
 def test_lexer_states_are_limited() -> None:
@@ -148,49 +132,49 @@ def test_parser_items_of_a_step_are_limited() -> None:
 
 
 def test_results_and_errors_are_cached(llama: LanguageModel) -> None:
-    made: list[str] = []
+    compiled: list[str] = []
 
     def make(text: str) -> str:
-        made.append(text)
+        compiled.append(text)
         return text
 
     with _compiler(llama, make, grammar_cache=2) as compiler:
         for letter in "aab":
             compiler.compile(Grammar("regex", letter)).result()
-        assert len(made) == 2
+        assert len(compiled) == 2
         compiler.compile(Grammar("regex", "c")).result()  # evicts "a", least recently used
         compiler.compile(Grammar("regex", "b")).result()
-        assert len(made) == 3
+        assert len(compiled) == 3
         compiler.compile(Grammar("regex", "a")).result()
-        assert len(made) == 4
-        wrong = Grammar("regex", "(")
-        first, second = compiler.compile(wrong), None
+        assert len(compiled) == 4
+        invalid = Grammar("regex", "(")
+        first, second = compiler.compile(invalid), None
         with pytest.raises(InvalidInput):
             first.result()
-        second = compiler.compile(wrong)
+        second = compiler.compile(invalid)
         assert second.done()
         with pytest.raises(InvalidInput, match=r"^grammar: "):
             second.result()
 
 
 def test_the_cache_is_limited_in_bytes(llama: LanguageModel) -> None:
-    made: list[str] = []
+    compiled: list[str] = []
 
     def make(text: str) -> str:
-        made.append(text)
+        compiled.append(text)
         return text
 
-    def large(letter: str) -> Grammar:  # of 3.5 MiB
+    def large(letter: str) -> Grammar:  # about 3.5 MiB
         return _schema({"enum": [f"{letter}{i}" for i in range(10_000)]})
 
     with _compiler(llama, make, grammar_memory=24) as compiler:
         for letter in "abcdefghi":
             compiler.compile(large(letter)).result()
-        assert len(made) == 9
+        assert len(compiled) == 9
         compiler.compile(large("i")).result()
-        assert len(made) == 9, "the last one is kept"
+        assert len(compiled) == 9, "the last one is cached"
         compiler.compile(large("a")).result()
-        assert len(made) == 10, "the first one gave way"
+        assert len(compiled) == 10, "the first one was evicted"
 
 
 def test_concurrent_requests_share_one_compilation(llama: LanguageModel) -> None:
@@ -247,13 +231,13 @@ def test_a_slow_grammar_frees_its_place_in_the_queue(llama: LanguageModel, monke
                 compiler.compile(slow).result(60)
 
 
-STUCK = """
+HANGING_WORKER = """
 import ctypes, signal, sys
 sys.path[:] = sys.argv[1:]
 from dragoman.generation import grammar_worker
 
 def compile_and_check(kind, text, *rest, original=grammar_worker.compile_and_check):
-    if text != "stuck":
+    if text != "hang":
         return original(kind, text, *rest)
     ends = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(ends))  # PR_GET_PDEATHSIG
@@ -268,30 +252,29 @@ grammar_worker.main()
 
 
 def test_a_fork_that_uses_no_cpu_time_is_killed(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The helper survives; its end would kill the fork as well."""
-    monkeypatch.setattr(grammar_compiler, "_START", STUCK)
-    with _grammars(llama) as made:
+    monkeypatch.setattr(grammar_compiler, "_START", HANGING_WORKER)
+    with grammar_service(llama) as service:
         before = _children()
         with pytest.raises(Overloaded, match="could not be compiled in time"):
-            made.guide(Grammar("regex", "stuck"))
+            service.guide(Grammar("regex", "hang"))
         assert len(_children() - before) == 1
 
 
 def test_a_dead_helper_process_is_replaced(llama: LanguageModel) -> None:
-    with _grammars(llama) as made:
+    with grammar_service(llama) as service:
         before = _children()
-        made.guide(Grammar("regex", "a+"))
+        service.guide(Grammar("regex", "a+"))
         (helper,) = _children() - before
         os.kill(helper, signal.SIGKILL)
-        made.guide(Grammar("regex", "b+"))
-    assert not _children() - before, "it ends with the model"
+        service.guide(Grammar("regex", "b+"))
+    assert not _children() - before, "the helper ends with the service"
 
 
 def test_the_helper_process_gets_no_secrets(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_CONTROL_TOKEN", "hidden")
-    with _grammars(llama) as made:
+    with grammar_service(llama) as service:
         before = _children()
-        made.guide(Grammar("regex", "a+"))
+        service.guide(Grammar("regex", "a+"))
         (helper,) = _children() - before
         assert b"hidden" not in Path(f"/proc/{helper}/environ").read_bytes()
 
@@ -300,14 +283,14 @@ def test_evicted_grammars_free_their_memory(llama: LanguageModel, monkeypatch: p
     released: list[str] = []
     monkeypatch.setattr(grammar_compiler, "release_memory", lambda: released.append("compiler"))
     monkeypatch.setattr(following, "release_memory", lambda: released.append("text"))
-    with _grammars(llama, grammar_cache=1) as made:
-        made.guide(Grammar("regex", "a"))
+    with grammar_service(llama, grammar_cache=1) as service:
+        service.guide(Grammar("regex", "a"))
         assert not released
-        made.guide(Grammar("regex", "b"))
-        made.close()  # its thread has ended
+        service.guide(Grammar("regex", "b"))
+        service.close()  # its thread has ended
         assert released == ["compiler"]
-    with _grammars(llama) as made:
-        guide = made.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
+    with grammar_service(llama) as service:
+        guide = service.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
         (token, *_) = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
         with pytest.raises(InvalidInput, match="no text satisfies the grammar"):
             guide.accept(int(token))
@@ -315,9 +298,9 @@ def test_evicted_grammars_free_their_memory(llama: LanguageModel, monkeypatch: p
 
 
 def test_freed_memory_is_returned_to_the_system() -> None:
-    blocks = [bytearray(b"x") * 65_000 for _ in range(640)]  # each too small for a mapping of its own
+    blocks = [bytearray(b"x") * 65_000 for _ in range(640)]  # each too small for its own mapping
     before = _resident_mib()
-    rest = blocks[::16]  # what lies between them stays with the process by itself
+    rest = blocks[::16]  # without a release, the memory between them stays allocated
     del blocks
     release_memory()
     assert before - _resident_mib() > 25
@@ -365,8 +348,8 @@ _SCHEMA = st.recursive(
 
 @pytest.fixture(scope="module")
 def bounded(llama: LanguageModel) -> Iterator[GrammarService]:
-    with _grammars(llama, grammar_compile_s=0.1, grammar_memory=64) as made:
-        yield made
+    with grammar_service(llama, grammar_compile_s=0.1, grammar_memory=64) as service:
+        yield service
 
 
 @settings(max_examples=25)
@@ -378,7 +361,6 @@ def bounded(llama: LanguageModel) -> Iterator[GrammarService]:
     )
 )
 def test_any_grammar_is_compiled_or_rejected(bounded: GrammarService, grammar: Grammar) -> None:
-    """Whatever it is made of: the kernel ends the fork that takes too much, and what it compiles can be followed."""
     try:
         guide = bounded.guide(grammar)
     except InvalidInput:
@@ -473,25 +455,25 @@ async def test_a_dead_end_of_a_grammar_is_an_error(llama: LanguageModel) -> None
         await text(llama, "Say", max_new_tokens=20, grammar=Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
 
 
-# --- following ---------------------------------------------------------------------------------------------
+# --- masks -----------------------------------------------------------------------------------------------------
 
 
 class Gated:
-    """A guide that allows everything, and is done with a token when the gate is open."""
+    """A guide that allows every token; each mask is ready once the gate is open."""
 
     ended = False
 
     def __init__(self, size: int, gate: threading.Event, limit: int = 10**9) -> None:
-        self.size, self.gate, self.limit, self.begun = size, gate, limit, False
+        self.size, self.gate, self.limit, self.pending = size, gate, limit, False
 
     def allowed(self) -> Any:
         return np.ones(self.size, np.bool_)
 
     def begin(self, token: int) -> None:
-        self.begun = True
+        self.pending = True
 
     def wait(self, until_s: float) -> bool:
-        if not self.begun:
+        if not self.pending:
             return True
         self.limit -= 1
         if self.limit < 0:
@@ -500,113 +482,112 @@ class Gated:
 
     def accept(self, token: int) -> None:
         assert self.gate.is_set(), "the engine must not wait for it here"
-        self.begun = False
+        self.pending = False
 
     def copy(self) -> "Gated":
         return self
 
 
-def _asked(model: LanguageModel, guides: Any, **sampling: Any) -> Any:
+def _parse_prompt(model: LanguageModel, guides: Any, **sampling: Any) -> Any:
     call = Generate(prompts=("The import",), sampling=Sampling(max_new_tokens=6, **sampling))
-    (asked,) = model._loaded.split_call(call)
-    return replace(asked, guides=guides)
+    (prompt,) = text_engine(model).split_call(call)
+    return replace(prompt, guides=guides)
 
 
-async def _whole(model: LanguageModel, asked: Any) -> list[Generation]:
-    async with aclosing(model._loaded.generate([asked])) as generate_chunks:
-        return [piece async for piece in generate_chunks]
+async def _generate(model: LanguageModel, prompt: Any) -> list[Generation]:
+    async with aclosing(text_engine(model).generate([prompt])) as chunks:
+        return [chunk async for chunk in chunks]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"n": 2, "do_sample": True, "seed": 3}, {"num_beams": 2, "n": 2}], ids=str)
 async def test_other_sequences_continue_while_a_mask_is_computed(
     llama: LanguageModel, sampling: dict[str, Any]
 ) -> None:
-    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
-    expected = await _whole(llama, _asked(llama, None, **sampling))
-    held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate), **sampling)))
+    size, gate = text_engine(llama).intake.vocabulary.size, threading.Event()
+    expected = await _generate(llama, _parse_prompt(llama, None, **sampling))
+    task = asyncio.create_task(_generate(llama, _parse_prompt(llama, lambda: Gated(size, gate), **sampling)))
     for _ in range(2):
         assert (await text(llama, "Another", max_new_tokens=12, ignore_eos=True)).generated == 12
-    assert not held.done()
+    assert not task.done()
     gate.set()
-    found = await held
-    assert _texts(found) == _texts(expected)
+    result = await task
+    assert _tokens(result) == _tokens(expected)
 
 
-def _texts(generate_chunks: list[Generation]) -> list[tuple[int, list[int]]]:
-    return sorted((each.choice, ids(each)) for piece in generate_chunks for each in piece.texts)
+def _tokens(chunks: list[Generation]) -> list[tuple[int, list[int]]]:
+    return sorted((each.choice, ids(each)) for chunk in chunks for each in chunk.texts)
 
 
 async def test_a_slow_mask_fails_only_its_request(llama: LanguageModel) -> None:
-    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
-    slow = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate, limit=5))))
-    beside = await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
+    size, gate = text_engine(llama).intake.vocabulary.size, threading.Event()
+    slow = asyncio.create_task(_generate(llama, _parse_prompt(llama, lambda: Gated(size, gate, limit=5))))
+    other = await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
     with pytest.raises(InvalidInput, match="too complex to follow"):
         await slow
-    assert beside.generated == 12
+    assert other.generated == 12
 
 
 async def test_cancelling_while_a_mask_is_computed_frees_everything(llama: LanguageModel) -> None:
-    size, gate = llama._loaded.intake.vocabulary.size, threading.Event()
-    held = asyncio.create_task(_whole(llama, _asked(llama, lambda: Gated(size, gate))))
+    size, gate = text_engine(llama).intake.vocabulary.size, threading.Event()
+    task = asyncio.create_task(_generate(llama, _parse_prompt(llama, lambda: Gated(size, gate))))
     await text(llama, "Another", max_new_tokens=12, ignore_eos=True)
-    held.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await held
+        await task
     await text(llama, "Another", max_new_tokens=2)
-    assert llama._loaded.active == 0
-    assert not llama._loaded.engine.has_work
+    assert engine_load(llama) == (0, 0)
 
 
 async def test_a_sequence_preempted_while_a_mask_is_computed_continues(llama_folder: Path) -> None:
-    """In a cache for two such texts at their beginning, but not at their end."""
+    """The cache has room for the beginning of both sequences, not for their ends."""
     model = load_model(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
     try:
-        size, gate = model._loaded.intake.vocabulary.size, threading.Event()
-        alone = await text(model, "The import", max_new_tokens=6)
+        size, gate = text_engine(model).intake.vocabulary.size, threading.Event()
+        expected = await text(model, "The import", max_new_tokens=6)
         other = asyncio.create_task(text(model, "Another one", max_new_tokens=120, ignore_eos=True))
         await asyncio.sleep(0)
-        held = asyncio.create_task(_whole(model, _asked(model, lambda: Gated(size, gate))))
+        task = asyncio.create_task(_generate(model, _parse_prompt(model, lambda: Gated(size, gate))))
         assert (await other).generated == 120
-        preempted = model._loaded.engine.scheduler.preempted
+        preempted = text_engine(model).engine.scheduler.preempted
         gate.set()
-        assert _texts(await held) == [(0, ids(alone))]
+        assert _tokens(await task) == [(0, ids(expected))]
         assert preempted == 1
     finally:
         await model.close()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"grammar_compile_s": 0.0}, "'grammar_compile_s': expected at least 0.01, got 0.0"),
         ({"grammar_memory": 1.5}, "'grammar_memory': expected int, got 1.5"),
         ({"grammar_cache": 0}, "'grammar_cache': expected at least 1, got 0"),
     ],
 )
-def test_limits_are_settings(given: dict[str, Any], message: str) -> None:
+def test_limits_are_settings(options: dict[str, Any], message: str) -> None:
     from dragoman.core.errors import ModelFailed
     from dragoman.generation import loading
 
     with pytest.raises(ModelFailed, match=message):
-        loading.parse_options(given)
+        loading.parse_options(options)
 
 
 async def test_a_slow_step_is_bounded_by_its_setting(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text fails, with the tokens still being searched; one beside it does not."""
-    gate, found = threading.Event(), grammar_worker.allowed_tokens
+    """Its request fails while the mask is still being computed; another one does not."""
+    gate, allowed_tokens = threading.Event(), grammar_worker.allowed_tokens
 
     def slow(matcher: Any, size: int) -> Any:
         if threading.current_thread().name.startswith("grammar-step"):
             gate.wait(15)
-        return found(matcher, size)
+        return allowed_tokens(matcher, size)
 
     monkeypatch.setattr(grammar_worker, "allowed_tokens", slow)
     model = load_model(llama_folder, grammar_step_s=0.01)
     try:
-        held = asyncio.create_task(text(model, "Say", max_new_tokens=6, grammar=Grammar("regex", "[a-z ]{99}")))
+        task = asyncio.create_task(text(model, "Say", max_new_tokens=6, grammar=Grammar("regex", "[a-z ]{99}")))
         assert (await text(model, "Another", max_new_tokens=12, ignore_eos=True)).generated == 12
         with pytest.raises(InvalidInput, match=r"tokens that may come next within 0\.01 s \(grammar_step_s\)"):
-            await held
+            await task
         assert not gate.is_set()
     finally:
         gate.set()

@@ -119,24 +119,24 @@ def llamas(folders: Path) -> dict[str, tuple[Runner, KeyValueCache]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
+def test_logits_equal_those_of_transformers(folders: Path, name: str) -> None:
     runner, cache = load_runner(folders / name)
     reference = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
     texts = [prompt(i, length) for i, length in enumerate((21, 40, 33, 5, 64))]
-    begun = [1, 17, 30, 2, 50]
-    rows = [BatchRow(slot, 0, text[:count]) for slot, (text, count) in enumerate(zip(texts, begun, strict=True))]
+    starts = [1, 17, 30, 2, 50]
+    rows = [BatchRow(slot, 0, text[:count]) for slot, (text, count) in enumerate(zip(texts, starts, strict=True))]
     runner.run(cache, rows)
-    found: list[list[Any]] = [[] for _ in texts]
+    logits_by_slot: list[list[Any]] = [[] for _ in texts]
     for step in range(20):
         rows = [
             BatchRow(slot, count + step, [text[count + step]])
-            for slot, (text, count) in enumerate(zip(texts, begun, strict=True))
+            for slot, (text, count) in enumerate(zip(texts, starts, strict=True))
             if count + step < len(text)
         ]
         for row, logits in zip(rows, runner.run(cache, rows), strict=True):
-            found[row.slot].append(logits.clone())
+            logits_by_slot[row.slot].append(logits.clone())
     with torch.inference_mode():
-        for text, count, logits in zip(texts, begun, found, strict=True):
+        for text, count, logits in zip(texts, starts, logits_by_slot, strict=True):
             expected = reference(torch.tensor([text])).logits[0, count : count + len(logits)]
             assert len(logits) >= 3
             torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-4, atol=2e-4)
@@ -144,21 +144,21 @@ def test_logits_are_those_of_transformers(folders: Path, name: str) -> None:
 
 @pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="the machine does not compute in BF16")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral-window"])
-def test_bf16_is_as_near_to_fp32_as_transformers_is(folders: Path, name: str) -> None:
+def test_bf16_is_as_close_to_fp32_as_transformers(folders: Path, name: str) -> None:
     runner, cache = load_runner(folders / name, "bfloat16")
     text = prompt(5, 40)
     runner.run(cache, [BatchRow(0, 0, text[:20])])
-    found = torch.cat([runner.run(cache, [BatchRow(0, place, [text[place]])]) for place in range(20, 40)])
+    actual = torch.cat([runner.run(cache, [BatchRow(0, position, [text[position]])]) for position in range(20, 40)])
     load = transformers.AutoModelForCausalLM.from_pretrained
     with torch.inference_mode():
         saved = load(folders / name, dtype=torch.bfloat16).eval()
-        theirs = saved(torch.tensor([text])).logits[0, 20:].float()
+        reference = saved(torch.tensor([text])).logits[0, 20:].float()
         exact = saved.float()(torch.tensor([text])).logits[0, 20:]
-    assert (found - exact).abs().max() < 1.5 * (theirs - exact).abs().max() + 1e-3
+    assert (actual - exact).abs().max() < 1.5 * (reference - exact).abs().max() + 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_the_same_bits_alone_in_a_batch_and_with_any_number_of_threads(
+def test_rows_do_not_depend_on_the_batch_or_the_number_of_threads(
     llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str
 ) -> None:
     if dtype not in llamas:
@@ -183,7 +183,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_with_any_number_of_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
-def test_a_sequence_has_the_same_bits_however_it_is_split_into_steps(
+def test_sequences_do_not_depend_on_the_steps(
     llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str, cuts: list[int], others: int
 ) -> None:
     if dtype not in llamas:
@@ -191,42 +191,42 @@ def test_a_sequence_has_the_same_bits_however_it_is_split_into_steps(
     runner, cache = llamas[dtype]
     text = prompt(2, 220)
     cache.reserve(5, 256)
-    whole = runner.run(cache, [BatchRow(0, 0, text, wanted=220)])
-    found, stops = [], sorted({*cuts, 220})
+    expected = runner.run(cache, [BatchRow(0, 0, text, wanted=220)])
+    parts, stops = [], sorted({*cuts, 220})
     for start, stop in pairwise([0, *stops]):
-        beside = [BatchRow(2 + i, 0, prompt(i, 5 + i), wanted=i % 2) for i in range(others)]
-        mixed = [*beside, BatchRow(1, start, text[start:stop], wanted=stop - start)]
-        found.append(runner.run(cache, mixed)[-(stop - start) :])
-    assert torch.equal(torch.cat(found), whole)
+        others_ = [BatchRow(2 + i, 0, prompt(i, 5 + i), wanted=i % 2) for i in range(others)]
+        mixed = [*others_, BatchRow(1, start, text[start:stop], wanted=stop - start)]
+        parts.append(runner.run(cache, mixed)[-(stop - start) :])
+    assert torch.equal(torch.cat(parts), expected)
 
 
 def test_a_step_of_chunks_and_single_tokens_returns_the_wanted_logits(
     llamas: dict[str, tuple[Runner, KeyValueCache]],
 ) -> None:
     runner, cache = llamas["float32"]
-    alone = runner.run(cache, [BatchRow(0, 0, [5])])
+    single = runner.run(cache, [BatchRow(0, 0, [5])])
     chunk = runner.run(cache, [BatchRow(1, 0, prompt(1, 12), wanted=3)])
     mixed = runner.run(
         cache, [BatchRow(0, 0, [5]), BatchRow(2, 0, [9], wanted=0), BatchRow(1, 0, prompt(1, 12), wanted=3)]
     )
-    assert torch.equal(mixed, torch.cat((alone, chunk)))
+    assert torch.equal(mixed, torch.cat((single, chunk)))
     assert runner.run(cache, [BatchRow(0, 1, [5, 6], wanted=0)]).shape == (0, 150)
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "reason"),
     [
         ({"head_dim": 24}, "head size"),
         ({"hidden_size": 60}, "hidden size"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding by length"),
     ],
 )
-def test_unsupported_models_are_computed_by_pytorch(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+def test_unsupported_models_are_computed_by_pytorch(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**{**SMALL, **options})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     runner = Runner(tmp_path, "float32", "cpu")
-    assert not runner.native, why
+    assert not runner.native, reason
     cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
     assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
@@ -242,7 +242,7 @@ def test_indices_out_of_bounds_are_rejected(llamas: dict[str, tuple[Runner, KeyV
         runner.run(cache, [BatchRow(1, 0, [3]), row])
 
 
-def test_nan_stays_in_its_row(llamas: dict[str, tuple[Runner, KeyValueCache]]) -> None:
+def test_nan_does_not_reach_other_rows(llamas: dict[str, tuple[Runner, KeyValueCache]]) -> None:
     runner, cache = llamas["float32"]
     for slot in range(3):
         runner.run(cache, [BatchRow(slot, 0, prompt(slot, 10))])
@@ -260,10 +260,10 @@ def test_nan_of_a_token_does_not_reach_tokens_before_it(folders: Path) -> None:
     before = runner.run(cache, [BatchRow(0, 0, text, wanted=20)])
     with torch.inference_mode():
         runner._fused.embed[149] = float("nan")  # type: ignore[union-attr]
-    for bad in (13, 14, 15):
-        after = runner.run(cache, [BatchRow(0, 0, [*text[:bad], 149, *text[bad + 1 :]], wanted=20)])
-        assert torch.equal(after[:bad], before[:bad])
-        assert torch.isnan(after[bad:]).all()
+    for nan_position in (13, 14, 15):
+        after = runner.run(cache, [BatchRow(0, 0, [*text[:nan_position], 149, *text[nan_position + 1 :]], wanted=20)])
+        assert torch.equal(after[:nan_position], before[:nan_position])
+        assert torch.isnan(after[nan_position:]).all()
 
 
 def test_a_model_may_have_more_threads_than_an_earlier_one(folders: Path) -> None:
@@ -298,14 +298,14 @@ def kernel_config(bf16: bool, **changes: Any) -> KernelConfig:
     return KernelConfig(**{**dimensions, **changes}, bf16=bf16)
 
 
-def drawn(seed: int, *shape: int) -> torch.Tensor:
+def random_tensor(seed: int, *shape: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-def assert_equal(found: torch.Tensor, expected: torch.Tensor, bf16: bool) -> None:
+def assert_equal(actual: torch.Tensor, expected: torch.Tensor, bf16: bool) -> None:
     """Compare a result with its reference: FP32 sums in another order, then at most one rounding to BF16."""
     tolerance = 1e-2 if bf16 else 1e-4
-    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
 
 
 @functools.cache
@@ -320,7 +320,10 @@ def product_kernel(bf16: bool) -> Any:
 @settings(max_examples=30, deadline=None)
 def test_product_equals_its_reference(bf16: bool, rows: int, steps: int, seed: int) -> None:
     pair, dtype = 2 if bf16 else 1, kernel_config(bf16).dtype
-    inputs, weights = drawn(seed, rows, steps * pair).to(dtype), drawn(seed + 1, COLUMNS, steps * pair).to(dtype)
+    inputs, weights = (
+        random_tensor(seed, rows, steps * pair).to(dtype),
+        random_tensor(seed + 1, COLUMNS, steps * pair).to(dtype),
+    )
     block = weights.view(COLUMNS, steps, pair).transpose(0, 1).contiguous()
     sums = torch.full((rows, COLUMNS), float("nan"))
     product_kernel(bf16)(inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
@@ -332,7 +335,7 @@ def test_norm_equals_its_reference(bf16: bool) -> None:
     module, config = ir.Module(), kernel_config(bf16)
     emit_norm(module, config)
     norm = Compiled(module).function("norm", 4)
-    states, weight = drawn(1, 7, pad(config.hidden)), drawn(2, config.hidden)
+    states, weight = random_tensor(1, 7, pad(config.hidden)), random_tensor(2, config.hidden)
     output = torch.zeros(7, config.hidden, dtype=config.dtype)
     norm(states.data_ptr(), weight.data_ptr(), output.data_ptr(), 7)
     assert_equal(output, norm_reference(states[:, : config.hidden], weight, config.eps), bf16)
@@ -344,7 +347,7 @@ def test_gate_equals_its_reference(bf16: bool) -> None:
     code = Code(module, "gate", (POINTER, POINTER))
     gate(code, config, *code.arguments)
     code.finish()
-    gates, output = 5 * drawn(3, 2 * config.intermediate), torch.zeros(config.intermediate, dtype=config.dtype)
+    gates, output = 5 * random_tensor(3, 2 * config.intermediate), torch.zeros(config.intermediate, dtype=config.dtype)
     Compiled(module).function("gate", 2)(gates.data_ptr(), output.data_ptr())
     assert_equal(output, gate_reference(gates), bf16)
 
@@ -391,9 +394,9 @@ def attention_kernel(config: KernelConfig, scaling: float) -> Any:
 def test_attention_and_cached_keys_equal_their_reference(bf16: bool, qk_norm: bool, window: int, count: int) -> None:
     config, length, start, scaling = kernel_config(bf16, qk_norm=qk_norm), 64, 37, 0.3
     size, group = config.head_size, config.query_heads // config.kv_heads
-    qkv, rotary = drawn(4, count, config.qkv_heads, size), drawn(5, count, 2, size)
-    keys, values = drawn(6, length, size).to(config.dtype), drawn(7, length, size).to(config.dtype)
-    norms = drawn(8, 2, size)
+    qkv, rotary = random_tensor(4, count, config.qkv_heads, size), random_tensor(5, count, 2, size)
+    keys, values = random_tensor(6, length, size).to(config.dtype), random_tensor(7, length, size).to(config.dtype)
+    norms = random_tensor(8, 2, size)
     output = torch.zeros(count, config.query_heads, size, dtype=config.dtype)
     query, scores = torch.zeros(count, size), torch.zeros(count, length + 2 * LANES)
     positions = [start + row for row in range(count)]
@@ -425,10 +428,10 @@ def test_exp_equals_its_reference_within_two_units_in_the_last_place() -> None:
     code.finish()
     powers = Compiled(module).function("powers", 2)
     exponents = np.linspace(-86.9, 87.9, 160_000, dtype=np.float32)
-    found = exponents.copy()
-    powers(found.ctypes.data, len(found))
+    actual = exponents.copy()
+    powers(actual.ctypes.data, len(actual))
     expected = exp_reference(torch.from_numpy(exponents).double()).numpy()
-    assert (np.abs(found - expected) / np.spacing(expected.astype(np.float32))).max() < 2
+    assert (np.abs(actual - expected) / np.spacing(expected.astype(np.float32))).max() < 2
     ends = np.full(LANES, -1e9, np.float32)
     ends[1], ends[2] = np.nan, 0
     powers(ends.ctypes.data, LANES)
@@ -457,16 +460,16 @@ def test_shared_work_is_done_once_by_any_number_of_threads() -> None:
 
 
 def test_a_failed_allocation_leaves_a_usable_state(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     rows = [BatchRow(0, 0, prompt(1, 60))]
     runner, cache = load_runner(folders / "llama")
     expected = runner.run(cache, rows).clone()
-    other, held = load_runner(folders / "llama")
-    other.run(held, [BatchRow(0, 0, [5])])
+    other, other_cache = load_runner(folders / "llama")
+    other.run(other_cache, [BatchRow(0, 0, [5])])
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "zeros", full)
+        patch.setattr(torch, "zeros", fail)
         with pytest.raises(RuntimeError, match="allocate"):
-            other.run(held, rows)
-    assert torch.equal(other.run(held, rows), expected)
+            other.run(other_cache, rows)
+    assert torch.equal(other.run(other_cache, rows), expected)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.helpers import Reference, generate_chunks, generation, ids, load_model, prompts, text
+from generation.helpers import Reference, generate_chunks, generation, ids, load_model, prompts, text, text_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-async def disturbed(model: LanguageModel, over: asyncio.Event) -> int:
-    """Callers who come and leave in mid-text until it is over; gives how many did."""
+async def disturb(model: LanguageModel, stop: asyncio.Event) -> int:
+    """Start streams and disconnect at random until `stop` is set; return their number."""
     count = 0
-    while not over.is_set():
+    while not stop.is_set():
         stream = model.generate(_call(prompts(1, 80, count)[0], max_new_tokens=40, do_sample=count % 2 == 0))
         async for _ in stream:
             if random.random() < 0.3:
@@ -35,24 +35,24 @@ def _call(prompt: str, **sampling: Any) -> Any:
 
 
 async def test_greedy_decoding_in_a_batch_equals_transformers(llama: LanguageModel, reference: Reference) -> None:
-    asked = [(prompt, 4 + i % 22) for i, prompt in enumerate(prompts(100))]
-    room, over = asyncio.Semaphore(32), asyncio.Event()
+    requests = [(prompt, 4 + i % 22) for i, prompt in enumerate(prompts(100))]
+    limit, stop = asyncio.Semaphore(32), asyncio.Event()
 
-    async def one(prompt: str, count: int) -> Any:
-        async with room:
+    async def generate(prompt: str, count: int) -> Any:
+        async with limit:
             return await generation(llama, prompt, max_new_tokens=count)
 
-    noise = asyncio.create_task(disturbed(llama, over))
-    found = await asyncio.gather(*(one(*each) for each in asked))
-    over.set()
-    assert await noise > 3
-    assert sum(each.prompts[0].cached > 0 for each in found) > 5, "beginnings are found again"
-    for (prompt, count), each in zip(asked, found, strict=True):
-        wanted, logits = reference.generate(prompt, count)
-        assert ids(each.texts[0]) == wanted[0]
+    disturbance = asyncio.create_task(disturb(llama, stop))
+    results = await asyncio.gather(*(generate(*each) for each in requests))
+    stop.set()
+    assert await disturbance > 3
+    assert sum(each.prompts[0].cached > 0 for each in results) > 5, "cached prefixes are used"
+    for (prompt, count), each in zip(requests, results, strict=True):
+        tokens, logits = reference.generate(prompt, count)
+        assert ids(each.texts[0]) == tokens[0]
         for token, row in zip(each.texts[0].tokens, logits, strict=True):
-            expected = reference.torch.log_softmax(row[0], -1)[token.id].item()
-            assert token.logprob == pytest.approx(expected, abs=1e-4)
+            expected_tokens = reference.torch.log_softmax(row[0], -1)[token.id].item()
+            assert token.logprob == pytest.approx(expected_tokens, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def gpt2(folders: Path) -> Iterator[LanguageModel]:
     asyncio.run(model.close())
 
 
-async def test_another_architecture_needs_no_code(gpt2: LanguageModel, folders: Path) -> None:
+async def test_gpt2_equals_transformers(gpt2: LanguageModel, folders: Path) -> None:
     reference = Reference(folders / "tiny-gpt2")
-    asked = prompts(12)
-    found = await asyncio.gather(*(text(gpt2, prompt, max_new_tokens=12) for prompt in asked))
-    for prompt, each in zip(asked, found, strict=True):
+    requests = prompts(12)
+    results = await asyncio.gather(*(text(gpt2, prompt, max_new_tokens=12) for prompt in requests))
+    for prompt, each in zip(requests, results, strict=True):
         assert ids(each) == reference.generate(prompt, 12)[0][0]
 
 
@@ -82,17 +82,17 @@ async def test_another_architecture_needs_no_code(gpt2: LanguageModel, folders: 
     ids=str,
 )
 async def test_beams_equal_transformers(llama: LanguageModel, reference: Reference, options: dict[str, Any]) -> None:
-    asked = prompts(6, seed=3)
-    over = asyncio.Event()
-    noise = asyncio.create_task(disturbed(llama, over))
-    found = await asyncio.gather(
-        *(generation(llama, prompt, max_new_tokens=14, num_beams=4, n=3, **options) for prompt in asked)
+    requests = prompts(6, seed=3)
+    stop = asyncio.Event()
+    disturbance = asyncio.create_task(disturb(llama, stop))
+    results = await asyncio.gather(
+        *(generation(llama, prompt, max_new_tokens=14, num_beams=4, n=3, **options) for prompt in requests)
     )
-    over.set()
-    await noise
-    for prompt, each in zip(asked, found, strict=True):
-        wanted, _ = reference.generate(prompt, 14, num_beams=4, num_return_sequences=3, **options)
-        assert [ids(one) for one in each.texts] == wanted
+    stop.set()
+    await disturbance
+    for prompt, each in zip(requests, results, strict=True):
+        tokens, _ = reference.generate(prompt, 14, num_beams=4, num_return_sequences=3, **options)
+        assert [ids(generate) for generate in each.texts] == tokens
 
 
 @pytest.mark.parametrize(
@@ -110,42 +110,42 @@ async def test_rules_equal_those_of_transformers(
         )
 
 
-async def test_the_prompts_log_probabilities(llama: LanguageModel, reference: Reference) -> None:
+async def test_log_probabilities_of_the_prompt(llama: LanguageModel, reference: Reference) -> None:
     prompt = prompts(1, seed=8)[0]
-    found = await generation(llama, prompt, max_new_tokens=3, prompt_logprobs=2, top_logprobs=3)
+    results = await generation(llama, prompt, max_new_tokens=3, prompt_logprobs=2, top_logprobs=3)
     tokens = reference.tokenizer(prompt).input_ids
-    prefill = found.prompts[0].prefill
+    prefill = results.prompts[0].prefill
     assert [token.id for token in prefill] == tokens
     assert prefill[0].logprob is None
     expected = reference.logprobs(tokens)
-    for place, token in enumerate(prefill[1:]):
-        assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
-        best = expected[place].topk(2)
+    for position, token in enumerate(prefill[1:]):
+        assert token.logprob == pytest.approx(float(expected[position, token.id]), abs=1e-4)
+        best = expected[position].topk(2)
         assert [top.id for top in token.top] == best.indices.tolist()
-    top = found.texts[0].tokens[0].top
+    top = results.texts[0].tokens[0].top
     assert [each.logprob for each in top] == pytest.approx(expected[-1].topk(3).values.tolist(), abs=1e-4)
 
 
 async def test_preempted_sequences_continue_with_the_same_results(llama_folder: Path, reference: Reference) -> None:
-    # 112 KiB hold 224 tokens of 512 bytes: hardly two of these texts at their full length.
+    # 112 KiB hold 224 tokens of 512 bytes: less than two of these sequences at their full length.
     model = load_model(llama_folder, cache_memory=112 / 1024**2, prefix_cache=0)
-    asked = [prompt for i, prompt in enumerate(prompts(8, 8, seed=9)) if i % 4]
+    requests = [prompt for i, prompt in enumerate(prompts(8, 8, seed=9)) if i % 4]
     try:
-        found = await asyncio.gather(*(text(model, prompt, max_new_tokens=60) for prompt in asked))
-        for prompt, each in zip(asked, found, strict=True):
+        results = await asyncio.gather(*(text(model, prompt, max_new_tokens=60) for prompt in requests))
+        for prompt, each in zip(requests, results, strict=True):
             assert ids(each) == reference.generate(prompt, 60)[0][0]
-        assert model._loaded.engine.scheduler.preempted
+        assert text_engine(model).engine.scheduler.preempted
     finally:
         await model.close()
 
 
 async def test_chunks_join_to_the_whole_text(llama: LanguageModel, reference: Reference) -> None:
     prompt = "How do I say hello in Japanese?"
-    found = await generate_chunks(llama, prompt, max_new_tokens=60, do_sample=True, seed=4, temperature=1.5)
-    assert [len(piece.prompts) for piece in found] == [1] + [0] * (len(found) - 1)
-    last = found[-1].texts[0]
-    assert "".join(piece.texts[0].text for piece in found) == last.whole
-    tokens = [token.id for piece in found for token in piece.texts[0].tokens]
+    results = await generate_chunks(llama, prompt, max_new_tokens=60, do_sample=True, seed=4, temperature=1.5)
+    assert [len(chunk.prompts) for chunk in results] == [1] + [0] * (len(results) - 1)
+    last = results[-1].texts[0]
+    assert "".join(chunk.texts[0].text for chunk in results) == last.whole
+    tokens = [token.id for chunk in results for token in chunk.texts[0].tokens]
     start = reference.tokenizer(prompt).input_ids
     decode = reference.tokenizer.decode
     assert (

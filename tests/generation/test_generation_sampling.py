@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Chat, Grammar
 from dragoman.generation import token_sampler
+from dragoman.generation.grammar import GrammarService
 from dragoman.runtimes.llm.model import LanguageModel
-from generation.helpers import Reference, generation, ids, load_model, prompts, text
+from generation.helpers import Reference, generation, ids, load_model, prompts, text, text_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 async def test_tokens_follow_the_distribution(llama: LanguageModel, reference: Reference) -> None:
     prompt, temperature, top_k, count = "The value of the", 0.7, 12, 1500
     logits = reference.logprobs(reference.tokenizer(prompt).input_ids)[-1].numpy() / temperature
-    likely = np.argsort(-logits)[:top_k]
-    shares = np.exp(logits[likely] - logits[likely].max())
+    top_tokens = np.argsort(-logits)[:top_k]
+    shares = np.exp(logits[top_tokens] - logits[top_tokens].max())
     shares /= shares.sum()
-    drawn: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for first in range(0, count, 300):
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(
                 generation(
                     llama,
@@ -44,36 +45,36 @@ async def test_tokens_follow_the_distribution(llama: LanguageModel, reference: R
                 for seed in range(first, first + 300, 10)
             )
         )
-        drawn.update(ids(each)[0] for one in found for each in one.texts)
-    assert set(drawn) <= set(likely.tolist())
+        counts.update(ids(each)[0] for one in result for each in one.texts)
+    assert set(counts) <= set(top_tokens.tolist())
     expected = shares * count
-    chi_square = sum((drawn[int(token)] - mean) ** 2 / mean for token, mean in zip(likely, expected, strict=True))
-    # 99.99 % of a chi-square distribution with 11 degrees of freedom lie below 37.4; the seeds are fixed besides.
+    chi_square = sum((counts[int(token)] - mean) ** 2 / mean for token, mean in zip(top_tokens, expected, strict=True))
+    # 99.99 % of a chi-square distribution with 11 degrees of freedom lie below 37.4; the seeds are fixed.
     assert chi_square < 37.4
 
 
 async def test_a_seed_gives_the_same_completion_alone_and_in_a_batch(llama: LanguageModel) -> None:
-    wanted: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.2, "top_p": 0.95, "seed": 11}
-    asked = prompts(10, 20, seed=6)
-    alone = [await text(llama, prompt, **wanted) for prompt in asked]
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.2, "top_p": 0.95, "seed": 11}
+    prompts_ = prompts(10, 20, seed=6)
+    single = [await text(llama, prompt, **options) for prompt in prompts_]
     batch = await asyncio.gather(
-        *(text(llama, prompt, **wanted) for prompt in asked),
-        *(text(llama, prompt, **{**wanted, "seed": i}) for i, prompt in enumerate(prompts(30, 40, seed=7))),
+        *(text(llama, prompt, **options) for prompt in prompts_),
+        *(text(llama, prompt, **{**options, "seed": i}) for i, prompt in enumerate(prompts(30, 40, seed=7))),
     )
-    assert [ids(each) for each in alone] == [ids(each) for each in batch[:10]]
-    assert all(each.seed == 11 for each in alone)
+    assert [ids(each) for each in single] == [ids(each) for each in batch[:10]]
+    assert all(each.seed == 11 for each in single)
 
 
 async def test_logits_do_not_depend_on_the_batch_in_bfloat16(llama_folder: Path) -> None:
     model = load_model(llama_folder, dtype="bfloat16", prefill_chunk=32, prefix_cache=0)
-    asked = prompts(8, 50, seed=12)
-    wanted: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "seed": 5}
-    alone = [await text(model, prompt, **wanted) for prompt in asked]
+    prompts_ = prompts(8, 50, seed=12)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "seed": 5}
+    single = [await text(model, prompt, **options) for prompt in prompts_]
     batch = await asyncio.gather(
         *(text(model, prompt, max_new_tokens=30) for prompt in prompts(20, 50, seed=13)),
-        *(text(model, prompt, **wanted) for prompt in asked),
+        *(text(model, prompt, **options) for prompt in prompts_),
     )
-    for one, other in zip(alone, batch[20:], strict=True):
+    for one, other in zip(single, batch[20:], strict=True):
         assert ids(one) == ids(other)
         assert [token.logprob for token in one.tokens] == pytest.approx([token.logprob for token in other.tokens])
     await model.close()
@@ -88,17 +89,17 @@ async def test_a_missing_seed_is_generated_and_returned(llama: LanguageModel) ->
 
 
 async def test_each_of_several_completions_is_reproducible_by_its_seed(llama: LanguageModel) -> None:
-    found = await generation(llama, "An object", max_new_tokens=10, do_sample=True, seed=2**64 - 1, n=3)
-    assert [each.choice for each in found.texts] == [0, 1, 2]
-    assert [each.seed for each in found.texts] == [2**64 - 1, 0, 1]
-    for each in found.texts:
+    result = await generation(llama, "An object", max_new_tokens=10, do_sample=True, seed=2**64 - 1, n=3)
+    assert [each.choice for each in result.texts] == [0, 1, 2]
+    assert [each.seed for each in result.texts] == [2**64 - 1, 0, 1]
+    for each in result.texts:
         assert ids(await text(llama, "An object", max_new_tokens=10, do_sample=True, seed=each.seed)) == ids(each)
 
 
 async def test_best_of_returns_the_best_in_order(llama: LanguageModel) -> None:
-    found = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=6)
+    result = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=6)
     best = await generation(llama, "An object", max_new_tokens=8, do_sample=True, seed=1, n=2, best_of=6)
-    means = sorted((sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in found.texts), reverse=True)
+    means = sorted((sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in result.texts), reverse=True)
     scores = [sum(t.logprob or 0 for t in each.tokens) / len(each.tokens) for each in best.texts]
     assert scores == pytest.approx(means[:2])
     assert [each.choice for each in best.texts] == [0, 1]
@@ -115,20 +116,20 @@ PROCESSORS: list[tuple[str, dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "ours"), PROCESSORS, ids=lambda value: None if callable(value) else str(value)
+    ("name", "options", "rule"), PROCESSORS, ids=lambda value: None if callable(value) else str(value)
 )
 @pytest.mark.parametrize("size", [50, 5000])
-def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str, Any], ours: Any, size: int) -> None:
+def test_rules_equal_the_processors_of_transformers(name: str, options: dict[str, Any], rule: Any, size: int) -> None:
     import torch
     import transformers
 
     for seed in range(5):
         row = (np.random.default_rng(seed).normal(size=size) * 2).astype(np.float32)
-        theirs: Any = getattr(transformers, name)(**options)(
+        expected: Any = getattr(transformers, name)(**options)(
             torch.zeros(1, 1, dtype=torch.long), torch.tensor(row[None])
         )
-        ours(row)
-        np.testing.assert_allclose(row, theirs[0].numpy(), rtol=1e-6)
+        rule(row)
+        np.testing.assert_allclose(row, expected[0].numpy(), rtol=1e-6)
 
 
 def test_penalties_equal_openais_formula() -> None:
@@ -144,84 +145,87 @@ async def test_bias_bad_words_and_penalties_change_texts(llama: LanguageModel) -
     forced = await text(llama, "The", max_new_tokens=3, logit_bias={42: 1000.0})
     assert ids(forced) == [42, 42, 42]
     allowed = (7, 42, 43, 77)
-    for drawing in ({"do_sample": True, "seed": 5, "temperature": 3.0}, {"num_beams": 3}, {}):
-        some = await text(llama, "The", max_new_tokens=9, allowed_token_ids=allowed, **drawing)
-        assert set(ids(some)) <= set(allowed)
-        assert len(ids(some)) == 9
+    for method in ({"do_sample": True, "seed": 5, "temperature": 3.0}, {"num_beams": 3}, {}):
+        limited = await text(llama, "The", max_new_tokens=9, allowed_token_ids=allowed, **method)
+        assert set(ids(limited)) <= set(allowed)
+        assert len(ids(limited)) == 9
     penalised = await text(llama, "The", max_new_tokens=12, frequency_penalty=2.0, presence_penalty=2.0)
     assert len(set(ids(penalised))) > len(set(ids(await text(llama, "The", max_new_tokens=12))))
-    without = await text(llama, "The", max_new_tokens=30, bad_words=("the", "class"), do_sample=True, seed=3)
-    assert not {" the", "the", " class", "class"} & {token.text for token in without.tokens}
+    filtered = await text(llama, "The", max_new_tokens=30, bad_words=("the", "class"), do_sample=True, seed=3)
+    assert not {" the", "the", " class", "class"} & {token.text for token in filtered.tokens}
 
 
 async def test_end_conditions(llama: LanguageModel) -> None:
-    whole = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9)
-    assert whole.finish == "length"
-    stop = whole.whole[8:11]
-    cut = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=("§§", stop))
-    assert (cut.finish, cut.stop) == ("stop_sequence", stop)
-    assert cut.whole == whole.whole[: whole.whole.index(stop)]
-    kept = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=(stop,), include_stop=True)
-    assert kept.whole == cut.whole + stop
-    token = ids(whole)[4]
+    full = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9)
+    assert full.finish == "length"
+    stop = full.whole[8:11]
+    stopped = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=("§§", stop))
+    assert (stopped.finish, stopped.stop) == ("stop_sequence", stop)
+    assert stopped.whole == full.whole[: full.whole.index(stop)]
+    included = await text(
+        llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop=(stop,), include_stop=True
+    )
+    assert included.whole == stopped.whole + stop
+    token = ids(full)[4]
     ended = await text(llama, "The import", max_new_tokens=20, do_sample=True, seed=9, stop_token_ids=(token,))
     assert (ended.finish, ended.stop) == ("stop_sequence", token)
-    assert ids(ended) == ids(whole)[: ids(whole).index(token) + 1]
+    assert ids(ended) == ids(full)[: ids(full).index(token) + 1]
     end = await text(llama, "The import", max_new_tokens=20, logit_bias={1: 1000.0}, min_new_tokens=3)
     assert (end.finish, end.generated, end.stop) == ("eos_token", 4, 1)
-    on = await text(llama, "The import", max_new_tokens=5, logit_bias={1: 1000.0}, ignore_eos=True)
-    assert (on.finish, ids(on)) == ("length", [1] * 5)
-    assert (on.whole, all(token.special for token in on.tokens)) == ("", True)
-    shown = await text(
+    ignoring = await text(llama, "The import", max_new_tokens=5, logit_bias={1: 1000.0}, ignore_eos=True)
+    assert (ignoring.finish, ids(ignoring)) == ("length", [1] * 5)
+    assert (ignoring.whole, all(token.special for token in ignoring.tokens)) == ("", True)
+    with_special = await text(
         llama, "The import", max_new_tokens=2, logit_bias={1: 1000.0}, ignore_eos=True, skip_special_tokens=False
     )
-    assert shown.whole == "<|end|><|end|>"
+    assert with_special.whole == "<|end|><|end|>"
 
 
 @pytest.mark.parametrize(
-    ("grammar", "fits"),
+    ("grammar", "matches"),
     [
-        (Grammar("regex", "[a-c]{5}"), lambda found: len(found) == 5 and set(found) <= set("abc")),
-        (Grammar("choice", '["grün", "blau"]'), lambda found: found in ("grün", "blau")),
-        (Grammar("lark", 'start: "x" "y" "z"'), lambda found: found == "xyz"),
+        (Grammar("regex", "[a-c]{5}"), lambda result: len(result) == 5 and set(result) <= set("abc")),
+        (Grammar("choice", '["grün", "blau"]'), lambda result: result in ("grün", "blau")),
+        (Grammar("lark", 'start: "x" "y" "z"'), lambda result: result == "xyz"),
         (
             Grammar(
                 "json_schema",
                 '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],'
                 '"additionalProperties": false, "x-guidance": {"whitespace_flexible": false}}',
             ),
-            lambda found: json.loads(found)["a"] in (1, 2),
+            lambda result: json.loads(result)["a"] in (1, 2),
         ),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
-async def test_grammars(llama: LanguageModel, grammar: Grammar, fits: Any) -> None:
+async def test_grammars(llama: LanguageModel, grammar: Grammar, matches: Any) -> None:
     for options in ({"do_sample": True, "seed": 3}, {}, {"num_beams": 2}):
-        found = await text(llama, "Say", max_new_tokens=60, grammar=grammar, **options)
-        assert fits(found.whole), (options, found.whole)
+        result = await text(llama, "Say", max_new_tokens=60, grammar=grammar, **options)
+        assert matches(result.whole), (options, result.whole)
 
 
 async def test_white_space_in_a_schema_is_limited(llama: LanguageModel) -> None:
-    known = llama._loaded.intake.vocabulary
-    space = {t: 100.0 for t in range(known.size) if known.text(t).strip(" \t\r\n") == "" and known.text(t)}
+    vocabulary = text_engine(llama).intake.vocabulary
+    space = {
+        t: 100.0 for t in range(vocabulary.size) if vocabulary.text(t).strip(" \t\r\n") == "" and vocabulary.text(t)
+    }
     schema = {
         "type": "object",
         "properties": {"a": {"const": 1}, "b": {"type": "array", "maxItems": 2, "items": {"enum": [2]}}},
     }
-    for made in (schema | {"required": ["a", "b"], "additionalProperties": False}, {"enum": [{"c": None}]}):
-        grammar = Grammar("json_schema", json.dumps(made))
-        found = await text(llama, "Say", max_new_tokens=250, grammar=grammar, logit_bias=space)
-        assert found.finish == "eos_token"
-        assert json.loads(found.whole)
-        assert "\n\n" not in found.whole
+    for each in (schema | {"required": ["a", "b"], "additionalProperties": False}, {"enum": [{"c": None}]}):
+        grammar = Grammar("json_schema", json.dumps(each))
+        result = await text(llama, "Say", max_new_tokens=250, grammar=grammar, logit_bias=space)
+        assert result.finish == "eos_token"
+        assert json.loads(result.whole)
+        assert "\n\n" not in result.whole
 
 
-def test_json_may_be_indented_as_programs_write_it(llama: LanguageModel) -> None:
-    grammars, cut = llama._loaded.intake._grammars, llama._loaded.intake.vocabulary.cut
+def test_json_may_be_indented(llama: LanguageModel, grammars: GrammarService) -> None:
     value = {"a": [1, {"b": "x y"}], "c": {}}
     for indent in (None, 2, 4, "\t"):
         guide = grammars.guide(Grammar("json_object"))
-        for token in cut(json.dumps(value, indent=indent)):
+        for token in text_engine(llama).intake.vocabulary.cut(json.dumps(value, indent=indent)):
             assert guide.allowed()[token]
             guide.accept(token)
         assert guide.ended
@@ -233,14 +237,13 @@ _LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from('\x00\x01\
 @settings(max_examples=60)
 @example("\x7f")
 @given(st.text(_LETTERS, min_size=1, max_size=8))
-def test_any_text_may_be_a_choice(llama: LanguageModel, choice: str) -> None:
-    intake = llama._loaded.intake
-    guide = intake._grammars.guide(Grammar("choice", json.dumps([choice])))
-    ends, written = set(intake._grammars._ends), list[int]()
-    while not guide.ended and (allowed := set(np.flatnonzero(guide.allowed()).tolist()) - ends):
-        written.append(max(allowed))
-        guide.accept(written[-1])
-    assert intake.vocabulary.decode(written, skip_special=False) == choice
+def test_any_text_may_be_a_choice(llama: LanguageModel, grammars: GrammarService, choice: str) -> None:
+    guide = grammars.guide(Grammar("choice", json.dumps([choice])))
+    tokens = list[int]()
+    while not guide.ended and (allowed := set(np.flatnonzero(guide.allowed()).tolist()) - {1}):
+        tokens.append(max(allowed))
+        guide.accept(tokens[-1])
+    assert text_engine(llama).intake.vocabulary.decode(tokens, skip_special=False) == choice
 
 
 async def test_unsupported_grammars_are_rejected(llama: LanguageModel) -> None:
@@ -250,24 +253,24 @@ async def test_unsupported_grammars_are_rejected(llama: LanguageModel) -> None:
     assert (await text(llama, "Say", max_new_tokens=2)).generated == 2
 
 
-async def test_conversations_and_truncation(llama: LanguageModel, reference: Reference) -> None:
+async def test_chats_and_truncation(llama: LanguageModel, reference: Reference) -> None:
     chat = Chat(({"role": "user", "content": "hi"},), tools=({"name": "f"},))
-    found = await generation(llama, chat, max_new_tokens=3)
-    said = found.prompts[0].text
-    assert said == '<|start|><|system|>Tools: [{"name": "f"}]\n<|user|>hi\n<|assistant|>'
-    assert found.prompts[0].tokens == len(reference.tokenizer(said, add_special_tokens=False).input_ids)
+    result = await generation(llama, chat, max_new_tokens=3)
+    prompt = result.prompts[0].text
+    assert prompt == '<|start|><|system|>Tools: [{"name": "f"}]\n<|user|>hi\n<|assistant|>'
+    assert result.prompts[0].tokens == len(reference.tokenizer(prompt, add_special_tokens=False).input_ids)
     with pytest.raises(InvalidInput, match="unknown role robot"):
         await generation(llama, Chat(({"role": "robot", "content": ""},)), max_new_tokens=3)
     tokens = tuple(reference.tokenizer(prompts(1)[0]).input_ids)
-    cut = await generation(llama, tokens, max_new_tokens=6, truncate=5)
-    assert cut.prompts[0].tokens == 5
-    assert ids(cut.texts[0]) == ids(await text(llama, tokens[-5:], max_new_tokens=6))
+    stopped = await generation(llama, tokens, max_new_tokens=6, truncate=5)
+    assert stopped.prompts[0].tokens == 5
+    assert ids(stopped.texts[0]) == ids(await text(llama, tokens[-5:], max_new_tokens=6))
 
 
-async def test_log_probabilities_are_those_of_the_model(llama: LanguageModel) -> None:
+async def test_log_probabilities_do_not_depend_on_sampling(llama: LanguageModel) -> None:
     plain = (await text(llama, "The", max_new_tokens=1)).tokens[0]
-    drawn = await text(llama, "The", max_new_tokens=1, do_sample=True, temperature=0.01, seed=1, top_logprobs=1)
-    assert drawn.tokens[0].logprob == pytest.approx(plain.logprob)
-    assert drawn.tokens[0].top[0].logprob == pytest.approx(plain.logprob)
+    sampled = await text(llama, "The", max_new_tokens=1, do_sample=True, temperature=0.01, seed=1, top_logprobs=1)
+    assert sampled.tokens[0].logprob == pytest.approx(plain.logprob)
+    assert sampled.tokens[0].top[0].logprob == pytest.approx(plain.logprob)
     assert plain.logprob is not None
     assert math.exp(plain.logprob) < 1

@@ -23,9 +23,9 @@ class Prompt:
 
 
 @dataclass
-class Memory:
+class FakeCache:
     budget: int
-    known: int = 0
+    prefix: int = 0
     moves: list[tuple[int, int, int]] = field(default_factory=list)
     cleared: list[tuple[int, int]] = field(default_factory=list)
 
@@ -42,11 +42,11 @@ class Memory:
         self.cleared.append((slot, length))
 
     def load_prefix(self, sequence: Sequence) -> int:
-        return min(self.known, len(sequence.tokens) - 1)
+        return min(self.prefix, len(sequence.tokens) - 1)
 
 
 def step(scheduler: Scheduler) -> list[tuple[int, int]]:
-    """Do the step's work; gives (slot, count) of each."""
+    """Plan and execute one step; return (slot, count) of each sequence."""
     works = scheduler.plan()
     for work in works:
         work.sequence.computed += work.count
@@ -55,20 +55,20 @@ def step(scheduler: Scheduler) -> list[tuple[int, int]]:
     return [(work.sequence.slot, work.count) for work in works]
 
 
-def test_decoding_continues_beside_chunks_of_prompts() -> None:
-    scheduler = Scheduler(Memory(10_000), max_batch=4, chunk=8)
+def test_decoding_continues_with_chunks_of_prompts() -> None:
+    scheduler = Scheduler(FakeCache(10_000), max_batch=4, chunk=8)
     scheduler.add(Prompt(3))
     scheduler.add(Prompt(20))
-    assert step(scheduler) == [(0, 3)], "a chunk of 8 does not fit beside the first prompt"
+    assert step(scheduler) == [(0, 3)], "the rest of the chunk is too short for 8 tokens"
     assert step(scheduler) == [(0, 1), (1, 8)]
     assert step(scheduler) == [(0, 1), (1, 8)]
     scheduler.add(Prompt(2))
-    assert step(scheduler) == [(0, 1), (1, 4), (2, 2)], "the long prompt's rest, and the next one"
+    assert step(scheduler) == [(0, 1), (1, 4), (2, 2)], "the rest of the long prompt, and the next one"
     assert step(scheduler) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_admission_in_order_of_arrival_within_capacity() -> None:
-    scheduler = Scheduler(Memory(100), max_batch=2, chunk=1000)
+    scheduler = Scheduler(FakeCache(100), max_batch=2, chunk=1000)
     first, second, third = Prompt(40), Prompt(10, width=2), Prompt(10)
     for each in (first, second, third):
         scheduler.add(each)
@@ -82,7 +82,7 @@ def test_admission_in_order_of_arrival_within_capacity() -> None:
 
 
 def test_the_newest_task_is_preempted() -> None:
-    scheduler = Scheduler(Memory(44), max_batch=4, chunk=1000)
+    scheduler = Scheduler(FakeCache(44), max_batch=4, chunk=1000)
     first, second = Prompt(20), Prompt(20)
     scheduler.add(first)
     scheduler.add(second)
@@ -98,7 +98,7 @@ def test_the_newest_task_is_preempted() -> None:
 
 
 def test_sequences_move_to_lower_free_slots() -> None:
-    memory = Memory(10_000)
+    memory = FakeCache(10_000)
     scheduler = Scheduler(memory, max_batch=8, chunk=1000)
     tasks = [Prompt(4) for _ in range(8)]
     for each in tasks:
@@ -117,7 +117,7 @@ def test_sequences_move_to_lower_free_slots() -> None:
 
 
 def test_cached_prefixes_are_not_computed() -> None:
-    scheduler = Scheduler(Memory(1000, known=6), max_batch=8, chunk=1000)
+    scheduler = Scheduler(FakeCache(1000, prefix=6), max_batch=8, chunk=1000)
     scheduler.add(Prompt(10))
     assert step(scheduler) == [(0, 4)]
 
@@ -128,7 +128,7 @@ def test_prefixes_are_found_by_tokens_and_adapter() -> None:
     prefixes.add(tokens, "", lambda start, stop: (start, stop))
     assert len(prefixes) == 3
     assert prefixes.find(tokens, "") == [(0, 16), (16, 32), (32, 48)]
-    assert prefixes.find(tokens[: 2 * BLOCK], "") == [(0, 16)], "never of all tokens"
+    assert prefixes.find(tokens[: 2 * BLOCK], "") == [(0, 16)], "at least one token is computed"
     assert prefixes.find(tokens, "other") == []
     assert prefixes.find([5, *tokens], "") == []
     prefixes.add([*tokens[:BLOCK], *[9] * 2 * BLOCK], "", lambda start, stop: ("b", start, stop))

@@ -13,16 +13,16 @@ from dragoman.runtimes.llm.model import LanguageModel
 MESSAGES = ({"role": "user", "content": "hi"},)
 
 
-async def rendered(model: LanguageModel, template: str = "", **options: Any) -> str:
+async def render(model: LanguageModel, template: str = "", **options: Any) -> str:
     return (await model.tokenize(Tokenize(Chat(MESSAGES, options=options, template=template)))).text
 
 
 async def test_a_template_replaces_the_models_own(llama: LanguageModel) -> None:
-    assert await rendered(llama, "{{ messages[0].content }}, {{ mood }}!", mood="well") == "hi, well!"
-    assert "<|user|>" in await rendered(llama)
+    assert await render(llama, "{{ messages[0].content }}, {{ mood }}!", mood="well") == "hi, well!"
+    assert "<|user|>" in await render(llama)
     call = Generate(prompts=(Chat(MESSAGES, template="A class"),), sampling=Sampling(max_new_tokens=1))
-    (piece,) = [piece async for piece in llama.generate(call)]
-    assert piece.prompts[0].text == "A class"
+    (chunk,) = [chunk async for chunk in llama.generate(call)]
+    assert chunk.prompts[0].text == "A class"
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ async def test_a_template_replaces_the_models_own(llama: LanguageModel) -> None:
 )
 async def test_forbidden_operations_of_a_template_are_invalid_input(llama: LanguageModel, template: str) -> None:
     with pytest.raises(errors.InvalidInput, match=r"^chat_template: it rejects these messages: "):
-        await rendered(llama, template)
+        await render(llama, template)
 
 
 async def test_a_text_that_cannot_fit_is_not_tokenized(llama: LanguageModel) -> None:
     template = "{{ 'abc ' * 10_000_000 }}"
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(errors.TooLong):
-        await rendered(llama, template)
+        await render(llama, template)
     prompt = Chat(MESSAGES, template=template)
     with pytest.raises(errors.TooLong):
         await anext(llama.generate(Generate(prompts=(prompt,), sampling=Sampling(truncate=3))))
-    assert time.monotonic() - began_s < 5  # to cut it takes far longer
+    assert time.monotonic() - start_s < 5  # tokenization takes far longer
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "tools", "add_generation_prompt"])

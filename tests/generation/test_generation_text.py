@@ -19,28 +19,28 @@ def lossy(tokens: list[int]) -> str:
 
 
 def metaspace() -> Any:
-    """A tokenizer as those of Llama 2 are: words begin with ▁, unknown characters are bytes, the first space goes."""
+    """A tokenizer like that of Llama 2: words begin with ▁, unknown characters are bytes."""
     import tokenizers
 
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Hello", "▁wor", "ld", "é"]
-    made: Any = tokenizers.Tokenizer(
+    tokenizer: Any = tokenizers.Tokenizer(
         tokenizers.models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
     )
-    parts = tokenizers.decoders
-    made.decoder = parts.Sequence(
-        [parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(content=" ", left=1)]
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
     )
-    return made
+    return tokenizer
 
 
-MAKERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [
+DETOKENIZERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [
     (lambda before: BytesDetokenizer(BYTES, before), lossy, 256),
     (lambda before: WindowDetokenizer(lossy, before), lossy, 256),
     (lambda before: WindowDetokenizer(metaspace().decode, before), metaspace().decode, 262),
 ]
 
 
-@pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
+@pytest.mark.parametrize(("make", "decode", "size"), DETOKENIZERS, ids=["bytes", "window", "metaspace"])
 @given(data=st.data())
 def test_chunks_join_to_the_whole(
     make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, data: st.DataObject
@@ -50,75 +50,75 @@ def test_chunks_join_to_the_whole(
     else:
         tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=12))
     writer = make([])
-    generate_chunks = [writer.add(token) for token in tokens]
-    generate_chunks.append(writer.rest())
-    if size == 256 or "\ufffd" not in decode(tokens):  # a broken byte takes back characters before it, in this one
-        assert "".join(generate_chunks) == decode(tokens)
+    chunks = [writer.add(token) for token in tokens]
+    chunks.append(writer.rest())
+    if size == 256 or "\ufffd" not in decode(tokens):  # with metaspace, an invalid byte replaces characters before it
+        assert "".join(chunks) == decode(tokens)
 
 
-@pytest.mark.parametrize(("make", "decode", "size"), MAKERS, ids=["bytes", "window", "metaspace"])
+@pytest.mark.parametrize(("make", "decode", "size"), DETOKENIZERS, ids=["bytes", "window", "metaspace"])
 @given(before=texts, after=texts)
 def test_a_completion_continues_a_character_of_the_prompt(
     make: Callable[[list[int]], Detokenizer], decode: Callable[[list[int]], str], size: int, before: str, after: str
 ) -> None:
     shift = 1 if size > 256 else 0
-    first, then = ([byte + shift for byte in part.encode()] for part in ("x" + before, after))
+    first, following = ([byte + shift for byte in part.encode()] for part in ("x" + before, after))
     writer = make(first)
-    assert "".join([*map(writer.add, then), writer.rest()]) == after
+    assert "".join([*map(writer.add, following), writer.rest()]) == after
 
 
 def test_chunks_contain_no_partial_characters() -> None:
-    for make, _, size in MAKERS:
+    for make, _, size in DETOKENIZERS:
         writer = make([])
-        shown = [writer.add(byte + (1 if size > 256 else 0)) for byte in "🙂é".encode()]
-        assert [piece for piece in shown if piece] == ["🙂", "é"]
+        output = [writer.add(byte + (1 if size > 256 else 0)) for byte in "🙂é".encode()]
+        assert [chunk for chunk in output if chunk] == ["🙂", "é"]
 
 
 def test_leading_spaces_of_words_are_kept() -> None:
-    made = metaspace()
-    writer = WindowDetokenizer(made.decode, [258])
+    tokenizer = metaspace()
+    writer = WindowDetokenizer(tokenizer.decode, [258])
     assert [writer.add(token) for token in (258, 259, 260)] == [" Hello", " wor", "ld"]
 
 
 @given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_stop_strings_are_found_and_removed(generate_chunks: list[str], stops: list[str]) -> None:
-    watch = StopStrings(stops, keep=False)
-    shown, fed = "", ""
-    for piece in generate_chunks:
-        fed += piece
-        shown += watch.add(piece)
-        assert not any(stop in shown for stop in stops)
-        if watch.found:
+def test_stop_strings_are_found_and_removed(chunks: list[str], stops: list[str]) -> None:
+    stop_strings = StopStrings(stops, keep=False)
+    output, text = "", ""
+    for chunk in chunks:
+        text += chunk
+        output += stop_strings.add(chunk)
+        assert not any(stop in output for stop in stops)
+        if stop_strings.found:
             break
-    found = [fed.index(stop) for stop in stops if stop in fed]
-    if found:
-        assert watch.found in stops
-        assert shown == fed[: min(found)]
+    positions = [text.index(stop) for stop in stops if stop in text]
+    if positions:
+        assert stop_strings.found in stops
+        assert output == text[: min(positions)]
     else:
-        assert not watch.found
-        assert shown + watch.rest() == "".join(generate_chunks)
+        assert not stop_strings.found
+        assert output + stop_strings.rest() == "".join(chunks)
 
 
 @given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_included_stop_strings_are_not_held_back(generate_chunks: list[str], stops: list[str]) -> None:
-    kept, taken = StopStrings(stops, keep=True), StopStrings(stops, keep=False)
-    shown, without, fed = "", "", ""
-    for piece in generate_chunks:
-        fed += piece
-        shown += kept.add(piece)
-        without += taken.add(piece)
-        assert kept.found == taken.found
-        if kept.found:
+def test_included_stop_strings_are_not_held_back(chunks: list[str], stops: list[str]) -> None:
+    including, removing = StopStrings(stops, keep=True), StopStrings(stops, keep=False)
+    output, output_without, text = "", "", ""
+    for chunk in chunks:
+        text += chunk
+        output += including.add(chunk)
+        output_without += removing.add(chunk)
+        assert including.found == removing.found
+        if including.found:
             break
-        assert shown == fed
-    assert kept.rest() == ""
-    assert shown == without + kept.found + taken.rest()
-    assert fed.startswith(shown)
+        assert output == text
+    assert including.rest() == ""
+    assert output == output_without + including.found + removing.rest()
+    assert text.startswith(output)
 
 
 def test_only_prefixes_of_stop_strings_are_held_back() -> None:
-    generate_chunks = ("Hi", "\n", "Us", "ual", "\nUser", ": x")
-    watch = StopStrings(["\nUser:"], keep=False)
-    assert [watch.add(piece) for piece in generate_chunks] == ["Hi", "", "", "\nUsual", "", ""]
-    watch = StopStrings(["\nUser:"], keep=True)
-    assert [watch.add(piece) for piece in generate_chunks] == ["Hi", "\n", "Us", "ual", "\nUser", ":"]
+    chunks = ("Hi", "\n", "Us", "ual", "\nUser", ": x")
+    stop_strings = StopStrings(["\nUser:"], keep=False)
+    assert [stop_strings.add(chunk) for chunk in chunks] == ["Hi", "", "", "\nUsual", "", ""]
+    stop_strings = StopStrings(["\nUser:"], keep=True)
+    assert [stop_strings.add(chunk) for chunk in chunks] == ["Hi", "\n", "Us", "ual", "\nUser", ":"]

@@ -7,8 +7,8 @@ pytest.importorskip("torch")
 from dragoman.generation.runner import AdaptiveThreads
 
 
-class Machine:
-    """A clock, and the part of it that the thread that leads has computed."""
+class FakeMachine:
+    """A fake clock, and the CPU time of the main thread."""
 
     def __init__(self) -> None:
         self.now_s = self.computed_s = 100.0
@@ -18,7 +18,7 @@ class Machine:
         return AdaptiveThreads(threads, lambda: self.now_s, lambda: self.computed_s, self.threads.append)
 
     def steps(self, adaptive: AdaptiveThreads, seconds: float, share: float) -> None:
-        """Steps of 10 ms, of which it computes that share."""
+        """Run steps of 10 ms with this share of CPU time."""
         for _ in range(round(seconds * 100)):
             with adaptive:
                 self.now_s += 0.01
@@ -26,22 +26,22 @@ class Machine:
 
 
 def test_all_threads_compute_on_an_idle_machine() -> None:
-    machine = Machine()
+    machine = FakeMachine()
     machine.steps(machine.adaptive(4), 5.0, 0.95)
     assert machine.threads == [4]
 
 
 def test_one_thread_computes_while_others_use_the_cores_with_growing_retry_delays() -> None:
-    machine = Machine()
+    machine = FakeMachine()
     adaptive = machine.adaptive(4)
     machine.steps(adaptive, 8.0, 0.4)
-    assert machine.threads == [4, 1, 4, 1, 4, 1, 4, 1], "after 1, 2 and 4 seconds alone"
+    assert machine.threads == [4, 1, 4, 1, 4, 1, 4, 1], "retries after 1, 2 and 4 seconds"
     machine.steps(adaptive, 9.0, 0.95)
-    assert machine.threads[8:] == [4], "and goes on with all of them when it is quiet"
+    assert machine.threads[8:] == [4], "all threads again on an idle machine"
 
 
 def test_the_retry_delay_is_reset_after_a_quiet_period() -> None:
-    machine = Machine()
+    machine = FakeMachine()
     adaptive = machine.adaptive(2)
     machine.steps(adaptive, 0.2, 0.4)
     machine.steps(adaptive, 2.0, 0.95)
@@ -51,7 +51,7 @@ def test_the_retry_delay_is_reset_after_a_quiet_period() -> None:
 
 
 def test_time_between_steps_does_not_count() -> None:
-    machine = Machine()
+    machine = FakeMachine()
     adaptive = machine.adaptive(2)
     for _ in range(100):
         machine.steps(adaptive, 0.01, 0.95)
@@ -59,8 +59,8 @@ def test_time_between_steps_does_not_count() -> None:
     assert machine.threads == [2]
 
 
-def test_a_step_that_fails_counts_as_another() -> None:
-    machine = Machine()
+def test_failed_steps_count() -> None:
+    machine = FakeMachine()
     adaptive = machine.adaptive(2)
     for _ in range(20):
         with pytest.raises(ValueError, match="broken"), adaptive:

@@ -13,7 +13,7 @@ async def test_the_time_in_the_queue_is_reported(llama_folder: Path) -> None:
             generation(model, "The import", max_new_tokens=40, ignore_eos=True),
             generation(model, "A class", max_new_tokens=1),
         )
-        waits = [found.prompts[0].waited_s or 0.0 for found in (first, second)]
+        waits = [result.prompts[0].waited_s or 0.0 for result in (first, second)]
         assert 0 <= waits[0] < waits[1]
     finally:
         await model.close()
