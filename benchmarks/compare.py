@@ -9,6 +9,7 @@ are taken within a round, so the result is usable on a machine that also does ot
 import argparse
 import contextlib
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -82,7 +83,7 @@ def _row(
     folder: Path,
     options: argparse.Namespace,
 ) -> str:
-    run = load.choose(workload.wire, "auto")
+    run = load.compiled if shutil.which("cc") else load.own
     intervals = [
         load.Load(
             check_request(workload, ports[workload.wire], echo=False),
@@ -90,6 +91,7 @@ def _row(
             options.seconds,
             cores.load,
             folder,
+            never_sleeps=True,
         )
         for _, ports in servers
     ]

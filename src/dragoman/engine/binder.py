@@ -58,17 +58,19 @@ class Binder:
         self._cache: OrderedDict[str, ConfiguredSignature] = OrderedDict()
 
     def bind(self, call: Any, to: ConfiguredSignature | None = None) -> Any:
-        """Return the call with its tensors named, in order and checked against a signature.
+        """Return the call with its tensors named, in order and checked against a signature, by default the model's.
 
-        Without a signature it is that of the model; a call that `needs_config_signature` is then not bound yet.
+        Returns None if the signature depends on the config of the call, or is what the call asks for: see
+        `signature_for`.
         """
-        if to is None:
-            if self._is_configurable:
-                if type(call) is Infer and "config" in call.parameters:
-                    call = config_in(call)
-                if self.needs_config_signature(call):
-                    return call
-            to = self._default
+        if type(call) is SignatureFor:
+            return None
+        if self._is_configurable:
+            if type(call) is Infer and "config" in call.parameters:
+                call = config_in(call)
+            if to is None and (self._default.vectors is None or getattr(call, "config", None)):
+                return None
+        to = to or self._default
         if type(call) is Infer:
             if call.positional is None:
                 return bind(call, to.signature, self._model)
@@ -77,15 +79,12 @@ class Binder:
             return bind_derivative(call, to.vectors, self._model)
         return call
 
-    def needs_config_signature(self, call: Any) -> bool:
-        """True if the sizes for a call have to be looked up: it has a config, or asks for the signature itself."""
-        if not self._is_configurable or type(call) is SignatureFor:
-            return type(call) is SignatureFor
-        return self._default.vectors is None or bool(getattr(call, "config", None))
-
     async def signature_for(self, request: Request[Any], get: GetSignature) -> ConfiguredSignature:
         """Return the signature under the config of a request, from the cache or by `get`."""
-        config: Config = getattr(request.call, "config", NONE)
+        call = request.call
+        if type(call) is Infer and "config" in call.parameters:
+            call = config_in(call)
+        config: Config = getattr(call, "config", NONE)
         if not self._is_configurable or not (config or self._default.vectors is None):
             return self._default
         key = config_key(config)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -22,7 +22,7 @@ class CallCounters:
     __slots__ = ("_by_type", "generation")
 
     def __init__(self) -> None:
-        self._by_type: dict[type[Any], _TypeCounters] = {}
+        self._by_type: defaultdict[type[Any], _TypeCounters] = defaultdict(_TypeCounters)
         self.generation = GenerationCounters()
 
     def count(
@@ -30,9 +30,7 @@ class CallCounters:
     ) -> None:
         """Count one call that has ended; `start_s` is a reading of the monotonic clock."""
         duration_s = time.monotonic() - start_s
-        counters = self._by_type.get(type(call))
-        if counters is None:
-            counters = self._by_type[type(call)] = _TypeCounters()
+        counters = self._by_type[type(call)]
         counters.durations.observe(duration_s)
         if error is not None:
             counters.failed[outcome(error)] += 1

@@ -65,8 +65,7 @@ class Deployment:
             raise
         self._batcher = self._make_batcher(self._pool, self._loaded)
         self._binder = Binder(self._loaded, self.spec.name)
-        is_plain = self._batcher is None and SignatureFor not in self._loaded.calls
-        self._compute = self._pool.call if is_plain else self._compute_any
+        self._compute = self._pool.call if self._batcher is None else self._compute_in_batches
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -202,9 +201,11 @@ class Deployment:
         """
         start_s = time.monotonic()
         try:
-            request = self._admit(request, start_s, nested=nested)
-            compute = self._compute if type(request.call) is not SignatureFor else self._compute_any
-            answer = compute(request)
+            deadline_s = self._admit(request, start_s, nested=nested)
+            bound = self._binder.bind(request.call)
+            if bound is not request.call or deadline_s is not request.deadline_s:
+                request = _admitted(request, bound, deadline_s)
+            answer = self._compute(request) if bound is not None else self._compute_with_config(request)
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -234,8 +235,9 @@ class Deployment:
         start_s, error = time.monotonic(), None
         usage = GenerationUsage() if type(request.call) is Generate else None
         try:
-            request = self._admit(request, start_s)
-            async with aclosing(self._chunks(request)) as chunks:
+            deadline_s = self._admit(request, start_s)
+            bound = self._binder.bind(request.call)
+            async with aclosing(self._chunks(_admitted(request, bound, deadline_s), bound is not None)) as chunks:
                 async for chunk in chunks:
                     if usage is not None:
                         usage.add(chunk)
@@ -246,33 +248,24 @@ class Deployment:
         finally:
             self.counters.count(request.call, start_s, error, usage)
 
-    def _admit(self, request: Request[A], now_s: float, *, nested: bool = False) -> Request[A]:
-        """Return the request bound to the signature and with its deadline.
-
-        Raises NotReady, Overloaded, NotSupported, DeadlineExceeded, InvalidInput.
-        """
-        loaded, call = self._loaded, request.call
+    def _admit(self, request: Request[Any], now_s: float, *, nested: bool = False) -> float | None:
+        """Return the deadline of a request. Raises NotReady, Overloaded, NotSupported, DeadlineExceeded."""
+        loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self._not_ready()
-        if 0 < self.spec.max_queue <= self._in_flight:
-            raise Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
+        if 0 < spec.max_queue <= self._in_flight:
+            raise Overloaded(f"Exceeds maximum queue size of {spec.max_queue} for model '{spec.name}'")
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
-            raise NotSupported(f"model '{self.spec.name}' does not support {type(call).__name__}")
+            raise NotSupported(f"model '{spec.name}' does not support {type(call).__name__}")
         deadline_s = request.deadline_s
         if deadline_s is None:
-            if self.spec.timeout_s:
-                deadline_s = now_s + self.spec.timeout_s
-        elif deadline_s <= now_s:
+            return now_s + spec.timeout_s if spec.timeout_s else None
+        if deadline_s <= now_s:
             raise DeadlineExceeded("Request timeout expired")
-        bound = self._binder.bind(call)
-        if bound is call and deadline_s is request.deadline_s:
-            return request
-        return Request(bound, request.model, request.version, request.id, deadline_s, request.metadata)
+        return deadline_s
 
-    def _compute_any(self, request: Request[Any], *, is_bound: bool = False) -> Any:
-        """Return the answer to an admitted request, or a coroutine that computes it."""
-        if not is_bound and self._binder.needs_config_signature(request.call):
-            return self._compute_with_config(request)
+    def _compute_in_batches(self, request: Request[Any]) -> Any:
+        """Return the answer to a bound request, or a coroutine that computes it, perhaps merged with others."""
         if self._batcher is not None and self._is_batched(request):
             return self._batcher.call(request)
         assert self._pool is not None
@@ -288,7 +281,7 @@ class Deployment:
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         bound = self._binder.bind(request.call, configured)
-        answer = await complete(self._compute_any(structs.replace(request, call=bound), is_bound=True))
+        answer = await complete(self._compute(structs.replace(request, call=bound)))
         configured.check(answer, bound)
         return cast("A", answer)
 
@@ -299,12 +292,12 @@ class Deployment:
             return False
         return not self._model_batch_size or rows(call) <= self._model_batch_size
 
-    async def _chunks(self, request: Request[A]) -> AsyncGenerator[A, None]:
+    async def _chunks(self, request: Request[A], is_bound: bool) -> AsyncGenerator[A, None]:
         """Yield the chunks of a stream, each before the deadline."""
         assert self._pool is not None
         self._in_flight += 1
         try:
-            if self._binder.needs_config_signature(request.call):
+            if not is_bound:
                 configured = await self._binder.signature_for(request, self._call_pool)
                 request = structs.replace(request, call=self._binder.bind(request.call, configured))
             async with aclosing(self._pool.stream(request)) as chunks:
@@ -324,6 +317,12 @@ class Deployment:
         self._in_flight -= 1
         if not self._in_flight and self._drained is not None:
             self._drained.set()
+
+
+def _admitted(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
+    """Return the request with its deadline, and its bound call unless that is None."""
+    call = request.call if bound is None else bound
+    return Request(call, request.model, request.version, request.id, deadline_s, request.metadata)
 
 
 def _first_placement(spec: ModelSpec) -> Placement:

@@ -172,6 +172,8 @@ class Engine:
             return begin(self._server_response(request))
         if type(request.call) is Handle:
             request = self._registry.resolve_handler(request)
+        if request.model and not self._draining:
+            return self._registry.find(request.model, request.version).begin(request)
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:

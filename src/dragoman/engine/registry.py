@@ -17,6 +17,7 @@ class ModelRegistry:
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Deployment]] = {}
+        self._single: dict[str, Deployment] = {}  # of models with one version
         self._defaults: dict[str, str] = {}
 
     def names(self) -> list[str]:
@@ -51,6 +52,7 @@ class ModelRegistry:
         others = {v: d for v, d in before.items() if keep_others and v not in versions}
         self._models[name] = {**others, **versions}
         self._defaults[name] = default
+        self._update_single(name)
         return [d for v, d in before.items() if v not in others]
 
     def remove(self, name: str, version: str = "") -> list[Deployment]:
@@ -61,19 +63,26 @@ class ModelRegistry:
         if not self._models[name]:
             del self._models[name]
             self._defaults.pop(name, None)
+        self._update_single(name)
         return removed
+
+    def _update_single(self, name: str) -> None:
+        versions = [*self._models.get(name, {}).values()]
+        if len(versions) == 1:
+            self._single[name] = versions[0]
+        else:
+            self._single.pop(name, None)
 
     def find(self, name: str, version: str = "") -> Deployment:
         """Return the deployment of a model. Raises ModelNotFound.
 
         Without a version it is the configured one if it is loaded, else the newest that is ready, else the newest.
         """
+        if not version and (single := self._single.get(name)) is not None:
+            return single
         versions = self._models.get(name)
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
-        if not version and len(versions) == 1:
-            (only,) = versions.values()
-            return only
         default = self.default(name)
         found = versions.get(version or (default if default in versions else self._newest(name)))
         if found is None:

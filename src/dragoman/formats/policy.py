@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from dragoman.settings import ProtocolOptions
 
 CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 
+_MESSAGE_DEPTH = 5  # of an Open Inference request with data in rows
 Buffer = bytes | bytearray | memoryview
 
 
@@ -16,6 +18,11 @@ class Policy(ProtocolOptions):
     """Settings of protocols, and `forward_headers`: patterns, in lower case, of the headers that models receive."""
 
     forward_headers: tuple[str, ...] = ()
+
+    @cached_property
+    def max_unscanned_bytes(self) -> int:
+        """Length up to which JSON text exceeds no limit if it nests no deeper than requests do without other fields."""
+        return min(self.max_json_bytes, self.max_json_values) if self.max_json_depth >= _MESSAGE_DEPTH else 0
 
     def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""

@@ -25,10 +25,10 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
     """Return the number of elements of a shape. Raises InvalidInput if an axis, the rank or the number is too large."""
     if len(shape) > policy.max_rank:
         raise InvalidInput(f"{where}: expected at most {policy.max_rank} axes, got {len(shape)}")
-    if shape and not (min(shape) >= 0 and max(shape) < 1 << 63):
-        raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
     count = math.prod(shape)
     most = min(policy.max_elements, policy.max_bytes_elements) if datatype is BYTES else policy.max_elements
+    if shape and (min(shape) < 0 or (not 0 < count <= most and max(shape) >= 1 << 63)):
+        raise InvalidInput(f"{where}: expected a shape of integers from 0 to 2^63-1, got {list(shape)}")
     if count > most:
         of = " of BYTES" if most < policy.max_elements else ""
         raise InvalidInput(f"{where}: shape {list(shape)} has more elements than the limit{of}, {most}")

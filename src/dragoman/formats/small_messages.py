@@ -7,6 +7,7 @@ everything else, also for whatever is invalid: `json_data` and `body` give the s
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -52,10 +53,15 @@ def parse_small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: P
         count = len(values)
         if not (0 < count == math.prod(shape) <= policy.max_elements and len(shape) <= policy.max_rank):
             return None
-        array: Array = np.ndarray(shape, kind.dtype, struct.pack(f"<{count}{code}", *values))
+        array: Array = np.ndarray(shape, kind.dtype, _packer(code, count)(*values))
     except _ERRORS:
         return None
     return Tensor(array, kind)
+
+
+@lru_cache(maxsize=1024)
+def _packer(code: str, count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}{code}").pack
 
 
 def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
@@ -67,6 +73,7 @@ def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
 
 # --- serializing -------------------------------------------------------------------------------------------------
 
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _MAX_CACHED = 512
 _TensorKey = tuple[str, str, tuple[int, ...]]  # name, datatype and shape of an output
 
@@ -88,8 +95,10 @@ def serialize_small_response(response: Inference, model: str, version: str, id_:
             return None
         data = tensor.data
         head = _json_heads.get((name, tensor.datatype.name, data.shape)) or _json_head(name, tensor)
-        text = orjson.dumps(data.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY) if head else b"null"
-        if b"null" in text:  # NaN or an infinity
+        if not head:
+            return None
+        text = orjson.dumps(data.ravel(), option=_NUMPY)
+        if b"n" in text:  # null: NaN or an infinity
             return None
         parts += (end, head, text)
         end = b"},"

@@ -18,6 +18,7 @@ from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_vector, parse_vectors
 
+_FLOAT64 = np.dtype(np.float64)
 _FEW = 512  # performance only: numbers that are serialized faster than checked for NaN and infinities
 
 # --- parsing (clients) --------------------------------------------------------------------------------------
@@ -101,12 +102,13 @@ def serialize_evaluation(outputs: Mapping[str, Tensor], policy: Policy) -> bytes
     """Serialize a response with these outputs. Raises InvalidOutput as `format_vector` does."""
     size, flat = 0, []
     for name in outputs:
-        vector = outputs[name].data
+        vector = outputs[name].data.ravel()
         size += vector.size
-        flat.append(np.ascontiguousarray(vector, np.float64).reshape(-1))
-    text = _serialize(flat) if size <= _FEW else b"null"
-    if b"null" not in text:  # NaN and infinities
-        return text
+        flat.append(vector if vector.dtype is _FLOAT64 else vector.astype(np.float64))
+    if size <= _FEW:
+        text = orjson.dumps({"output": flat}, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:  # NaN and infinities
+            return text
     return _serialize([format_vector(outputs[name].data, f"output '{name}'", policy) for name in outputs])
 
 

@@ -153,7 +153,7 @@ class VectorModel(Model):
         result = self.function.evaluate(inputs, call.config)
         if interface.signature.batched:
             outputs: Sequence[Vector] = as_matrices(result, len(inputs[0]), interface.sizes)
-        elif type(result) is np.ndarray and result.shape == interface.sizes and result.dtype == np.float64:
+        elif type(result) is np.ndarray and result.shape == interface.sizes and result.dtype is FP64.dtype:
             return {interface.outputs[0]: Tensor(result, FP64)}  # exactly the declared array
         else:
             outputs = as_vectors(result, interface.sizes)

@@ -129,9 +129,11 @@ class Application:
             if type(result) is EngineCall:
                 format_error = result.format_error
                 response = self._engine.begin(result.request)
-                if not isinstance(response, Response) or weight(response.answer) > LARGE:
+                if type(response) is not Response or weight(response.answer) > LARGE:
                     return StartedCall(result, response)
                 formatted = result.format_response(response)
+                if len(formatted.body) == 1 and len(formatted.body[0]) < self._compress_min_bytes:
+                    return formatted
                 return self._mark_compressible(formatted, isinstance(result.request.call, ModelCall))
             return result
         except HttpError as error:

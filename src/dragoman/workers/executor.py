@@ -82,8 +82,12 @@ class Executor:
         # The engine checks sizes that depend on the config of a call; here everything but the shapes is checked then.
         self._unsized = _without_shapes(self.loaded.signature) if SignatureFor in self.loaded.calls else None
         self._kinds = {call: _method_kind(getattr(model, method)) for call, (method, _) in _METHODS.items()}
-        plain = [call for call in self.loaded.calls if self._kinds[call] == "value"]
-        self._functions = {call: self._function(call) for call in plain}
+        # The methods that are plain functions, and what converts their results.
+        self._functions = {
+            call: (getattr(model, method), convert)
+            for call, (method, convert) in _METHODS.items()
+            if call in self.loaded.calls and self._kinds[call] == "value"
+        }
 
     @classmethod
     async def load(cls, spec: ModelSpec, placement: Placement, *, in_thread: bool = True) -> "Executor":
@@ -142,11 +146,19 @@ class Executor:
 
     def call(self, request: Request[Any]) -> Any:
         """Return the response. Raises NotSupported if a generator yields none or several chunks."""
-        function = self._functions.get(type(request.call))
+        call = request.call
+        function = self._functions.get(type(call))
         if function is not None:
             if request.deadline_s is not None:
                 _check_deadline(request)
-            return function(request)
+            method, convert = function
+            signature = self.loaded.signature
+            if self._unsized is not None and getattr(call, "config", None):
+                signature = self._unsized
+            try:
+                return convert(method(request if self.model.takes_request else call), call, signature)
+            except _MODEL_ERRORS as error:
+                raise self._public_error(error, request) from error
         with closing(self.stream(request)) as chunks:
             return self._single(list(islice(chunks, 2)))
 
@@ -211,22 +223,6 @@ class Executor:
         if call not in self.loaded.calls:
             raise NotSupported(f"model '{self.name}' does not support {call.__name__}")
         return self._kinds[call]
-
-    def _function(self, call_type: type[Call[Any]]) -> Callable[[Request[Any]], Any]:
-        """Return a function that computes the response to calls of one type, with all lookups done."""
-        name, convert = _METHODS[call_type]
-        method, takes_request = getattr(self.model, name), self.model.takes_request
-        signature, unsized = self.loaded.signature, self._unsized
-
-        def compute(request: Request[Any]) -> Any:
-            call = request.call
-            try:
-                result = method(request if takes_request else call)
-                return convert(result, call, unsized if unsized and getattr(call, "config", None) else signature)
-            except _MODEL_ERRORS as error:
-                raise self._public_error(error, request) from error
-
-        return compute
 
     def _method(self, request: Request[Any]) -> Callable[[Any], Any]:
         method: Callable[[Any], Any] = getattr(self.model, _METHODS[type(request.call)][0])

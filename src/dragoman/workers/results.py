@@ -175,28 +175,23 @@ def copy_outputs(response: Any, call: Call[Any]) -> Any:
     Tensors of the call, and large arrays that are part of one or lie in immutable memory (`bytes`), are not copied.
     """
     if type(response) is not Inference:
-        return _copy(response) if isinstance(response, Tensor) else response
+        if isinstance(response, Tensor):
+            return Tensor(response.data.copy(), response.datatype, response.parameters)
+        return response
     inputs = call.inputs.values() if type(call) is Infer else ()
-    copies: dict[str, Tensor] = {}
-    for name, tensor in response.outputs.items():
+    outputs: Any = response.outputs  # a dict of this module, which the model does not have
+    for name, tensor in outputs.items():
         if tensor not in inputs and (type(tensor) is Tensor or _has_array(tensor)):
             data = tensor.data
             if data.nbytes <= _SMALL or not _is_safe(data, inputs):
-                copies[name] = _copy(tensor)
-    if not copies:
-        return response
-    outputs = copies if len(copies) == len(response.outputs) else {**response.outputs, **copies}
-    return Inference(outputs, response.parameters, response.metadata)
+                outputs[name] = Tensor(data.copy(), tensor.datatype, tensor.parameters)
+    return response
 
 
 def _is_safe(data: Array, inputs: Collection[Tensor]) -> bool:
     """Return whether the model cannot write to an array: it lies in `bytes`, or is part of an input of the call."""
     owner = _owner(data)
     return type(owner) is bytes or any(_owner(each.data) is owner for each in inputs if _has_array(each))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return Tensor(tensor.data.copy(), tensor.datatype, tensor.parameters)
 
 
 def _has_array(tensor: Tensor) -> bool:

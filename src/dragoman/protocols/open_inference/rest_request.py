@@ -85,7 +85,8 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
     if body.parameters or body.outputs or len(body.inputs) != 1:
         call, options = _parse_call(body, policy)
         deadline = parse_deadline(body.parameters) if body.parameters else None
-    return Request(call, *path_model(http), body.id or "", deadline, metadata), options, body.id
+    model, version = http.params.get("model", ""), http.params.get("version", "")
+    return Request(call, model, version, body.id or "", deadline, metadata), options, body.id
 
 
 def _parse_call(body: RequestBody, policy: Policy) -> tuple[Infer, RestOutputOptions]:
