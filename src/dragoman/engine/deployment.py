@@ -205,7 +205,7 @@ class Deployment:
             bound = self._binder.bind(request.call)
             if bound is not request.call or deadline_s is not request.deadline_s:
                 request = _admitted(request, bound, deadline_s)
-            answer = self._compute(request) if bound is not None else self._compute_with_config(request)
+            answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise

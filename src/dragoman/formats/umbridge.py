@@ -51,7 +51,7 @@ class _Lists(UmBridgeRequest):
 
 
 class _FlatRequest(_Lists, forbid_unknown_fields=True):
-    config: dict[str, str | bool | int | float | None] | None = None  # type: ignore[assignment]
+    config: dict[str, str | bool | int | float | None] | None = None
 
 
 class _RawVectors(UmBridgeRequest):
@@ -83,7 +83,7 @@ _KINDS: Mapping[type, str] = {
 def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
     """Parse the body of a request. Raises InvalidInput if it is not JSON or has no valid name."""
     if LONG > len(text) <= policy.max_unscanned_bytes:
-        try:  # noqa: SIM105 - a context manager takes longer than the decoder
+        try:
             return _to_arrays(_FLAT_DECODER.decode(text))
         except PARSER_ERRORS:
             pass
