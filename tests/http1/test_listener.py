@@ -1,6 +1,8 @@
 """One port serves two protocols; the first bytes of a connection decide."""
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import pytest_asyncio
 import uvloop
 
 from dragoman.transports.limits import Limits
-from dragoman.transports.listener import PREFACE, Listener
+from dragoman.transports.listener import PREFACE, Listener, end_output
 
 
 class EchoConnection(asyncio.BufferedProtocol):
@@ -124,6 +126,23 @@ def test_stopping_takes_its_grace_and_cuts_what_is_left(factory: Any) -> None:
         writer.close()
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", ports[0])
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_output_ends_also_if_the_client_has_reset_the_connection(factory: Any) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = socket.create_connection(server.getsockname())
+            accepted, _ = server.accept()
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, accepted)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        assert end_output(transport)
+        transport.abort()
+        await asyncio.sleep(0)
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())

@@ -60,6 +60,15 @@ class ListenerConnection(Protocol):
 Wire = Callable[["Listener"], ListenerConnection]
 
 
+def end_output(transport: Any) -> bool:
+    """Tell the client that no more bytes follow, while it may still send some; return False over TLS, which cannot."""
+    if not transport.can_write_eof():
+        return False
+    with suppress(RuntimeError, OSError):  # the client has reset the connection
+        transport.write_eof()
+    return True
+
+
 class Listener:
     """Listens on some addresses and keeps all connections from there."""
 

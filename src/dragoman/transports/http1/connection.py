@@ -16,7 +16,7 @@ from dragoman.transports.http1.request_reader import Http1Context, Http1Request,
 from dragoman.transports.http1.response_headers import ResponseHeaderWriter
 from dragoman.transports.http1.response_writer import Http1ResponseWriter
 from dragoman.transports.http1.timeouts import Stage, deadline_s
-from dragoman.transports.listener import Listener
+from dragoman.transports.listener import Listener, end_output
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget, ReadLimiter
 
 log = logging.getLogger("dragoman.http")
@@ -344,8 +344,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._ignore_input()
         if unread:
             # Closing at once could discard the response before the client has read it.
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            end_output(self._transport)
             self._set_reading(True)
             self._enter_stage(Stage.LINGER)
         else:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from dragoman.transports.clients import client_address
@@ -13,7 +12,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer, Http2Service
-from dragoman.transports.listener import Listener
+from dragoman.transports.listener import Listener, end_output
 from dragoman.transports.loop_budget import LARGE_MESSAGE, ReadLimiter
 
 log = logging.getLogger("dragoman.http2")
@@ -160,9 +159,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if transport.can_write_eof():
-            with suppress(RuntimeError):
-                transport.write_eof()
+        if end_output(transport):
             self._loop.call_later(_LINGER_S, transport.abort)
         else:
             transport.close()
