@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from typing import Any
@@ -164,4 +165,5 @@ def test_the_talk_is_answered(loop: asyncio.AbstractEventLoop) -> None:
 @given(places=st.lists(st.integers(0, len(SAID)), max_size=30))
 def test_any_cut_gives_the_same_answers(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
     at = [0, *sorted(places), len(SAID)]
-    assert answered(loop, [SAID[a:b] for a, b in pairwise(at)]) == answered(loop, [SAID])
+    found = [answered(loop, pieces) for pieces in ([SAID[a:b] for a, b in pairwise(at)], [SAID])]
+    assert len({re.sub(rb"[0-9a-f]{16}-[0-9a-f]{8}", b"id", each) for each in found}) == 1

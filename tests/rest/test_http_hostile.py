@@ -262,7 +262,22 @@ async def test_a_client_that_never_reads_is_not_read_from(caplog: pytest.LogCapt
         client.writer.close()
         assert sent < 20_000
         await still_serves(server)
-    assert "did not read its response" in caplog.text
+    assert "client disconnected: it read nothing for 0.2 s" in caplog.text
+
+
+async def test_clients_that_never_read_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Identity, write_timeout_s=0.2, compress_responses=False) as server:
+        body = request("POST", INFER, inputs(tensor("x", [1000], "INT8", [1] * 1000))) * 100
+        clients = [await peer(server, limit=1024) for _ in range(4)]
+        for client in clients:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        for client in clients:
+            with pytest.raises(ConnectionError):
+                while True:
+                    await client.send(body)
+            client.writer.close()
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("client disconnected")]
+    assert lines == ["client disconnected: it read nothing for 0.2 s"]
 
 
 async def test_pipelined_requests_behind_a_slow_one_stay_in_the_socket() -> None:

@@ -121,7 +121,7 @@ def _without_time(response: RawResponse, name: str) -> Any:
         body = b""
     elif b"request id" in body:
         body = b"internal"
-    headers = {k: v for k, v in response.headers.items() if k not in ("date", "content-length")}
+    headers = {k: v for k, v in response.headers.items() if k not in ("date", "content-length", "x-request-id")}
     return response.status, headers, body
 
 

@@ -16,6 +16,7 @@ from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_delay import BatchDelay
 from dragoman.system.coroutines import complete
+from dragoman.system.request_context import Context, get_context, set_context
 from dragoman.workers.pool import Pool
 
 Key = tuple[Any, ...]
@@ -91,6 +92,7 @@ class _Member:
     rows: int
     answer: asyncio.Future[Inference]
     arrived_s: float
+    context: Context
     batch: "_Batch | None" = None
 
     def succeed(self, answer: Inference) -> None:
@@ -147,7 +149,7 @@ class Batcher:
         if count > self._max_rows:
             raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
         loop = asyncio.get_running_loop()
-        member = _Member(request, request.call, count, loop.create_future(), time.monotonic())
+        member = _Member(request, request.call, count, loop.create_future(), time.monotonic(), get_context())
         key = group_key(request.call)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
@@ -226,6 +228,7 @@ class Batcher:
 
     async def _run(self, batch: _Batch) -> None:
         members, start_s = batch.members, time.monotonic()
+        set_context([member.context for member in members])
         try:
             if len(members) == 1:
                 await self._run_alone(batch)
@@ -253,6 +256,7 @@ class Batcher:
 
     async def _run_alone(self, batch: _Batch) -> None:
         (member,) = batch.members
+        set_context(member.context)
         try:
             member.succeed(await self._compute(batch, member.request))
         except DragomanError as error:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
+from dragoman.system.request_context import request_id
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.supervisor import Heartbeat, is_stopped
@@ -191,6 +191,6 @@ def _public_error(error: Exception, request: Request[Any]) -> DragomanError:
     """Return the error for the client; log an unexpected one with the request id that the client gets."""
     if isinstance(error, DragomanError):
         return error
-    request_id = request.id or uuid.uuid4().hex[:12]
-    log.error("unexpected error, request id %r", request_id, exc_info=error)
-    return ServerError(f"internal error; the log has more under request id {request_id}")
+    number = request.id or request_id()
+    log.error("unexpected error, request id %r", number, exc_info=error)
+    return ServerError(f"internal error; the log has more under request id {number}")

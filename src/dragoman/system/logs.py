@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, Literal
 
+from dragoman.system.request_context import log_fields
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 # Characters that may end a line or control a terminal, except tabs: C0, DEL, C1 and two separators of Unicode.
@@ -16,7 +18,7 @@ _CONTROL_IN_LINE = {n: text for n, text in _CONTROL.items() if n != 10}
 
 
 class TextFormatter(logging.Formatter):
-    """One line per message, with line breaks escaped. Lines of a traceback follow, prefixed with a bar.
+    """One line per message, with line breaks escaped and ids of the request. Lines of a traceback follow, after a bar.
 
     So text of a client or a model cannot forge a log line.
     """
@@ -25,7 +27,8 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s [%(process)d]: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
-        return super().formatMessage(record).translate(_CONTROL)
+        ids = "".join(f" {name}={value}" for name, value in log_fields().items())
+        return f"{super().formatMessage(record)}{ids}".translate(_CONTROL)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return _with_bars(super().formatException(ei))
@@ -48,6 +51,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "pid": record.process,
             "message": record.getMessage(),
+            **log_fields(),
             **{k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS},
         }
         if record.exc_info:

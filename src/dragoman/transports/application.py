@@ -9,7 +9,6 @@ the protocol's endpoint, call the engine, format and compress the response. If t
 import asyncio
 import logging
 import math
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -35,6 +34,7 @@ from dragoman.protocols.wire import (
     ResultPoll,
 )
 from dragoman.system.coroutines import ensure_task
+from dragoman.system.request_context import request_id
 from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
@@ -345,6 +345,5 @@ def _with_vary(response: HttpResponse) -> HttpResponse:
 
 def _internal_error() -> HttpError:
     """Log the current exception and return the error for the client."""
-    number = uuid.uuid4().hex[:12]
-    log.exception("unexpected error, request id %s", number)
-    return HttpError(500, f"internal error; the log has more under request id {number}")
+    log.exception("unexpected error, request id %s", request_id())
+    return HttpError(500, f"internal error; the log has more under request id {request_id()}")

@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
+from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, set_context
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.limits import Limits
@@ -33,6 +34,8 @@ class AsgiRequest:
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.is_disconnected = self.started = False
         self.headers = _merge_headers(scope["headers"])
+        self._context = new_context(client_request_id(self.headers))
+        set_context(self._context)
         self._is_head = scope["method"] == "HEAD"
         # A connection header is not allowed in HTTP/2 and later.
         self._has_connection_headers = scope.get("http_version", "1.1").startswith("1")
@@ -90,7 +93,7 @@ class AsgiRequest:
         self.started = True
         encoded = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-            for name, value in headers
+            for name, value in (*headers, (HEADER, request_id(self._context)))
             if self._has_connection_headers or name.lower() != "connection"
         ]
         await self._send_in_time({"type": "http.response.start", "status": status, "headers": encoded})

@@ -19,6 +19,7 @@ from dragoman.protocols.wire import (
     PartialResult,
     ResultPoll,
 )
+from dragoman.system.request_context import client_request_id
 
 _MAX_RESULTS = 1024
 _MAX_BYTES = 1 << 28  # of all results
@@ -36,7 +37,7 @@ class StoredResultCall(ServerCall[HttpResponse]):
 def stored_result_request(http: HttpRequest) -> Request[HttpResponse]:
     """Return a request that carries all of an HTTP request to another process."""
     sent = structs.replace(http, body=bytes(http.body), headers=dict(http.headers), params=dict(http.params))
-    return Request(StoredResultCall(sent), id=http.headers.get("x-request-id", ""))
+    return Request(StoredResultCall(sent), id=client_request_id(http.headers))
 
 
 class AsyncResult:

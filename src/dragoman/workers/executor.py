@@ -39,6 +39,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread
 from dragoman.workers.pool import Loaded, WrongPlacement, load_error
 from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged
@@ -246,7 +247,7 @@ class Executor:
     def _public_error(self, error: BaseException, request: Request[Any]) -> DragomanError:
         """Log an exception of the model; return the error for the client, without server paths and tracebacks."""
         if isinstance(error, InvalidOutput):
-            log.error("model '%s' failed on request %r: %s", self.name, request.id, error.message)
+            log.error("model '%s' failed on request %r: %s", self.name, request.id or request_id(), error.message)
             return InvalidOutput(f"model '{self.name}' failed: {public_message(error.message)}")
         if isinstance(error, DragomanError):
             message = public_message(error.message)
@@ -254,7 +255,7 @@ class Executor:
                 log.warning("model '%s': error message was shortened for the client: %s", self.name, error.message)
                 error.args = (message, *error.args[1:])
             return error
-        log.error("model '%s' failed on request %r", self.name, request.id, exc_info=error)
+        log.error("model '%s' failed on request %r", self.name, request.id or request_id(), exc_info=error)
         return ModelFailed(f"model '{self.name}' failed: {public_text(error)}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError
+from dragoman.system.request_context import get_context, values
 from dragoman.workers import pool
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Frame, FrameKind, encode
@@ -26,10 +27,10 @@ class Job:
     """A call that waits for a worker or is computed by one.
 
     kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
-    credits: chunks that a stream in a thread may still send.
+    credits: chunks that a stream in a thread may still send. context: of the request, for log lines.
     """
 
-    __slots__ = ("credits", "deliver", "kind", "number", "request", "worker")
+    __slots__ = ("context", "credits", "deliver", "kind", "number", "request", "worker")
 
     def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
         self.number = number
@@ -37,6 +38,7 @@ class Job:
         self.request = request
         self.deliver = deliver
         self.worker: Any = None
+        self.context = get_context()
         self.credits: threading.Semaphore | None = None
 
     @property
@@ -55,11 +57,11 @@ class Job:
         return Job(self.number, self.kind, None, _ignore)
 
     def fields(self) -> tuple[Any, ...]:
-        """Return the fields of the request, from which the other process recreates it."""
+        """Return the context and the fields of the request, from which the other process recreates them."""
         request = self.request
         assert request is not None, "a job that is sent is not cancelled"
-        fields = (request.call, request.model, request.version, request.id, request.deadline_s)
-        return (*fields, request.metadata) if request.metadata else fields
+        fields = (request.call, request.model, request.version, request.id, request.deadline_s, request.metadata)
+        return (values(self.context), *fields)
 
 
 def _ignore(_value: Any, _error: BaseException | None, _last: bool) -> None:

@@ -14,6 +14,7 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec
+from dragoman.system.request_context import set_context
 from dragoman.system.threads import limit_library_threads
 from dragoman.workers.executor import Executor
 from dragoman.workers.frames import FrameKind
@@ -143,6 +144,7 @@ class ThreadPool(JobRunner):
         request = job.request
         if request is None:
             return
+        set_context(job.context)
         try:
             if job.credits is None:
                 self._post(job, copy_outputs(executor.call(request), request.call), None, True)

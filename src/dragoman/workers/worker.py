@@ -11,6 +11,7 @@ from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.system.coroutines import Pending
+from dragoman.system.request_context import Context, set_context
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
@@ -59,20 +60,24 @@ def _encode_loaded(executor: Executor) -> bytes:
 class _ReceivedJob:
     """A job that waits or runs in this process. credits: chunks that a stream may still send."""
 
-    __slots__ = ("_frame", "_request", "cancelled", "credits", "is_call", "number", "task")
+    __slots__ = ("_frame", "_request", "cancelled", "context", "credits", "is_call", "number", "task")
 
     def __init__(self, frame: Frame) -> None:
         self.number = frame.job
         self.is_call = frame.kind == FrameKind.CALL
         self.cancelled = False
+        self.context: Context = ()
         self.credits = asyncio.Semaphore(WINDOW)
         self.task: asyncio.Task[None] | None = None
         self._frame = frame
         self._request: Request[Any] | None = None
 
     def request(self) -> Request[Any]:
+        """Return the request, and let log lines carry its id from now on."""
         if self._request is None:
-            self._request = Request(*self._frame.value())
+            self.context, *fields = self._frame.value()
+            self._request = Request(*fields)
+        set_context(self.context)
         return self._request
 
 
@@ -240,6 +245,7 @@ class Worker:
 
     def _finish(self, job: _ReceivedJob, last: list[Buffer], *, now: bool = False) -> None:
         del self._jobs[job.number]
+        set_context(())
         self._channel.send(last, now=now)
 
     def _encode(self, kind: FrameKind, job: _ReceivedJob, value: Any) -> list[Buffer]:

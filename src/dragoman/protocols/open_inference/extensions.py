@@ -12,6 +12,7 @@ from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
 from dragoman.protocols.wire import Headers, Policy
+from dragoman.system.request_context import HEADER
 
 # Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
 _MAX_US = 1 << 63
@@ -147,8 +148,12 @@ _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 def check_headers(metadata: Mapping[str, str]) -> Headers:
-    """Return a model's headers with names in lower case. Raises InvalidOutput for one that is invalid or reserved."""
-    return tuple(_check_header(name, value) for name, value in metadata.items())
+    """Return a model's headers with names in lower case, without x-request-id, which the server sends.
+
+    Raises InvalidOutput for one that is invalid or reserved.
+    """
+    found = (_check_header(name, value) for name, value in metadata.items())
+    return tuple(header for header in found if header[0] != HEADER)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> Headers:

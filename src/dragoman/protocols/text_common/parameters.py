@@ -14,6 +14,7 @@ from dragoman.core.sampling import KINDS, ValueKind, check_value, sampling
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
+from dragoman.system.request_context import client_request_id
 
 
 def reject_unused(names: Sequence[str], policy: Policy) -> None:
@@ -66,7 +67,7 @@ def build_request(call: ModelCall[Answer], http: HttpRequest, policy: Policy, mo
     """Return the request for a call to the model that the path names, else to `model`."""
     metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
-    return Request(call, name, version, http.headers.get("x-request-id", ""), None, metadata)
+    return Request(call, name, version, client_request_id(http.headers), None, metadata)
 
 
 def event(value: Any) -> bytes:

@@ -6,12 +6,14 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from dragoman.protocols.wire import HttpError
+from dragoman.system.request_context import Running, new_context, set_context
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call_headers import CallHeaders, trailers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError
 from dragoman.transports.grpc.messages import MessageReader
+from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.limits import Limits
 
@@ -28,6 +30,7 @@ class CallServer(Protocol):
     limits: Limits
     bodies: BodyMemory
     executor: MessageExecutor
+    running: Running
 
     def enter(self, call: "GrpcCall") -> None: ...
 
@@ -51,6 +54,7 @@ class GrpcCall:
         "_task",
         "_timer",
         "connection",
+        "context",
         "deadline_s",
         "head",
     )  # fmt: skip
@@ -60,6 +64,7 @@ class GrpcCall:
         self._stream = stream
         self.connection = stream.connection
         self.head = head
+        self.context = new_context(head.request_id)
         self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
         self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -162,6 +167,7 @@ class GrpcCall:
         task.add_done_callback(self._done)
 
     def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        set_context(self.context)
         self.run(self._server.loop.create_task(coroutine))
 
     def _expire(self) -> None:
@@ -187,7 +193,7 @@ class GrpcCall:
             if self._has_started:
                 self._stream.send_trailers(trailers(error))
             else:
-                self._stream.send_headers(trailers_only(error), ended=True)
+                self._stream.send_headers(trailers_only(error) + encode_request_id(self.context), ended=True)
         self._stop()
 
     def cancel(self) -> None:

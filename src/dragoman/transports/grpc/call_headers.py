@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 from dragoman.protocols.wire import Headers
+from dragoman.system.request_context import client_request_id
 from dragoman.transports.grpc.handlers import GrpcError, Handler
 from dragoman.transports.http2.fields import Field, encoded
 from dragoman.transports.http2.request import Http2Headers
@@ -80,7 +81,8 @@ _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 @dataclass(frozen=True, slots=True)
 class CallHeaders:
     """Headers of a call. `metadata`: without the fields of gRPC itself and without binary values. `encoding`: of
-    compressed messages, or "". `error`: why the call is rejected, or None. `health`: it is a health check."""
+    compressed messages, or "". `error`: why the call is rejected, or None. `health`: it is a health check.
+    `request_id`: the client's, or ""."""
 
     handler: Handler | None
     metadata: Mapping[str, str]
@@ -88,6 +90,7 @@ class CallHeaders:
     encoding: str
     error: GrpcError | None
     health: bool = False
+    request_id: str = ""
 
 
 def parse_call_headers(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
@@ -111,7 +114,8 @@ def parse_call_headers(head: Http2Headers, handlers: Mapping[str, Handler]) -> C
             error = error or GrpcError("INTERNAL", f"malformed grpc-timeout {fields['grpc-timeout'][:32]!r}")
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
     health = handler is not None and handler.health
-    return CallHeaders(handler, metadata, timeout_s, "" if encoding == "identity" else encoding, error, health)
+    encoding = "" if encoding == "identity" else encoding
+    return CallHeaders(handler, metadata, timeout_s, encoding, error, health, client_request_id(fields))
 
 
 def _is_metadata(name: str) -> bool:

@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
+from dragoman.system.request_context import new_context, running_in_thread
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
@@ -15,7 +16,7 @@ from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, 
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_request_id, encoded
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
@@ -110,6 +111,7 @@ class GrpcCalls:
         self.bodies = executor.bodies
         self.executor = executor
         self.others = others
+        self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
         self._calls: set[GrpcCall] = set()
@@ -127,7 +129,8 @@ class GrpcCalls:
             return self._other(stream, head, ended)
         error = found.error or self._admission.enter(stream.connection, found.health)
         if error is not None:
-            stream.send_headers(trailers_only(error), ended=True)
+            request_id = encode_request_id(new_context(found.request_id))
+            stream.send_headers(trailers_only(error) + request_id, ended=True)
             return IgnoredRequest()
         if isinstance(found.handler, UnaryHandler):
             call: GrpcCall = UnaryCall(self, stream, found)

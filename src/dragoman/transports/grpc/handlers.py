@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from dragoman.protocols.wire import (
     GrpcResponse,
     GrpcStreamMethod,
 )
+from dragoman.system import request_context
 from dragoman.system.coroutines import Start
 from dragoman.transports.executor import LARGE, MessageExecutor, weight
 from dragoman.transports.loop_budget import LARGE_MESSAGE
@@ -238,7 +238,7 @@ def public_error(error: Exception, request_id: str) -> DragomanError:
     """Return the error for the client; an unexpected exception is logged and becomes an internal error."""
     if isinstance(error, DragomanError):
         return error
-    request_id = request_id or uuid.uuid4().hex
+    request_id = request_id or request_context.request_id()
     log.error("internal error, request id %r", request_id, exc_info=error)
     return ServerError(f"internal error, request id {request_id}")
 

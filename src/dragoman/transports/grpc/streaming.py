@@ -8,6 +8,7 @@ from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_
 from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
+from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 
 
@@ -95,7 +96,7 @@ class StreamCall(GrpcCall):
             raise asyncio.CancelledError
         if not self._has_started:
             self._has_started = True
-            self._stream.send_headers(HEAD)
+            self._stream.send_headers(HEAD + encode_request_id(self.context))
         parts = chunks_of(message)
         size = sum(map(len, parts))
         if self._server.bodies.is_over_limit and size > SMALL:
@@ -125,7 +126,7 @@ class StreamCall(GrpcCall):
         elif not self._is_closed:
             self._is_closed = True
             if not self._has_started:
-                self._stream.send_headers(HEAD)
+                self._stream.send_headers(HEAD + encode_request_id(self.context))
             self._stream.send_trailers(OK)
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
+from dragoman.system.request_context import set_context
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
 from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import MessageReader, prefix
+from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 from dragoman.transports.loop_budget import LARGE_MESSAGE
 
@@ -90,6 +92,7 @@ class UnaryCall(GrpcCall):
         if handler.begin is None:
             self._begin(handler.answer(request))
             return
+        self._server.running.context = self.context
         try:
             done: Any = copy_context().run(handler.begin, request)
         except GrpcError as error:
@@ -99,6 +102,8 @@ class UnaryCall(GrpcCall):
                 self._begin(done)
                 return
             self._send(done, None)
+        finally:
+            self._server.running.context = ()
         self._leave()
 
     def _resume(self) -> None:
@@ -114,6 +119,7 @@ class UnaryCall(GrpcCall):
         return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
+        set_context(self.context)
         start = Start(answering, self._server.loop)
         if start.task is not None:
             self.run(start.task)
@@ -134,7 +140,7 @@ class UnaryCall(GrpcCall):
         if isinstance(reply, bytes) and len(reply) <= SMALL:
             self._is_closed = True
             size = len(reply)
-            self._stream.send_response(HEAD, (_pack(0, size), reply), size + 5, OK)
+            self._stream.send_response(HEAD + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK)
             return
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcResponse) else (reply, OK)
         parts = [memoryview(part).cast("B") for part in chunks_of(message)]
@@ -143,7 +149,7 @@ class UnaryCall(GrpcCall):
             self.fail(overload_error(self._server.bodies))
             return
         self._is_closed = True
-        self._stream.send_response(HEAD, (_pack(0, size), *parts), size + 5, ending)
+        self._stream.send_response(HEAD + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending)
 
 
 def _unexpected(error: BaseException | None) -> GrpcError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
+from dragoman.system.request_context import new_context, new_number, set_context
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import is_large
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
@@ -194,6 +195,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         try:
             match: Any = head.match
             request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
+            self._writer.context = self._context.running.context = new_number()
             response = copy_context().run(context.application.begin, match, request, self._writer)
             if type(response) is HttpResponse:
                 self._since_s = self._listener.loop.time()
@@ -205,6 +207,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("HTTP/1.1 connection failed")
             self._abort()
+        finally:
+            self._context.running.context = ()
         return True
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
@@ -256,6 +260,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         head = rejected.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
         response = self._context.application.format_error(rejected.error, protocol)
+        self._identify(head)
         self._writer.begin(head)
         self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
         self._end_response(unread=rejected.fatal)
@@ -269,6 +274,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._context.bodies.release(len(event.body))
             self._reject(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
             return
+        self._identify(head)
         self._is_responding, self._body_size = True, len(event.body)
         self._writer.begin(head)
         request = HttpRequest(head.method, head.path, match.params, head.headers, event.body, head.query)
@@ -276,6 +282,10 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._is_queued = not self._budget.run(partial(self._respond_in_turn, head, request))
         else:
             self._respond(head, request)
+
+    def _identify(self, head: Http1Headers | None) -> None:
+        """Give a request the client's id or a new one."""
+        self._writer.context = new_context("" if head is None else head.request_id)
 
     def _respond_in_turn(self, head: Http1Headers, request: HttpRequest) -> None:
         """Respond to a large request, whose client may have disconnected while it was queued."""
@@ -295,7 +305,11 @@ class Http1Connection(asyncio.BufferedProtocol):
         writer, application = self._writer, self._context.application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
-        response: Any = copy_context().run(application.begin, match, request, writer) if at_once else None
+        self._context.running.context = writer.context
+        try:
+            response: Any = copy_context().run(application.begin, match, request, writer) if at_once else None
+        finally:
+            self._context.running.context = ()
         if type(response) is HttpResponse:
             self._context.bodies.release(self._body_size)
             self._is_responding, self._body_size = False, 0
@@ -305,6 +319,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._run(response or application.answer(match, request, writer))
 
     def _run(self, responding: Coroutine[Any, Any, None]) -> None:
+        set_context(self._writer.context)
         start = Start(responding, self._listener.loop)
         self._task = start.task
         if start.task is not None:
@@ -363,7 +378,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def check_timeouts(self, now_s: float) -> float:
         limits = self._context.limits
         if self._writer.is_paused:
-            return self._writer.check_timeouts(now_s, limits.write_timeout_s)
+            return self._writer.check_timeouts(now_s, limits.write_timeout_s, self._listener.warnings)
         if self._is_responding or self._is_scheduled:
             return now_s + limits.header_timeout_s
         due = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)

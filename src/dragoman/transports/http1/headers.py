@@ -8,6 +8,7 @@ import httptools
 import msgspec
 
 from dragoman.protocols.wire import HttpError
+from dragoman.system.request_context import HEADER, client_request_id
 from dragoman.transports.application import Application
 from dragoman.transports.clients import is_host
 from dragoman.transports.routing import Match
@@ -20,14 +21,16 @@ _ABSOLUTE = re.compile(r"https?://([^/?]*)", re.ASCII | re.IGNORECASE)
 # Clients that keep their connection repeat their headers. Size of the cache, and bytes of the longest entry.
 _MAX_CACHED = 512
 MAX_CACHED_BYTES = 2048
-_SECRET = ("authorization", "cookie", "proxy-authorization")  # headers with credentials are not shared
+# Headers with credentials are not shared between connections; a request id makes headers unique.
+_NOT_CACHED = ("authorization", "cookie", "proxy-authorization", HEADER)
 
 
 class Http1Headers(msgspec.Struct, frozen=True):
     """The parsed headers of a request. `length`: of the body, or CHUNKED.
 
-    `match` is None if there is no endpoint, and `error` says why. `plain`: the response may be there at once. If the
-    headers are cached too, `raw` are their bytes and `whole` is the size of the request with its body.
+    `match` is None if there is no endpoint, and `error` says why. `plain`: the response may be there at once.
+    `request_id`: the client's, or "". If the headers are cached too, which those with a request id are not, `raw` are
+    their bytes and `whole` is the size of the request with its body.
     """
 
     method: str
@@ -41,6 +44,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     match: Match | None
     error: HttpError | None
     plain: bool = False
+    request_id: str = ""
     raw: bytes = b""
     whole: int = -1
 
@@ -119,7 +123,10 @@ class HeaderParser:
         short = method in ("GET", "POST") and 0 <= length <= application.limits.max_body_bytes
         plain = short and keep_alive and not (http10 or expects) and application.is_plain(match, headers)
         path = unquote(path) if "%" in path else path
-        return Http1Headers(method, path, query, headers, length, keep_alive, http10, expects, match, error, plain)
+        request_id = client_request_id(headers)
+        return Http1Headers(
+            method, path, query, headers, length, keep_alive, http10, expects, match, error, plain, request_id
+        )
 
 
 def _match(application: Application, method: str, path: str) -> tuple[Match | None, HttpError | None]:
@@ -186,7 +193,7 @@ class HeaderCache:
         parser = self.parser()
         parser.feed(raw)
         head = self.parse_end(parser)
-        if len(raw) > MAX_CACHED_BYTES or any(name in head.headers for name in _SECRET):
+        if len(raw) > MAX_CACHED_BYTES or any(name in head.headers for name in _NOT_CACHED):
             return head, False
         if head.plain:
             head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)

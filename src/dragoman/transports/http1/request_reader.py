@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dragoman.protocols.wire import Buffer, HttpError
+from dragoman.system.request_context import running_in_thread
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.http1.chunks import ChunkedDecoder
@@ -50,6 +51,7 @@ class Http1Context:
         self.limits = application.limits
         self.bodies = application.bodies
         self.heads = HeaderCache(application)
+        self.running = running_in_thread()
         # A transport uses the buffer at once after it has asked for it, so that connections can share one.
         self.scratch = memoryview(bytearray(_SCRATCH))
 

@@ -5,6 +5,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from dragoman.protocols.wire import Headers
+from dragoman.system.request_context import HEADER
 
 _MAX_CACHED = 512
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -13,6 +14,7 @@ BODILESS = (204, 304)
 _CLOSE = b"connection: close\r\n"
 _KEEP = b"connection: keep-alive\r\n"
 _FORBIDDEN = frozenset("\r\n\0")
+_REQUEST_ID = HEADER.encode()
 
 
 class ResponseHeaderWriter:
@@ -41,7 +43,9 @@ class ResponseHeaderWriter:
             self._plain = status, headers, self._second + 1, text
         return text
 
-    def head(self, status: int, headers: Headers, length: int | None, *, close: bool, http10: bool) -> bytes:
+    def head(
+        self, status: int, headers: Headers, length: int | None, *, close: bool, http10: bool, request_id: str = ""
+    ) -> bytes:
         """Return status line and headers of a response; `length` None if its length is not known.
 
         Raises ValueError if a header contains a line break.
@@ -51,6 +55,8 @@ class ResponseHeaderWriter:
         if second != self._second:
             self._second = second
             self._date = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+        if request_id:
+            start += b"%b: %b\r\n" % (_REQUEST_ID, request_id.encode())
         connection = b"" if is_announced or (not close and not http10) else _CLOSE if close else _KEEP
         if length is None:
             framed = b"" if http10 else b"transfer-encoding: chunked\r\n"

@@ -1,14 +1,13 @@
 """The response writer of an HTTP/1.1 connection."""
 
 import asyncio
-import logging
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
+from dragoman.system.request_context import PREFIX, request_id
+from dragoman.transports.clients import Warnings
 from dragoman.transports.http1.headers import Http1Headers
 from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderWriter
-
-log = logging.getLogger("dragoman.http")
 
 # Responses up to this size are joined, which is cheaper than sending several buffers.
 _SMALL = 1 << 14
@@ -22,7 +21,7 @@ class Http1ResponseWriter:
     """Writes the responses of a connection, one after the other.
 
     `close`: the last response announced the end of the connection. `is_paused`: the transport accepts no more.
-    `is_disconnected`: the client has disconnected, or the connection was aborted.
+    `is_disconnected`: the client has disconnected, or the connection was aborted. `context`: of the current request.
     """
 
     __slots__ = (
@@ -36,6 +35,7 @@ class Http1ResponseWriter:
         "_transport",
         "_unread",
         "close",
+        "context",
         "draining",
         "is_disconnected",
         "is_paused",
@@ -50,6 +50,7 @@ class Http1ResponseWriter:
         self.close = False
         self.draining = False
         self.size = 0  # of the last response or chunk
+        self.context: Any = ()
         self._outgoing = outgoing
         self._loop = loop
         self._transport: Any = None
@@ -100,7 +101,7 @@ class Http1ResponseWriter:
         """Write the response to a plain request on the shortest path."""
         parts = response.body
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        is_small = size <= _SMALL and not self.draining
+        is_small = size <= _SMALL and not self.draining and type(self.context) is int
         text = self._outgoing.plain(response.status, response.headers) if is_small else b""
         if not text:
             self.begin(head)
@@ -110,7 +111,7 @@ class Http1ResponseWriter:
         self.close = False
         self.size = size
         body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._transport.write(b"%b%d\r\n\r\n%b" % (text, size, body))
+        self._transport.write(b"%b%d\r\nx-request-id: %b%08x\r\n\r\n%b" % (text, size, PREFIX, self.context, body))
 
     async def _send_in_chunks(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
@@ -128,7 +129,9 @@ class Http1ResponseWriter:
         head = self._head
         http10 = head is not None and head.http10
         close = close or self.draining or (head is not None and not head.keep_alive) or (http10 and size is None)
-        text = self._outgoing.head(status, headers, size, close=close, http10=http10)
+        text = self._outgoing.head(
+            status, headers, size, close=close, http10=http10, request_id=request_id(self.context)
+        )
         self.close = close or (bool(headers) and ("connection", "close") in headers)
         self.started = True
         return text
@@ -225,13 +228,13 @@ class Http1ResponseWriter:
         if self._can_write is not None and not self._can_write.done():
             self._can_write.set_result(None)
 
-    def check_timeouts(self, now_s: float, timeout_s: float) -> float:
+    def check_timeouts(self, now_s: float, timeout_s: float, warnings: Warnings) -> float:
         """Abort if the client has read nothing for `timeout_s`; return when to check again."""
         unread = self._transport.get_write_buffer_size()
         if unread < self._unread:
             self._unread, self._read_s = unread, now_s
         elif now_s >= self._read_s + timeout_s:
-            log.warning("a client did not read its response for %s s", timeout_s)
+            warnings.log("client disconnected: it read nothing for %s s", timeout_s)
             self._transport.abort()
             return 0.0
         return self._read_s + timeout_s

@@ -12,6 +12,7 @@ from typing import Final
 
 import hpack
 
+from dragoman.system.request_context import HEADER, PREFIX, Context, request_id
 from dragoman.transports.http2.frames import COMPRESSION_ERROR, Http2ConnectionError
 
 # Padding is the most significant bits of the code of the end-of-string symbol: ones, and fewer than 8.
@@ -247,6 +248,17 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 def encoded(fields: Iterable[Field]) -> bytes:
     """A block that neither needs nor changes the other side's table, so that it may be prepared once for all."""
     return b"".join(_encoded(name, value) for name, value in fields)
+
+
+_REQUEST_ID: Final = b"\0%c%b" % (len(HEADER), HEADER.encode())
+
+
+def encode_request_id(context: Context) -> bytes:
+    """Return the header x-request-id of a response."""
+    if type(context) is not int:
+        return encoded([(HEADER.encode(), request_id(context).encode())])
+    value = b"%b%08x" % (PREFIX, context)
+    return b"%b%c%b" % (_REQUEST_ID, len(value), value)
 
 
 def _encoded(name: bytes, value: bytes) -> bytes:

@@ -10,11 +10,12 @@ from urllib.parse import unquote
 
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
+from dragoman.system.request_context import client_request_id, new_context, set_context
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_request_id, encoded
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.loop_budget import LARGE_MESSAGE
@@ -53,6 +54,7 @@ class Http2Request:
         self._stream = stream
         self._head = head
         self._headers = _merged(head.fields)
+        self._context = new_context(client_request_id(self._headers))
         if head.authority:
             self._headers["host"] = head.authority
         self._body: FixedBody | GrowingBody | None = None
@@ -135,6 +137,7 @@ class Http2Request:
             self._reject(HttpError(408, text))
 
     def _start(self) -> None:
+        set_context(self._context)
         path, _, query = self._head.path.partition("?")
         body = b"" if self._body is None else self._body.take()
         assert self._match is not None
@@ -186,7 +189,7 @@ class Http2Request:
         parts = [memoryview(part).cast("B") for part in response.body]
         size = sum(map(len, parts))
         length = () if response.status in (204, 304) else (("content-length", str(size)),)
-        block = _block(response.status, (*response.headers, *length))
+        block = self._block(response.status, (*response.headers, *length))
         if not size or self._head.method == "HEAD":
             self._stream.send_headers(block, ended=True)
             return
@@ -194,10 +197,13 @@ class Http2Request:
         self._stream.send_data(*parts)
         self._stream.send_trailers(b"")
 
+    def _block(self, status: int, headers: Headers) -> bytes:
+        return _encode_headers(status, headers) + _encode_date(int(time.time())) + encode_request_id(self._context)
+
     async def start(self, status: int, headers: Headers) -> None:
         self._check_connected()
         self.started = True
-        self._stream.send_headers(_block(status, headers), ended=self._head.method == "HEAD")
+        self._stream.send_headers(self._block(status, headers), ended=self._head.method == "HEAD")
 
     async def write(self, part: Buffer) -> None:
         self._check_connected()
@@ -252,10 +258,6 @@ def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
     for name, value in fields:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
-
-
-def _block(status: int, headers: Headers) -> bytes:
-    return _encode_headers(status, headers) + _encode_date(int(time.time()))
 
 
 @lru_cache(maxsize=512)

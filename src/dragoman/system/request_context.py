@@ -1,0 +1,78 @@
+"""Ids of the request that the running code works for: taken from the client or generated, and in every log line."""
+
+import itertools
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+HEADER: Final = "x-request-id"
+# Names in log lines of what a context holds.
+FIELDS: Final = ("request_id", "trace_id", "span_id")
+# A client's id: printable ASCII without spaces. Others are ignored, because they would not be one word of a log line.
+_VALID: Final = re.compile(r"[!-~]{1,128}")
+
+# A generated id is this prefix, which differs between processes, and a number.
+PREFIX: Final = f"{secrets.token_hex(8)}-".encode()
+Context = int | tuple[str, ...] | list[Any]  # a number, values of FIELDS, or the contexts of a batch
+
+# A request without an id of the client gets a number, which is formatted when it is needed.
+new_number: Final = itertools.count(1).__next__
+_current: Final[ContextVar[Context]] = ContextVar("dragoman_request", default=())
+set_context: Final = _current.set
+
+
+class Running:
+    """The context of the request whose first step a thread runs now, () if it runs none.
+
+    Setting it costs 0.02 us. Setting a context variable for each request costs 0.9 us, as it slows down later lookups.
+    """
+
+    __slots__ = ("context",)
+
+    def __init__(self) -> None:
+        self.context: Context = ()
+
+
+_running: Final[dict[int, Running]] = {}  # by thread, one for each that runs an event loop
+
+
+def running_in_thread() -> Running:
+    """Return the object for this thread."""
+    return _running.setdefault(threading.get_ident(), Running())
+
+
+def get_context() -> Context:
+    """Return the context of the request that the running code works for, () outside of any."""
+    running = _running.get(threading.get_ident())
+    return (running is not None and running.context) or _current.get()
+
+
+def client_request_id(headers: Mapping[str, str]) -> str:
+    """Return the request id that the client sent, "" if it sent none or an invalid one."""
+    sent = headers.get(HEADER, "")
+    return sent if sent and _VALID.fullmatch(sent) else ""
+
+
+def new_context(client_id: str) -> Context:
+    """Return the context of a new request, with the client's id or a new one."""
+    return (client_id,) if client_id else new_number()
+
+
+def values(context: Context) -> tuple[str, ...]:
+    """Return the values of `FIELDS` that are known; for a batch the request ids of all."""
+    if isinstance(context, int):
+        return (f"{PREFIX.decode()}{context:08x}",)
+    return context if isinstance(context, tuple) else (",".join(filter(None, map(request_id, context))),)
+
+
+def request_id(context: Context | None = None) -> str:
+    """Return the id of a context, by default of the current one; "" outside of any request."""
+    return next(iter(values(get_context() if context is None else context)), "")
+
+
+def log_fields() -> dict[str, str]:
+    """Return the fields of a log line of the current request; none outside of any."""
+    return {name: value for name, value in zip(FIELDS, values(get_context()), strict=False) if value}
