@@ -47,14 +47,14 @@ def _over_http(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
             if not line:
                 raise ValueError(f"{workload.name}: the server hung up after {head!r}")
             head += line
-        body, sent = _body(came, _headers(head))
+        body, sent = read_body(came, _headers(head))
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status:
         raise ValueError(f"{workload.name}: rejected with {status!r}: {body[:300]!r}")
     return head, body, sent
 
 
-def _body(came: Any, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
+def read_body(came: Any, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
     """Return a body of known length, or in chunks, decoded and as received."""
     if "chunked" not in headers.get("transfer-encoding", ""):
         body = came.read(int(headers["content-length"]))

@@ -52,11 +52,11 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = _parser().parse_args(arguments)
+    given = argument_parser().parse_args(arguments)
     if given.page:
         PAGE.write_text(filled(PAGE.read_text(), json.loads((RESULTS / "generation.json").read_text())))
         return
-    plan, busy = _plan(given), machine.busy_cores()
+    plan, busy = plan_runs(given), machine.busy_cores()
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for case in plan.cases for row in measured(Path(folder), case, plan)]
     results = {
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(machine.described() + "\n\n" + table(rows))
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.generation",
         description=__doc__,
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def plan_runs(given: argparse.Namespace) -> Plan:
     """Return the plan of the arguments. Peers that are not installed are left out, with a message."""
     known = (*TRANSFORMERS, *ENGINES)
     peers = _chosen("--peers", given.peers, known) if given.peers is not None else known
@@ -175,7 +175,7 @@ def _left_out(case: str, name: str, sides: dict[str, Ask]) -> Iterator[None]:
         print(f"{case}: {name} is left out: {error}", flush=True)
 
 
-def _command(side: str, folder: Path, dtype: str) -> list[str]:
+def side_command(side: str, folder: Path, dtype: str) -> list[str]:
     """Return the command of an engine; a peer runs in its own environment."""
     if side in ENGINES:
         return [str(python(home_of(side))), "-m", ENGINES[side].side, str(folder), dtype]
@@ -191,7 +191,7 @@ def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
     environment = {"GOMP_SPINCOUNT": "8000", **os.environ, "HF_HUB_OFFLINE": "1"}
     with (log / "generation.log").open("ab") as said:
         child = subprocess.Popen(
-            _command(side, folder, dtype),
+            side_command(side, folder, dtype),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,

@@ -195,16 +195,16 @@ def test_engines_that_are_not_installed_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generation, "installed_engines", lambda: ["openvino-genai"])
-    plan = generation._plan(generation._parser().parse_args([]))
+    plan = generation.plan_runs(generation.argument_parser().parse_args([]))
     assert plan.peers == (*generation.TRANSFORMERS, "openvino-genai")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["vllm is not installed, and left out: python -m benchmarks.peers install vllm"]
     with pytest.raises(SystemExit, match=r"--peers: expected some of .*, got 'tgi'"):
-        generation._plan(generation._parser().parse_args(["--peers", "vllm,tgi"]))
+        generation.plan_runs(generation.argument_parser().parse_args(["--peers", "vllm,tgi"]))
 
 
 def test_an_engine_that_does_not_start_names_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "_command", lambda *_: [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(generation, "side_command", lambda *_: [sys.executable, "-c", "pass"])
     failed = pytest.raises(RuntimeError, match=r"'vllm' does not start; see .*generation\.log")
     with failed, generation.running_engine("vllm", ROOT, "float32"):
         pass
@@ -252,7 +252,7 @@ def test_the_soak_checks_every_answer_and_what_is_left_of_them() -> None:
     ],
 )
 def test_answers_are_read_as_they_are_and_as_they_were_sent(headers: dict[str, str], came: bytes, body: bytes) -> None:
-    found, sent = checked_request._body(io.BytesIO(came), headers)
+    found, sent = checked_request.read_body(io.BytesIO(came), headers)
     assert found == body
     assert came.startswith(sent)
     assert came[len(sent) :].lstrip().endswith(b"more")

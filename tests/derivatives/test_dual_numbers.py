@@ -11,7 +11,7 @@ import torch
 from derivatives.derivative_models import ONE, build
 from dragoman.core.errors import ModelFailed
 from dragoman.core.vectors import VectorFunction, as_vector
-from dragoman.derivatives.dual_hessian import _FUNCTIONS
+from dragoman.derivatives.dual_hessian import FUNCTIONS
 
 A = np.array([[2.0, 1.0], [-1.0, 3.0]])
 
@@ -27,7 +27,7 @@ def assert_same_hessian(
             assert np.asarray(found) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(_FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_each_function_of_numpy(name: str) -> None:
     at = [np.array([1.3, 1.7] if name == "arccosh" else [0.3, 0.7])]
     function = build(lambda x: getattr(np, name)(x[0] * x) * x[1], at=at)

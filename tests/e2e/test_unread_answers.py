@@ -5,7 +5,7 @@ import gc
 import json
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from h2.settings import SettingCodes
 import dragoman
 from dragoman.formats import oip_messages as m
 from e2e.server_process import ServerProcess, running_server
+from loaded_models import recorded_models
 
 MIB = 1 << 20
 STREAMS = 60
@@ -30,9 +31,9 @@ class Grown(dragoman.Model):
     inputs = (dragoman.TensorSpec("n", dragoman.UINT8, (1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.UINT8, (-1,)),)
     placement = "inline"
-    asked = 0
 
-    def __init__(self) -> None:
+    def load(self) -> None:
+        self.asked = 0
         self.inputs_seen: list[weakref.ref[Any]] = []
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
@@ -41,6 +42,7 @@ class Grown(dragoman.Model):
         return {"y": np.full(MIB, call.inputs["n"].data[0], np.uint8)}
 
 
+PATH = "/v2/models/Grown/infer"
 ASKED = json.dumps(
     {
         "inputs": [{"name": "n", "datatype": "UINT8", "shape": [1], "data": [7]}],
@@ -53,7 +55,7 @@ CALLED = m.ModelInferRequest(
 ).SerializeToString()
 HEALTH = ("/grpc.health.v1.Health/Check", "application/grpc", bytes(5))
 QUESTIONS = {
-    "rest": ("/v2/models/Grown/infer", "application/json", ASKED),
+    "rest": (PATH, "application/json", ASKED),
     "grpc": (
         "/inference.GRPCInferenceService/ModelInfer",
         "application/grpc",
@@ -151,14 +153,26 @@ class Slow:
 
 @asynccontextmanager
 async def serving_models(**settings: Any) -> AsyncIterator[tuple[Grown, dragoman.Server]]:
-    async with dragoman.Server(Grown, http_port=0, grpc_port=0, compress_responses=False, **settings) as server:
-        (deployment,) = server.engine.deployments()
-        pool: Any = deployment._pool
-        yield pool._executor.model, server
-        http: Any = server._transports._http
-        async with asyncio.timeout(10):
-            while http._application.bodies._size:  # what was counted is given back
+    settings = {"http_port": 0, "grpc_port": 0, "compress_responses": False, "max_bodies_bytes": 64 * MIB, **settings}
+    async with AsyncExitStack() as stack:
+        with recorded_models() as models:
+            server = await stack.enter_async_context(dragoman.Server(Grown, **settings))
+        yield models["Grown"], server
+        async with asyncio.timeout(10):  # all that was counted is released
+            while not await has_free_memory(server, settings["max_bodies_bytes"]):
                 await asyncio.sleep(0.01)
+
+
+async def has_free_memory(server: dragoman.Server, size: int) -> bool:
+    """Return whether the server has memory for a request body of `size` bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
+    writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode())
+    writer.write(b"x" * size)  # not JSON
+    status = int((await reader.readline()).split()[1])
+    writer.transport.abort()
+    await asyncio.sleep(0)
+    assert status in (400, 503)
+    return status == 400
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)

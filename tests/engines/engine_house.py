@@ -17,6 +17,7 @@ import dragoman
 from dragoman.core.calls import Generate
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Generation, Sampling, Text
+from loaded_models import recorded_models
 
 PROMPTS = (
     "A class definition",
@@ -71,7 +72,7 @@ class Own:
         import torch
         import transformers
 
-        tokens = self._model._loaded.intake.vocabulary.encode(prompt)[1]
+        tokens = self._model.text_engine.intake.vocabulary.encode(prompt)[1]
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(self._model.spec.uri, dtype=torch.float32)
         with torch.no_grad():
             return model.eval()(torch.tensor([tokens])).logits[0, -1].double().log_softmax(-1).numpy()
@@ -86,6 +87,7 @@ class Served:
 
     server: dragoman.Server
     own: Own
+    model: Any
 
     @property
     def url(self) -> str:
@@ -94,9 +96,7 @@ class Served:
     @property
     def engine(self) -> Any:
         """The `TextEngine` under test."""
-        (deployment,) = self.server.engine.deployments()
-        pool: Any = deployment._pool
-        return (getattr(pool, "_inline", None) or pool)._executor.model._loaded
+        return self.model.text_engine
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         import urllib.error
@@ -133,12 +133,16 @@ def served(place: Path, own: Own) -> Iterator[Served]:
     ready, done, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     errors: list[BaseException] = []
+    loaded: list[Any] = []
 
     async def serve() -> None:
         try:
-            async with server:
-                ready.set()
-                await done.wait()
+            with recorded_models() as models:
+                await server.__aenter__()
+            loaded.extend(models.values())
+            ready.set()
+            await done.wait()
+            await server.__aexit__()
         except BaseException as error:
             errors.append(error)
             ready.set()
@@ -149,7 +153,7 @@ def served(place: Path, own: Own) -> Iterator[Served]:
         assert ready.wait(300)
         if errors:
             raise errors[0]
-        yield Served(server, own)
+        yield Served(server, own, loaded[0])
     finally:
         loop.call_soon_threadsafe(done.set)
         thread.join()

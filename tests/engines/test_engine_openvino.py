@@ -32,7 +32,7 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 class TestOpenVino(EngineTests):
     def works(self, engine: Any) -> bool:
-        return bool(engine._engine._pipeline.has_non_finished_requests())
+        return bool(engine.engine.pipeline.has_non_finished_requests())
 
     @pytest.mark.parametrize(
         ("parameters", "named"),

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+import threading
 import types
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -220,10 +221,10 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
     with pytest.raises(Overloaded):
         await pieces(made, "z")
     await running.aclose()
-    assert (made.active, made._engine.left) == (0, 4)
+    assert (made.active, made.engine.left) == (0, 4)
     with pytest.raises(ModelFailed, match="would not say"):
         await pieces(made, "x", n=3, do_sample=True, seed=6)
-    assert (made.active, made._engine.left) == (0, 7)
+    assert (made.active, made.engine.left) == (0, 7)
     with pytest.raises(ModelFailed, match="ended a completion early"):
         await pieces(engine(vocabulary, {None: [word]}), "x")
     with pytest.raises(InvalidInput, match="typical_p"):
@@ -404,7 +405,7 @@ def openvino(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenVinoTokens, 
     tokens = OpenVinoTokens(lambda: pipeline, "fake")
     yield tokens, pipeline
     asyncio.run(tokens.close())
-    assert not tokens._thread.is_alive()
+    assert "fake" not in [thread.name for thread in threading.enumerate()]
 
 
 class _Status(str):
@@ -441,7 +442,7 @@ async def test_faults_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline])
     await anext(leaving)
     await leaving.aclose()
     assert await _all(tokens, Sampling()) == [8, 9, 10]
-    assert not tokens._sequences
+    assert not tokens.sequences
 
 
 async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
@@ -451,24 +452,30 @@ async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, Fa
         await _all(tokens, Sampling())
 
 
-class Late:
-    """Orders of which each comes when the thread has just been told to end, as it may from any other thread."""
+class ClosedDuringPut:
+    """A queue of commands; the engine is closed from another thread just before the first command is added."""
 
     def __init__(self, tokens: OpenVinoTokens) -> None:
-        self._tokens, self._commands = tokens, tokens._commands
+        self._commands = tokens.commands
+        self._closing = threading.Thread(target=lambda: asyncio.run(tokens.close()))
 
-    def put(self, order: Any) -> None:
-        self._tokens._closed = "OpenVINO has failed"
-        self._commands.put(None)
-        self._tokens._thread.join()
-        self._commands.put(order)
+    def put(self, command: Any) -> None:
+        if command is not None and self._closing.ident is None:
+            self._closing.start()
+            self._closing.join()
+        self._commands.put(command)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._commands, name)
 
 
-async def test_a_text_that_comes_as_the_engine_ends_is_told(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+async def test_a_request_that_is_made_while_the_engine_closes_fails(
+    openvino: tuple[OpenVinoTokens, FakePipeline],
+) -> None:
     tokens, _ = openvino
-    orders: Any = Late(tokens)
-    tokens._commands = orders
-    with pytest.raises(WorkerLost, match="OpenVINO has failed"):
+    commands: Any = ClosedDuringPut(tokens)
+    tokens.commands = commands
+    with pytest.raises(WorkerLost, match="the text engine is stopped"):
         await asyncio.wait_for(_all(tokens, Sampling()), 10)
 
 
@@ -488,11 +495,11 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_adapter_that_is_not_of_this_world(tmp_path: Path) -> None:
-    from dragoman.runtimes.vllm.model import _adapters, _rank
+    from dragoman.runtimes.vllm.model import find_adapters, max_rank
 
     for name, rank in (("one", 4), ("two", 20)):
         (tmp_path / "adapters" / name).mkdir(parents=True)
         (tmp_path / "adapters" / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    found = _adapters(tmp_path, {"three": str(tmp_path / "adapters" / "one")})
+    found = find_adapters(tmp_path, {"three": str(tmp_path / "adapters" / "one")})
     assert list(found) == ["one", "two", "three"]
-    assert _rank(found) == 32
+    assert max_rank(found) == 32

@@ -47,7 +47,7 @@ def adapter(folder: Path) -> None:
 
 class TestVllm(EngineTests):
     def works(self, engine: Any) -> bool:
-        return bool(engine._engine._engine.output_processor.has_unfinished_requests())
+        return bool(engine.engine.engine.output_processor.has_unfinished_requests())
 
     def test_likely_tokens_beside_each(self, served: Served) -> None:
         wanted = served.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)

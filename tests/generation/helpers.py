@@ -26,7 +26,7 @@ def load_model(folder: Path, **parameters: Any) -> LanguageModel:
 
 def text_engine(model: LanguageModel) -> Any:
     """Return the engine of a loaded model: `engine`, `intake`, `service`."""
-    return model._loaded
+    return model.text_engine
 
 
 def engine_metrics(model: LanguageModel) -> dict[tuple[str, ...], float]:

@@ -340,21 +340,23 @@ async def test_beams_without_memory_free_their_slots(model: LanguageModel, monke
 async def test_requests_during_close_get_an_error(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(llama_folder)
     service = text_engine(model).service
-    put = service._commands.put
+    commands = service.commands
 
     class ClosingQueue:
-        """Close the engine between its check that it is open and the command."""
+        """Close the engine between its check that it is open and the first command."""
+
+        is_closed = False
 
         def put(self, command: Any) -> None:
-            if command is not None and not service._closed:
+            if command is not None and not self.is_closed:
+                self.is_closed = True
                 service.close()
-            put(command)
+            commands.put(command)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(commands, name)
 
-    commands = service._commands
-    monkeypatch.setattr(service, "_commands", ClosingQueue())
+    monkeypatch.setattr(service, "commands", ClosingQueue())
     async with asyncio.timeout(30):
         with pytest.raises(WorkerLost, match="stopped"):
             await text(model, "The", max_new_tokens=2)

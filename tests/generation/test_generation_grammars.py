@@ -207,7 +207,7 @@ def test_a_slow_grammar_does_not_delay_others(llama: LanguageModel) -> None:
 
 
 def test_the_number_of_waiting_slow_grammars_is_limited(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
+    monkeypatch.setattr(grammar_compiler, "QUICK_S", 0.01)
 
     def slow(i: int) -> Grammar:
         return _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
@@ -223,7 +223,7 @@ def test_the_number_of_waiting_slow_grammars_is_limited(llama: LanguageModel, mo
 
 
 def test_a_slow_grammar_frees_its_place_in_the_queue(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "_QUICK_S", 0.01)
+    monkeypatch.setattr(grammar_compiler, "QUICK_S", 0.01)
     with _compiler(llama, str, grammar_compile_s=0.05, grammar_memory=4096) as compiler:
         for i in range(9):  # one more than may wait at a time
             slow = _schema({"type": "integer", "multipleOf": 99_999_989, "title": str(i)})
@@ -252,7 +252,7 @@ grammar_worker.main()
 
 
 def test_a_fork_that_uses_no_cpu_time_is_killed(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "_START", HANGING_WORKER)
+    monkeypatch.setattr(grammar_compiler, "START", HANGING_WORKER)
     with grammar_service(llama) as service:
         before = _children()
         with pytest.raises(Overloaded, match="could not be compiled in time"):

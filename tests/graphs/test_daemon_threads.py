@@ -28,9 +28,9 @@ def _met(meeting: threading.Barrier) -> str:
 def test_idle_threads_are_reused() -> None:
     threads = DaemonThreads(8, "again")
     for _ in range(20):
-        threads.submit(int).result(20)
-        wait_until(lambda: threads._idle._value > 0, "the thread waits")
-    assert threads._started == 1
+        assert threads.submit(threading.current_thread).result(20).name == "again-1"
+        wait_until(lambda: threads.idle.acquire(blocking=False), "the thread waits")
+        threads.idle.release()
     threads.shutdown()
 
 

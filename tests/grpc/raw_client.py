@@ -93,9 +93,9 @@ class Raw:
                     self.over = self.over if self.over is not None else "cut off"
                     assert happened(), "the server has hung up"
                     return
-                self._take(data)
+                self.receive_data(data)
 
-    def _take(self, data: bytes) -> None:
+    def receive_data(self, data: bytes) -> None:
         for event in self.h2.receive_data(data):
             match event:
                 case h2.events.ResponseReceived() | h2.events.TrailersReceived():

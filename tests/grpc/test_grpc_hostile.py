@@ -372,7 +372,7 @@ async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None
         while not pings:
             data = await hasty.reader.read(1 << 16)
             pings += data.count(b"\0\0\x08\6\0\0\0\0\0dragoman")
-            hasty._take(data)
+            hasty.receive_data(data)
     assert await responses(hasty)
 
 

@@ -4,14 +4,15 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import dragoman
 from dragoman import Infer, Inference, Tensor, TensorSpec
+from loaded_models import recorded_models
 
 # --- models ------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,10 @@ DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": -1}
 async def serving(*models: Any, **settings: Any) -> AsyncIterator["RestServer"]:
     """Start a server with these models, by default all."""
     server = dragoman.Server(*(models or MODELS), **{**DEFAULTS, **settings})
-    async with server:
-        yield RestServer(server.http_ports[0], server)
+    async with AsyncExitStack() as stack:
+        with recorded_models() as loaded:
+            await stack.enter_async_context(server)
+        yield RestServer(server.http_ports[0], server, loaded)
 
 
 # --- clients -----------------------------------------------------------------------------------------------
@@ -176,6 +179,7 @@ class RestServer:
 
     port: int
     dragoman: Any
+    models: Mapping[str, Any] = field(default_factory=dict)
 
     async def send(self, raw: bytes, *, responses: int = 1, head: bool = False) -> Any:
         """Send bytes over a new connection; return the response, or a list of several."""
@@ -203,9 +207,7 @@ class RestServer:
 
     def model(self, name: str) -> Any:
         """Return the model object, which runs in this process."""
-        deployment = next(d for d in self.dragoman.engine.deployments() if d.spec.name == name)
-        pool: Any = deployment._pool
-        return pool._executor.model
+        return self.models[name]
 
 
 def request(

@@ -24,6 +24,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
 from dragoman.runtimes.umbridge.model import make_function
 from e2e.server_process import ServerProcess, free_ports, wait_until
+from loaded_models import recorded_models
 from simulators.conftest import SIMULATORS
 
 REFERENCE = f"""
@@ -67,12 +68,6 @@ def reference() -> Iterator[str]:
     with running(port):
         wait_until(listens, "the reference server listens")
         yield f"http://127.0.0.1:{port}"
-
-
-def model_of(engine: Engine) -> Any:
-    """Return the model object, which runs in this process."""
-    pool: Any = engine.deployments()[0]._pool
-    return pool._executor.model
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +175,11 @@ async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
 
 
 async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None:
-    with reference() as url:
+    with reference() as url, recorded_models() as models:
         far = engine(theirs, url)
         await far.start()
     try:
-        servers = model_of(far).function._servers._servers
+        servers = models["far"].function.servers.servers
         while not any(server.has_failed for server in servers):  # both are asked by turns
             assert await evaluated(far) == [[1.0, 4.0], [53.0]]
         with running(int(url.rpartition(":")[2])):

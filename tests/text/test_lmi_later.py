@@ -110,7 +110,7 @@ async def test_synchronous_requests_get_the_response(server: TextServer) -> None
 
 
 async def test_the_number_of_stored_results_is_limited(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.async_results._MAX_RESULTS", 2)
+    monkeypatch.setattr("dragoman.transports.async_results.MAX_RESULTS", 2)
     for _ in range(2):
         await _start(server, {"inputs": "a"})
     full = await server.post("/invocations", {"inputs": "a"}, ASYNCHRONOUS)
@@ -118,7 +118,7 @@ async def test_the_number_of_stored_results_is_limited(server: TextServer, monke
 
 
 async def test_stored_results_expire(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.transports.async_results._KEEP_S", 0.01)
+    monkeypatch.setattr("dragoman.transports.async_results.KEEP_S", 0.01)
     token = await _start(server, {"inputs": "!wait", "stream": True})
     async with asyncio.timeout(60):
         while (await _fetch(server, token)).status != 400 or server.model().active:

@@ -119,7 +119,7 @@ def big(n: int, size: int = 100_000) -> Request[Any]:
 
 
 def taken(pool: Any) -> int:
-    return int(pool._supervisor.running[0]._channel.arena.used)
+    return int(pool.supervisor.running[0].channel.arena.used)
 
 
 async def test_calls_use_shared_memory_and_free_it() -> None:

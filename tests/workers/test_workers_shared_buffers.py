@@ -66,7 +66,7 @@ def test_allocate_works_without_memory_files(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lent(pool: Any) -> int:
-    return int(pool._supervisor.running[0]._channel.arena.shared_buffers)
+    return int(pool.supervisor.running[0].channel.arena.shared_buffers)
 
 
 async def test_a_tensor_in_a_shared_buffer_returns_in_the_same_buffer() -> None:

@@ -27,7 +27,7 @@ def _derivatives_of_log(base: float) -> FirstAndSecond:
     return lambda x, y: (1 / (x * base), -1 / (x * x * base))
 
 
-_FUNCTIONS: Mapping[str, tuple[Callable[[float], Any], FirstAndSecond]] = {
+FUNCTIONS: Mapping[str, tuple[Callable[[float], Any], FirstAndSecond]] = {
     "exp": (np.exp, lambda x, y: (y, y)),
     "exp2": (np.exp2, lambda x, y: (y * math.log(2), y * math.log(2) ** 2)),
     "expm1": (np.expm1, lambda x, y: (y + 1, y + 1)),
@@ -164,7 +164,7 @@ class DualNumber:
 
     def apply(self, name: str) -> "DualNumber":
         """Return the result of a function of NumPy, given by name."""
-        function, derivatives = _FUNCTIONS[name]
+        function, derivatives = FUNCTIONS[name]
         value = function(self.value)
         return self._chain(value, *derivatives(self.value, value))
 
@@ -186,7 +186,7 @@ def _method(name: str) -> Callable[[DualNumber], DualNumber]:
     return lambda number: number.apply(name)
 
 
-for _name in _FUNCTIONS:  # NumPy calls methods of these names on objects
+for _name in FUNCTIONS:  # NumPy calls methods of these names on objects
     setattr(DualNumber, _name, _method(_name))
 
 

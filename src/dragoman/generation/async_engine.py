@@ -27,7 +27,7 @@ class AsyncEngine:
     def __init__(self, make: Callable[[], GenerationEngine], capacity: int, name: str) -> None:
         self._capacity = capacity
         self._open = 0
-        self._commands: queue.SimpleQueue[Callable[[GenerationEngine], None] | None] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Callable[[GenerationEngine], None] | None] = queue.SimpleQueue()
         self._updated: dict[asyncio.AbstractEventLoop, set[_CallResults]] = {}
         self._jobs: set[GenerationJob] = set()
         self._closed = False
@@ -50,7 +50,7 @@ class AsyncEngine:
         call = _CallResults(self, len(prompts))
         jobs = [GenerationJob(request, call) for request in prompts]
         self._open += len(jobs)
-        self._commands.put(lambda engine: self._begin(engine, jobs))
+        self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
             if self._closed:  # closed meanwhile: the command may never be executed
                 raise WorkerLost("the text engine is stopped")
@@ -58,12 +58,12 @@ class AsyncEngine:
                 yield chunk
         finally:
             self._open -= len(jobs)
-            self._commands.put(lambda engine: self._end(engine, jobs))
+            self.commands.put(lambda engine: self._end(engine, jobs))
 
     def close(self) -> None:
         """Stop the engine; open calls fail with WorkerLost."""
         self._closed = True
-        self._commands.put(None)
+        self.commands.put(None)
         self._thread.join()
 
     # --- in the engine's thread --------------------------------------------------------------------------
@@ -82,9 +82,9 @@ class AsyncEngine:
 
     def _run_commands(self, engine: GenerationEngine) -> bool:
         """Execute commands, waiting for one if there is no other work; return False when closed."""
-        while not (engine.has_work and self._commands.empty()):
+        while not (engine.has_work and self.commands.empty()):
             try:
-                command = self._commands.get(timeout=None if engine.is_idle else _IDLE_S)
+                command = self.commands.get(timeout=None if engine.is_idle else _IDLE_S)
             except queue.Empty:
                 engine.release_memory()
                 continue

@@ -87,7 +87,7 @@ class ExternalEngine:
         details: Mapping[str, Any],
     ) -> None:
         self.details = details
-        self._engine, self._intake, self._ends, self._capacity = engine, intake, ends, capacity
+        self.engine, self._intake, self._ends, self._capacity = engine, intake, ends, capacity
         self._open = 0
 
     @property
@@ -95,11 +95,11 @@ class ExternalEngine:
         return self._open
 
     async def prepare(self, call: Generate) -> None:
-        self._engine.refuse(call.sampling)
+        self.engine.refuse(call.sampling)
         await self._intake.prepare(call)
 
     def split_call(self, call: Generate) -> list[PromptRequest]:
-        self._engine.refuse(call.sampling)
+        self.engine.refuse(call.sampling)
         return self._intake.split_call(call)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
@@ -120,7 +120,7 @@ class ExternalEngine:
             self._open -= len(prompts)
 
     async def close(self) -> None:
-        await self._engine.close()
+        await self.engine.close()
         await asyncio.to_thread(self._intake.close)
 
     async def _chunks(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
@@ -146,7 +146,7 @@ class ExternalEngine:
         own = frozenset() if given.ignore_eos and given.grammar is None else self._ends
         ends = EndConditions(own, frozenset(given.stop_token_ids), asked.length)
         writer = CompletionWriter(self._intake.vocabulary, given, ends, _ExternalSampler(), asked.tokens, seed)
-        async with aclosing(self._engine.tokens(ExternalRequest(asked, ends, seed))) as chunks:
+        async with aclosing(self.engine.tokens(ExternalRequest(asked, ends, seed))) as chunks:
             async for tokens in chunks:
                 for choice in tokens.choices:
                     writer.take(choice)

@@ -21,7 +21,7 @@ from dragoman.core.text import Grammar
 Result = TypeVar("Result")
 
 # Grammars that compile within this CPU time do not wait for slower ones.
-_QUICK_S = 0.1
+QUICK_S = 0.1
 # Maximum number of waiting grammars, and of slower ones. Any number of requests may wait for one grammar.
 _MAX_WAITING, _MAX_WAITING_SLOW = 32, 8
 # A helper process that is idle for this time ends.
@@ -31,7 +31,7 @@ _START_S, _GRACE_S = 60.0, 10.0
 # Threads that use grammars have a larger stack than the forks, which reject grammars that are nested too deeply.
 _STACK_BYTES = 64 << 20
 # With the server's module search path.
-_START = "import sys; sys.path[:] = sys.argv[1:]; from dragoman.generation.grammar_worker import main; main()"
+START = "import sys; sys.path[:] = sys.argv[1:]; from dragoman.generation.grammar_worker import main; main()"
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
@@ -151,7 +151,7 @@ class CompilerProcess:
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         environment["OPENBLAS_NUM_THREADS"] = "1"  # a process that forks must not have threads
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _START, *sys.path],
+            [sys.executable, "-c", START, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -233,7 +233,7 @@ class GrammarCompiler(Generic[Result]):
         self, vocabulary: Callable[[], GrammarVocabulary], limits: GrammarLimits, make: Callable[[str], Result]
     ) -> None:
         self._limits, self._make = limits, make
-        self._quick = _CompileQueue(vocabulary, min(_QUICK_S, limits.grammar_compile_s), "grammar")
+        self._quick = _CompileQueue(vocabulary, min(QUICK_S, limits.grammar_compile_s), "grammar")
         self._slow = _CompileQueue(vocabulary, limits.grammar_compile_s, "grammar-slow")
         self._lock = threading.Lock()
         self._cache: OrderedDict[Grammar, _CacheEntry[Result]] = OrderedDict()

@@ -146,7 +146,7 @@ class Runner:
     ) -> None:
         AttentionInterface.register(NAME, attention)
         self.device = torch.device(device)
-        self._fused: FusedModel | None = None
+        self.fused: FusedModel | None = None
         self._adapters: AdapterRows | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
@@ -175,7 +175,7 @@ class Runner:
         self.packed = packed and can_pack(self.dtype, self.device)
         if not adapters:
             self._use_fast_paths(shapes)
-        if self._fused is None and self.packed:
+        if self.fused is None and self.packed:
             pack(self.model)
 
     @property
@@ -238,8 +238,8 @@ class Runner:
         self, tokens: list[int], positions: list[int], wanted: list[int], step: AttentionFunction
     ) -> torch.Tensor:
         rows = self._tensor(wanted) if len(wanted) != len(tokens) else 0
-        if self._fused is not None:
-            return self._fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
+        if self.fused is not None:
+            return self.fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
         output = self.model(
             input_ids=self._tensor(tokens)[None],
             position_ids=self._tensor(positions)[None],
@@ -259,15 +259,15 @@ class Runner:
             return
         expected = self._sample_logits()
         with torch.no_grad():
-            self._fused = fused = FusedModel(self.model, shapes.forms, self.packed)
-        if not self._agrees(expected, "the fused forward pass"):
-            self._fused = None
+            self.fused = fused = FusedModel(self.model, shapes.forms, self.packed)
+        if not self.agrees(expected, "the fused forward pass"):
+            self.fused = None
             return
         # Frees the loaded weights, which the fused model has copied or still refers to.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
         self._native = _native_step(self.config, fused, shapes.forms) if self.packed else None
-        if self._native is not None and not self._agrees(expected, "the step in machine code"):
+        if self._native is not None and not self.agrees(expected, "the step in machine code"):
             self._native = None
 
     def _sample_logits(self) -> torch.Tensor:
@@ -278,7 +278,7 @@ class Runner:
         prompt = self.run(cache, [BatchRow(0, 0, tokens, wanted=4)])
         return torch.cat((prompt, self.run(cache, [BatchRow(0, len(tokens), [tokens[-1]])])))
 
-    def _agrees(self, expected: torch.Tensor, name: str) -> bool:
+    def agrees(self, expected: torch.Tensor, name: str) -> bool:
         """Return whether the current implementation gives the logits of the model's own code; log if not."""
         error = float((self._sample_logits() - expected).abs().max() / expected.abs().max())
         if not error < _TOLERANCE[self.dtype]:

@@ -178,14 +178,14 @@ class TextModel(Model):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._loaded: Any = None
+        self.text_engine: Any = None
 
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
         self.check(folder)
         with transformers_lock(self.runtime):
             try:
-                self._loaded = self.start_engine(folder)
+                self.text_engine = self.start_engine(folder)
             except DragomanError:
                 raise
             except Exception as error:  # the libraries document no class of error
@@ -199,21 +199,21 @@ class TextModel(Model):
         raise NotImplementedError
 
     def details(self) -> Mapping[str, Any]:
-        details: Mapping[str, Any] = self._loaded.details
+        details: Mapping[str, Any] = self.text_engine.details
         return details
 
     def measurements(self) -> Iterable[Family]:
-        families: Iterable[Family] = self._loaded.measurements()
+        families: Iterable[Family] = self.text_engine.measurements()
         return families
 
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
         if call.sampling.grammar is not None:
-            await self._loaded.prepare(call)
+            await self.text_engine.prepare(call)
         if sum(map(_size, call.prompts)) > _LONG:
-            job = await asyncio.to_thread(self._loaded.split_call, call)
+            job = await asyncio.to_thread(self.text_engine.split_call, call)
         else:
-            job = self._loaded.split_call(call)
-        async with aclosing(self._loaded.generate(job)) as chunks:
+            job = self.text_engine.split_call(call)
+        async with aclosing(self.text_engine.generate(job)) as chunks:
             if call.stream:
                 async for chunk in chunks:
                     yield chunk
@@ -232,14 +232,14 @@ class TextModel(Model):
                 yield chunk
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
-        spans = self._loaded.spans
+        spans = self.text_engine.spans
         size = _size(call.prompt) * (_CHARACTERS_PER_TOKEN if isinstance(call.prompt, tuple) else 1)
         text_and_tokens = await asyncio.to_thread(spans, call.prompt) if size > _LONG else spans(call.prompt)
         return Tokenized(*text_and_tokens)
 
     async def close(self) -> None:
-        if self._loaded is not None:
-            await self._loaded.close()
+        if self.text_engine is not None:
+            await self.text_engine.close()
 
 
 def _size(prompt: Prompt) -> int:

@@ -30,7 +30,7 @@ class DaemonThreads(Executor):
         self._max_threads = max_threads
         self._name = name
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # idle threads for which no job is queued
+        self.idle = threading.Semaphore(0)  # idle threads for which no job is queued
         self._lock = threading.Lock()
         self._started = 0
         self._closed = False
@@ -43,10 +43,10 @@ class DaemonThreads(Executor):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and self._started < self._max_threads:
+            if not self.idle.acquire(blocking=False) and self._started < self._max_threads:
                 self._started += 1
                 name = f"{self._name}-{self._started}"
-                threading.Thread(target=_run_jobs, args=(self._jobs, self._idle), name=name, daemon=True).start()
+                threading.Thread(target=_run_jobs, args=(self._jobs, self.idle), name=name, daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -21,9 +21,9 @@ from dragoman.protocols.wire import (
 )
 from dragoman.system.request_context import client_request_id
 
-_MAX_RESULTS = 1024
+MAX_RESULTS = 1024
 _MAX_BYTES = 1 << 28  # of all results
-_KEEP_S = 900.0  # after the request or the last poll
+KEEP_S = 900.0  # after the request or the last poll
 _MAX_OFFSET_DIGITS = 9
 
 
@@ -96,7 +96,7 @@ class AsyncResultStore:
 
     def begin(self, call: BackgroundCall, run: Callable[[AsyncResult], Coroutine[Any, Any, None]]) -> HttpResponse:
         """Start a background call and return the response with its token. Raises Overloaded if the store is full."""
-        if len(self._results) >= _MAX_RESULTS or self._bytes >= _MAX_BYTES:
+        if len(self._results) >= MAX_RESULTS or self._bytes >= _MAX_BYTES:
             raise Overloaded("too many results wait to be fetched; fetch some, or try again later", 1.0)
         token, result = secrets.token_urlsafe(24), AsyncResult(self)
         self._results[token] = result
@@ -123,7 +123,7 @@ class AsyncResultStore:
         """Keep a result for some time from now on."""
         if token in self._expiries:
             self._expiries[token].cancel()
-        self._expiries[token] = asyncio.get_running_loop().call_later(_KEEP_S, self._drop, token)
+        self._expiries[token] = asyncio.get_running_loop().call_later(KEEP_S, self._drop, token)
 
     def _drop(self, token: str) -> None:
         result = self._results.pop(token)

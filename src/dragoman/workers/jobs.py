@@ -190,7 +190,7 @@ class JobSender:
 
     def __init__(self) -> None:
         self.held: dict[int, Job] = {}
-        self._channel: Channel
+        self.channel: Channel
 
     def undecodable(self, error: Exception) -> DragomanError:
         """Return the error of a response that cannot be decoded."""
@@ -198,21 +198,21 @@ class JobSender:
 
     def encode(self, job: Job) -> list[Buffer]:
         """Return the frame of a job, for `send`. Raises what pickle raises."""
-        return self._channel.encode(job.kind, job.number, job.fields())
+        return self.channel.encode(job.kind, job.number, job.fields())
 
     def send(self, job: Job, frame: list[Buffer]) -> None:
         """Send a job: at once if the process is idle."""
         is_idle = not self.held
         self.held[job.number] = job
-        self._channel.send(frame, now=is_idle)
+        self.channel.send(frame, now=is_idle)
 
     def credit(self, job: Job, count: int) -> None:
-        self._channel.send(encode(FrameKind.CREDIT, job.number, count))
+        self.channel.send(encode(FrameKind.CREDIT, job.number, count))
 
     def cancel(self, job: Job) -> None:
         if job.number in self.held and not job.is_cancelled:
             job.cancel()
-            self._channel.send(encode(FrameKind.CANCEL, job.number))
+            self.channel.send(encode(FrameKind.CANCEL, job.number))
 
     def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
         """Return the value of a frame, or the error that it carries or that decoding it raises."""

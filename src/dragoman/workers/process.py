@@ -37,7 +37,7 @@ class ProcessPool(JobRunner):
         self._was_ready = False
         self._concurrent = False
         self._open = False
-        self._supervisor = Supervisor(
+        self.supervisor = Supervisor(
             max(1, spec.replicas),
             lambda _number: Replica(self._spec, self._dispatch),
             on_exit=self._handle_exit,
@@ -49,20 +49,20 @@ class ProcessPool(JobRunner):
 
     @property
     def ready(self) -> bool:
-        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self._supervisor.running)
+        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
 
     @property
     def unavailable(self) -> str:
-        reasons = [replica.unavailable for replica in self._supervisor.running]
+        reasons = [replica.unavailable for replica in self.supervisor.running]
         return "" if "" in reasons or not reasons else reasons[0]
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self._supervisor.running)) * (CONCURRENT if self._concurrent else 1)
+        return max(1, len(self.supervisor.running)) * (CONCURRENT if self._concurrent else 1)
 
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
-        loaded: list[Loaded] = await self._supervisor.start()
+        loaded: list[Loaded] = await self.supervisor.start()
         self._concurrent = loaded[0].concurrent
         self._open = True
         self._spec = replace(self._spec, placement="process")  # also after a restart with a changed model file
@@ -74,7 +74,7 @@ class ProcessPool(JobRunner):
 
     async def close(self) -> None:
         self._open = False
-        replicas = await self._supervisor.close()
+        replicas = await self.supervisor.close()
         for job in [*self._queue, *(job for replica in replicas for job in replica.held.values())]:
             job.deliver(None, unloading(self._spec), True)
         self._queue.clear()
@@ -92,7 +92,7 @@ class ProcessPool(JobRunner):
     def submit(self, job: Job) -> None:
         if not self._open:
             raise unloading(self._spec)
-        if self._supervisor.has_given_up:
+        if self.supervisor.has_given_up:
             raise self._not_ready()
         self._queue.append(job)
         self._dispatch()
@@ -109,7 +109,7 @@ class ProcessPool(JobRunner):
 
     def _dispatch(self) -> None:
         """Send queued jobs to the replicas that have capacity."""
-        running = self._supervisor.running
+        running = self.supervisor.running
         while self._queue:
             # If all hang, jobs wait in the processes, where their deadline kills one that hangs for good.
             responsive = [r for r in running if not r.heartbeat.is_hung] or running
@@ -191,7 +191,7 @@ class ProcessPool(JobRunner):
         self._dispatch()
 
     def _reject_if_given_up(self) -> None:
-        if self._supervisor.has_given_up:
+        if self.supervisor.has_given_up:
             queued, self._queue = self._queue, deque()
             for job in queued:
                 job.deliver(None, self._not_ready(), True)

@@ -58,11 +58,11 @@ class Replica(JobSender):
             raise load_error(self._spec.name, f"cannot start a process: {error}", error) from error
         self._child = child
         self.exited = child.exited
-        self._channel = Channel(child.socket, self._handle_frame, child.closed.set, memory=child.memory)
+        self.channel = Channel(child.socket, self._handle_frame, child.closed.set, memory=child.memory)
         close_files(child.memory or ())
-        self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self._channel.send, encode(FrameKind.PING)))
+        self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self.channel.send, encode(FrameKind.PING)))
         self._waiting = asyncio.create_task(child.wait(self._grace_s, self._clean_up))
-        self._channel.send(spec_frame)
+        self.channel.send(spec_frame)
         try:
             loaded = await self._loaded
         except BaseException:
@@ -94,7 +94,7 @@ class Replica(JobSender):
 
     def take_back(self, job: Job) -> None:
         """Cancel a job that was sent and has not begun, so that another process may compute it."""
-        self._channel.send(encode(FrameKind.CANCEL, job.number))
+        self.channel.send(encode(FrameKind.CANCEL, job.number))
         self.held[job.number] = job.placeholder()
 
     def send(self, job: Job, frame: list[Buffer]) -> None:
@@ -125,7 +125,7 @@ class Replica(JobSender):
 
     async def stop(self) -> None:
         """End the process: close its socket, then kill it."""
-        self._channel.close()
+        self.channel.close()
         self._child.closed.set()
         await asyncio.wait({self._waiting})
 
@@ -179,7 +179,7 @@ class Replica(JobSender):
         return _IDLE_GRACE_S if self._is_loaded and not self.held else _BUSY_GRACE_S
 
     def _clean_up(self) -> None:
-        self._channel.close()
+        self.channel.close()
         if self._folder is not None:
             self._folder.cleanup()
         self.exit_reason = self._child.exit_reason

@@ -87,8 +87,8 @@ class OpenVinoTokens:
     """A `TokenEngine`. `make` makes the pipeline, in the thread that then calls all of it."""
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._sequences: dict[_Sequence, Any] = {}
+        self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.sequences: dict[_Sequence, Any] = {}
         self._numbers = itertools.count()
         self._closed = ""
         self._thread = start_thread(make, self._work, name)
@@ -100,7 +100,7 @@ class OpenVinoTokens:
         if self._closed:
             raise WorkerLost(self._closed)
         sequence = _Sequence(wanted)
-        self._commands.put(lambda: self._begin(sequence))
+        self.commands.put(lambda: self._begin(sequence))
         try:
             if self._closed:  # in the meantime: the thread may have stopped
                 raise WorkerLost(self._closed)
@@ -114,30 +114,30 @@ class OpenVinoTokens:
                 if sequence.error is not None:
                     raise sequence.error
         finally:
-            self._commands.put(lambda: self._end(sequence))
+            self.commands.put(lambda: self._end(sequence))
 
     async def close(self) -> None:
         self._closed = "the text engine is stopped"
-        self._commands.put(None)
+        self.commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
     # --- in the pipeline's thread ------------------------------------------------------------------------
 
     def _work(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         while self._run_commands():
             try:
-                self._pipeline.step()
+                self.pipeline.step()
                 self._distribute()
             except Exception as error:
                 self._recover(error)
         self._fail_all(WorkerLost("the text engine is stopped"))
-        del self._pipeline
+        del self.pipeline
 
     def _run_commands(self) -> bool:
         """Run the queued commands, and wait for one if there is nothing else to do; return False at the end."""
-        while not (self._pipeline.has_non_finished_requests() and self._commands.empty()):
-            command = self._commands.get()
+        while not (self.pipeline.has_non_finished_requests() and self.commands.empty()):
+            command = self.commands.get()
             if command is None:
                 return False
             command()
@@ -152,12 +152,12 @@ class OpenVinoTokens:
             for name, value in generation_config(sequence.wanted).items():
                 setattr(config, name, value)
             tokens = Tensor(np.array([sequence.wanted.asked.tokens], np.int64))
-            self._sequences[sequence] = self._pipeline.add_request(next(self._numbers), tokens, config)
+            self.sequences[sequence] = self.pipeline.add_request(next(self._numbers), tokens, config)
         except Exception as error:
             sequence.end(InvalidInput(f"OpenVINO refuses it: {_error_line(error)}"))
 
     def _end(self, sequence: "_Sequence") -> None:
-        handle = self._sequences.pop(sequence, None)
+        handle = self.sequences.pop(sequence, None)
         if handle is not None:
             handle.cancel()
 
@@ -166,14 +166,14 @@ class OpenVinoTokens:
         from openvino_genai import GenerationStatus
 
         updated: dict[asyncio.AbstractEventLoop, list[_Sequence]] = {}
-        for sequence, handle in list(self._sequences.items()):
+        for sequence, handle in list(self.sequences.items()):
             while handle.can_read():
                 for output in handle.read().values():
                     sequence.take(output.generated_ids, output.generated_log_probs)
                 updated.setdefault(sequence.loop, []).append(sequence)
             status = handle.get_status()
             if status != GenerationStatus.RUNNING:
-                del self._sequences[sequence]
+                del self.sequences[sequence]
                 lost = None if status == GenerationStatus.FINISHED else ModelFailed(f"generation failed: {status.name}")
                 sequence.end(lost)
         for loop, sequences in updated.items():
@@ -184,15 +184,15 @@ class OpenVinoTokens:
         log.exception("OpenVINO failed in a step; its sequences end")
         self._fail_all(ModelFailed(f"generation failed: {_error_line(error)}"))
         try:
-            while self._pipeline.has_non_finished_requests():
-                self._pipeline.step()
+            while self.pipeline.has_non_finished_requests():
+                self.pipeline.step()
         except Exception:
             log.exception("OpenVINO does not recover; the model must be loaded anew")
             self._closed = "OpenVINO has failed; the model must be loaded anew"
-            self._commands.put(None)
+            self.commands.put(None)
 
     def _fail_all(self, error: DragomanError) -> None:
-        opened, self._sequences = self._sequences, {}
+        opened, self.sequences = self.sequences, {}
         for sequence, handle in opened.items():
             handle.cancel()
             sequence.end(error)

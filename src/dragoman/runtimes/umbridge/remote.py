@@ -96,7 +96,7 @@ class RemoteServers:
     """The servers of a model. A call goes to the least busy one, and to another if that fails."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        self._servers = [RemoteServer(address) for address in addresses]
+        self.servers = [RemoteServer(address) for address in addresses]
         self._lock = threading.Lock()
 
     def call(self, send: Callable[[RemoteServer], T]) -> T:
@@ -104,7 +104,7 @@ class RemoteServers:
         self._check_failed()
         tried: list[RemoteServer] = []
         last_error: Exception | None = None
-        for _ in range(max(2, len(self._servers))):  # a single server is tried twice: its connection may be stale
+        for _ in range(max(2, len(self.servers))):  # a single server is tried twice: its connection may be stale
             with self._choose(tried) as server:
                 tried.append(server)
                 try:
@@ -117,7 +117,7 @@ class RemoteServers:
                 else:
                     server.mark_recovered()
                     return result
-        raise NotReady(f"no server of {', '.join(s.url for s in self._servers)} answers: {last_error}") from last_error
+        raise NotReady(f"no server of {', '.join(s.url for s in self.servers)} answers: {last_error}") from last_error
 
     @contextmanager
     def _choose(self, tried: Sequence[RemoteServer]) -> Iterator[RemoteServer]:
@@ -125,13 +125,13 @@ class RemoteServers:
         with self._lock:
             now_s = time.monotonic()
             server = min(
-                self._servers,
+                self.servers,
                 key=lambda s: (s in tried, s.has_failed, max(0.0, s.backoff_until_s - now_s), s.in_flight),
             )
             server.in_flight += 1
             # The next call takes another of equally busy servers.
-            self._servers.remove(server)
-            self._servers.append(server)
+            self.servers.remove(server)
+            self.servers.append(server)
         try:
             yield server
         finally:
@@ -140,13 +140,13 @@ class RemoteServers:
 
     def _check_failed(self) -> None:
         """Check failed servers in the background once they may be used again."""
-        if not any(server.has_failed for server in self._servers):
+        if not any(server.has_failed for server in self.servers):
             return
         with self._lock:
             now_s = time.monotonic()
-            if all(server.has_failed for server in self._servers):
+            if all(server.has_failed for server in self.servers):
                 return  # the call itself checks one
-            due = [s for s in self._servers if s.has_failed and s.backoff_until_s <= now_s and not s.is_being_checked]
+            due = [s for s in self.servers if s.has_failed and s.backoff_until_s <= now_s and not s.is_being_checked]
             for server in due:
                 server.is_being_checked = True
         _check_in_background(due)
@@ -158,12 +158,12 @@ class RemoteServers:
         """
         now_s = time.monotonic()
         with self._lock:
-            due = [s for s in self._servers if interval_s and self._is_due(s, now_s, interval_s)]
+            due = [s for s in self.servers if interval_s and self._is_due(s, now_s, interval_s)]
             for server in due:
                 server.is_being_checked = True
-            down = [s.url for s in self._servers if s.has_failed or s.is_silent]
+            down = [s.url for s in self.servers if s.has_failed or s.is_silent]
         _check_in_background(due)
-        return f"no server of {', '.join(down)} answers" if len(down) == len(self._servers) else ""
+        return f"no server of {', '.join(down)} answers" if len(down) == len(self.servers) else ""
 
     @staticmethod
     def _is_due(server: RemoteServer, now_s: float, interval_s: float) -> bool:
@@ -171,7 +171,7 @@ class RemoteServers:
         return idle and now_s >= server.backoff_until_s and now_s - server.last_response_s >= interval_s
 
     def close(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             server.close()
 
 
@@ -223,7 +223,7 @@ class RemoteFunction(VectorFunction):
         timeout_s: float = 0.0,
         check_s: float = _CHECK_INTERVAL_S,
     ) -> None:
-        self._servers = RemoteServers(addresses)
+        self.servers = RemoteServers(addresses)
         self._model = model
         self._config = dict(config or {})
         self._timeout_s = timeout_s
@@ -285,10 +285,10 @@ class RemoteFunction(VectorFunction):
         return self._call("ApplyHessian", config, inputs, **ports, sens=sens, vec=vec)[0]
 
     def unavailable(self) -> str:
-        return self._servers.unavailable(self._check_s)
+        return self.servers.unavailable(self._check_s)
 
     def close(self) -> None:
-        self._servers.close()
+        self.servers.close()
 
     def _call(
         self, verb: str, config: Config, inputs: Vectors, *, several: bool = False, **fields: Any
@@ -335,7 +335,7 @@ class RemoteFunction(VectorFunction):
                 raise _response_error(f"{server.url}{path}", status, text)
             return text
 
-        return self._servers.call(send)
+        return self.servers.call(send)
 
 
 def _is_size(value: Any) -> bool:

@@ -153,7 +153,7 @@ class VllmModel(TextModel):
 
     def start_engine(self, folder: Path) -> ExternalEngine:
         options = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
-        adapters = _adapters(folder, options.adapters)
+        adapters = find_adapters(folder, options.adapters)
         engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config
         vocabulary = Vocabulary(folder, config.get_vocab_size())
@@ -181,7 +181,7 @@ class VllmTokens:
     """A `TokenEngine`: tokens from an `AsyncLLM` of vLLM."""
 
     def __init__(self, engine: Any, vocabulary: Vocabulary, adapters: Mapping[str, str]) -> None:
-        self._engine, self._vocabulary = engine, vocabulary
+        self.engine, self._vocabulary = engine, vocabulary
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
         self._numbers = itertools.count()
 
@@ -195,7 +195,7 @@ class VllmTokens:
         asked = wanted.asked
         prompt, name = {"prompt_token_ids": list(asked.tokens)}, f"dragoman-{next(self._numbers)}"
         try:
-            source = self._engine.generate(prompt, _sampling(wanted), name, lora_request=self._adapter(asked.sampling))
+            source = self.engine.generate(prompt, _sampling(wanted), name, lora_request=self._adapter(asked.sampling))
             async with aclosing(source) as found:
                 first = True
                 async for piece in found:
@@ -219,7 +219,7 @@ class VllmTokens:
         return LoRARequest(given.adapter, number, path)
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
 
@@ -259,17 +259,17 @@ def _arguments(folder: Path, options: VllmOptions, adapters: Mapping[str, str]) 
         found["kv_cache_memory_bytes"] = int(options.cache_memory * 2**30)
     if adapters:
         # On a CPU vLLM (0.32) gives the last place's adapter to texts that asked for none: that place stays empty.
-        found |= {"enable_lora": True, "max_loras": len(adapters) + 1, "max_lora_rank": _rank(adapters)}
+        found |= {"enable_lora": True, "max_loras": len(adapters) + 1, "max_lora_rank": max_rank(adapters)}
     return found | options.arguments
 
 
-def _adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
+def find_adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
     """Return the folders of LoRA adapters by name: those in `adapters` of the model's folder, and those configured."""
     own = sorted(path.parent for path in (folder / "adapters").glob("*/adapter_config.json"))
     return {path.name: str(path) for path in own} | {name: str(Path(path).resolve()) for name, path in named.items()}
 
 
-def _rank(adapters: Mapping[str, str]) -> int:
+def max_rank(adapters: Mapping[str, str]) -> int:
     ranks = [int(json.loads((Path(path) / "adapter_config.json").read_bytes())["r"]) for path in adapters.values()]
     return next((rank for rank in _RANKS if rank >= max(ranks)), max(ranks))
 
