@@ -94,7 +94,7 @@ def test_no_parameter_is_dropped_by_vllm(vocabulary: Vocabulary, name: str) -> N
     given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
     if name in ("num_beams", "typical_p"):
         with pytest.raises(InvalidInput, match=name):
-            vllm_model.check_supported(given, vocabulary.cut)
+            vllm_model.check_supported(given, vocabulary.tokenize)
     elif name == "grammar":
         assert vllm_model.grammar_parameters(given.grammar or Grammar("lark")) == {"regex": "a+"}
     else:
@@ -140,8 +140,8 @@ def test_what_vllm_would_change_is_refused(vocabulary: Vocabulary) -> None:
         (Sampling(presence_penalty=3.0), "presence_penalty"),
     ):
         with pytest.raises(InvalidInput, match=f"^{named}: .*got|^{named}: .*expected"):
-            vllm_model.check_supported(given, vocabulary.cut)
-    vllm_model.check_supported(Sampling(temperature=0.001), vocabulary.cut)  # without drawing it means nothing
+            vllm_model.check_supported(given, vocabulary.tokenize)
+    vllm_model.check_supported(Sampling(temperature=0.001), vocabulary.tokenize)  # without drawing it means nothing
 
 
 # --- around the tokens -----------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class FakeTokens:
                 if token < 0:
                     raise ModelFailed("it would not say that")
                 await asyncio.sleep(0)
-                prefill = [TokenChoice(each, -1.0) for each in wanted.asked.tokens[1:]] if number == 0 else ()
+                prefill = [TokenChoice(each, -1.0) for each in wanted.prompt.tokens[1:]] if number == 0 else ()
                 yield TokenChunk([TokenChoice(token, -0.1 * (wanted.seed or 1))], prefill, 3)
         finally:
             self.left += 1
@@ -186,7 +186,7 @@ async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: An
 
 
 async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
-    tokens = vocabulary.cut("Grüße, 世界 and more")
+    tokens = vocabulary.tokenize("Grüße, 世界 and more")
     made = engine(vocabulary, {None: [*tokens, 1]})
     found = await pieces(made, "x", prompt_logprobs=0)
     assert "".join(piece.texts[0].text for piece in found) == "Grüße, 世界 and more" == found[-1].texts[0].whole
@@ -202,7 +202,7 @@ async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
 
 
 async def test_several_texts_have_their_own_seeds_and_the_best_are_kept(vocabulary: Vocabulary) -> None:
-    word = vocabulary.cut("word")[0]
+    word = vocabulary.tokenize("word")[0]
     made = engine(vocabulary, {None: [word, 1], 6: [word, word, 1]})
     found = await pieces(made, "x", "y", n=2, do_sample=True, seed=5, stream=False)
     texts = sorted((text for piece in found for text in piece.texts), key=lambda t: (t.prompt, t.choice))
@@ -212,7 +212,7 @@ async def test_several_texts_have_their_own_seeds_and_the_best_are_kept(vocabula
 
 
 async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
-    word = vocabulary.cut("word")[0]
+    word = vocabulary.tokenize("word")[0]
     made = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
     call = Generate(prompts=("x", "y"), sampling=Sampling(max_new_tokens=50, n=2), stream=True)
     running = made.generate(made.split_call(call))
@@ -232,7 +232,7 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
 
 
 async def test_a_grammar_ends_a_text_whatever_else_is_ignored(vocabulary: Vocabulary) -> None:
-    made = engine(vocabulary, {None: [*vocabulary.cut("a"), 1]})
+    made = engine(vocabulary, {None: [*vocabulary.tokenize("a"), 1]})
     found = await pieces(made, "x", grammar=Grammar("regex", "a"), ignore_eos=True)
     assert found[-1].texts[0].finish == "eos_token"
 
@@ -285,10 +285,10 @@ class FakeAsyncLLM:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.aborted, self.down = error, 0, False
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def generate(self, prompt: Any, params: Any, name: str, *, lora_request: Any) -> AsyncGenerator[Any, None]:
-        self.asked.append((prompt, params, name))
+        self.requests.append((prompt, params, name))
         if self.error is not None:
             raise self.error
         seen = types.SimpleNamespace
@@ -315,7 +315,7 @@ async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -
         TokenChunk([TokenChoice(8, -2.0, ((3, -1), (4, -1.5)))], [TokenChoice(6, -4.0)], 2),
         TokenChunk([TokenChoice(9, -2.0, ((3, -1), (4, -1.5)))]),
     ]
-    prompt, params, _ = fake.asked[0]
+    prompt, params, _ = fake.requests[0]
     assert prompt == {"prompt_token_ids": [5, 6]}
     assert (params.output_kind, params.structured_outputs.choice) == ("final", ["a"])
     assert (params.temperature, params.seed, params.stop_token_ids, params.detokenize) == (0.0, None, [1], False)
@@ -323,7 +323,7 @@ async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -
     await anext(leaving)
     await leaving.aclose()
     assert fake.aborted == 1
-    assert fake.asked[1][1].output_kind == "delta"
+    assert fake.requests[1][1].output_kind == "delta"
     await tokens.close()
     assert fake.down
 

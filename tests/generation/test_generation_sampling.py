@@ -225,7 +225,7 @@ def test_json_may_be_indented(llama: LanguageModel, grammars: GrammarService) ->
     value = {"a": [1, {"b": "x y"}], "c": {}}
     for indent in (None, 2, 4, "\t"):
         guide = grammars.guide(Grammar("json_object"))
-        for token in text_engine(llama).intake.vocabulary.cut(json.dumps(value, indent=indent)):
+        for token in text_engine(llama).intake.vocabulary.tokenize(json.dumps(value, indent=indent)):
             assert guide.allowed()[token]
             guide.accept(token)
         assert guide.ended

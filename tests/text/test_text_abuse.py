@@ -159,7 +159,7 @@ UNUSUAL: list[tuple[str, Any]] = [
 
 
 async def test_too_long_texts_are_not_tokenized(server: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.generation.vocabulary.Vocabulary.cut", None)
+    monkeypatch.setattr("dragoman.generation.vocabulary.Vocabulary.tokenize", None)
     long_text = "word " * 1_000_000
     chat = {"messages": [{"role": "user", "content": long_text}]}
     for path, body in (

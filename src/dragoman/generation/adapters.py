@@ -50,12 +50,12 @@ class AdaptedLinear(nn.Module):
         self._rows, self._parts = rows, parts
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.base(states)
+        output: torch.Tensor = self.base(states)
         for name, rows in self._rows.of.items():
             part = self._parts.get(name)
             if part is not None:
-                found[:, rows] += states[:, rows] @ part.down.t() @ part.up.t()
-        return found
+                output[:, rows] += states[:, rows] @ part.down.t() @ part.up.t()
+        return output
 
 
 def attach(model: nn.Module, folders: Mapping[str, Path], dtype: torch.dtype, device: torch.device) -> AdapterRows:
@@ -84,7 +84,7 @@ def read_adapter(name: str, folder: Path) -> dict[str, LoraWeights]:
     except (OSError, ValueError) as error:
         raise ModelFailed(f"adapter '{name}' cannot be read: {error}") from error
     _check_config(name, config)
-    found = {}
+    layers = {}
     for key, down in weights.items():
         path, _, kind = key.removeprefix(_PREFIX).partition(".lora_A.")
         if kind != "weight":
@@ -94,13 +94,18 @@ def read_adapter(name: str, folder: Path) -> dict[str, LoraWeights]:
         up = weights.get(key.replace(".lora_A.", ".lora_B."))
         if up is None:
             raise ModelFailed(f"adapter '{name}' lacks lora_B for '{path}'")
-        found[path] = LoraWeights(down.float(), up.float() * _scale(config, path, down.shape[0]))
-    return found
+        layers[path] = LoraWeights(down.float(), up.float() * _scale(config, path, down.shape[0]))
+    return layers
 
 
 def _check_config(name: str, config: Mapping[str, Any]) -> None:
-    wanted = {"use_dora": (None, False), "bias": (None, "none"), "modules_to_save": (None, []), "peft_type": ("LORA",)}
-    for key, allowed in wanted.items():
+    expected = {
+        "use_dora": (None, False),
+        "bias": (None, "none"),
+        "modules_to_save": (None, []),
+        "peft_type": ("LORA",),
+    }
+    for key, allowed in expected.items():
         if config.get(key) not in allowed:
             raise ModelFailed(f"adapter '{name}': {key} is {config.get(key)!r}; expected plain LoRA")
 
@@ -112,9 +117,9 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def folders(model: Path, named: Mapping[str, str]) -> dict[str, Path]:
+def folders(model: Path, configured: Mapping[str, str]) -> dict[str, Path]:
     """Return the folders of adapters by name: configured ones, and those in the model's folder `adapters`."""
     inside = model / "adapters"
-    found = {each.name: each for each in sorted(inside.iterdir())} if inside.is_dir() else {}
-    found = {name: folder for name, folder in found.items() if (folder / "adapter_config.json").is_file()}
-    return found | {name: model / path for name, path in named.items()}
+    adapters = {each.name: each for each in sorted(inside.iterdir())} if inside.is_dir() else {}
+    adapters = {name: folder for name, folder in adapters.items() if (folder / "adapter_config.json").is_file()}
+    return adapters | {name: model / path for name, path in configured.items()}

@@ -158,8 +158,8 @@ class _CallResults:
             if prompts is not None and self._results:
                 results = [self._results.popleft() for _ in range(len(self._results))]
                 texts -= sum(bool(text.finish) for text in results)
-                found = Generation(tuple(results), prompts)
-                yield found if len(results) == 1 else merge_chunks([found])
+                generation = Generation(tuple(results), prompts)
+                yield generation if len(results) == 1 else merge_chunks([generation])
                 prompts = ()
             if self._error is not None:
                 raise self._error

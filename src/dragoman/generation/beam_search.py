@@ -37,10 +37,10 @@ class BeamSearch:
     """
 
     def __init__(
-        self, asked: PromptRequest, vocabulary: Vocabulary, ends: EndConditions, chooser: TokenSampler
+        self, request: PromptRequest, vocabulary: Vocabulary, ends: EndConditions, chooser: TokenSampler
     ) -> None:
-        self._asked, self._ends = asked, ends
-        self._beams = [_Beam(CompletionWriter(vocabulary, asked.sampling, ends, chooser, asked.tokens), 0.0)]
+        self._request, self._ends = request, ends
+        self._beams = [_Beam(CompletionWriter(vocabulary, request.sampling, ends, chooser, request.tokens), 0.0)]
         self._finished: list[_Beam] = []
         self._candidates: list[tuple[int, _Beam, TokenChoice]] = []
         self._length = 0
@@ -56,20 +56,20 @@ class BeamSearch:
 
         Raises ValueError if they are NaN.
         """
-        given = self._asked.sampling
+        sampling = self._request.sampling
         logprobs = torch.log_softmax(logits, -1)
         if bool(logprobs.isnan().any()):
             raise ValueError("the model's logits are NaN")
         ruled = self._apply_rules(logprobs)
-        kept = max(2, 1 + len(self._ends.eos | self._ends.requested)) * given.num_beams
+        count = max(2, 1 + len(self._ends.eos | self._ends.requested)) * sampling.num_beams
         scores = ruled + np.array([beam.score for beam in self._beams], np.float32)[:, None]
-        order = torch.from_numpy(scores.reshape(-1)).topk(min(kept, scores.size)).indices.tolist()
-        tops = top_tokens(logits, logprobs, [given.top_logprobs] * len(self._beams))
+        order = torch.from_numpy(scores.reshape(-1)).topk(min(count, scores.size)).indices.tolist()
+        tops = top_tokens(logits, logprobs, [sampling.top_logprobs] * len(self._beams))
         self._length += 1
-        for place in order:
-            if scores.flat[place] <= _OUT / 2:
+        for index in order:
+            if scores.flat[index] <= _OUT / 2:
                 break  # forbidden by the grammar, or copies
-            parent, token = divmod(place, scores.shape[1])
+            parent, token = divmod(index, scores.shape[1])
             choice = TokenChoice(token, float(logprobs[parent, token]), tops[parent])
             writer = self._beams[parent].writer.copy()
             writer.chooser.begin(token)
@@ -81,30 +81,32 @@ class BeamSearch:
 
     def advance(self) -> list[int]:
         """Continue the best candidates; return the index of the parent of each."""
-        given = self._asked.sampling
-        found, self._candidates = self._candidates, []
-        for _, beam, choice in found:
+        sampling = self._request.sampling
+        expanded, self._candidates = self._candidates, []
+        for _, beam, choice in expanded:
             beam.writer.take(choice)
-        candidates = [(parent, beam) for parent, beam, _ in found]
-        self._collect([beam for _, beam in candidates[: given.num_beams]])
-        going = [(parent, beam) for parent, beam in candidates if not beam.writer.finish][: given.num_beams]
+        candidates = [(parent, beam) for parent, beam, _ in expanded]
+        self._collect([beam for _, beam in candidates[: sampling.num_beams]])
+        going = [(parent, beam) for parent, beam in candidates if not beam.writer.finish][: sampling.num_beams]
         self.over = not going or self._is_decided(going[0][1].score)
         if self.over:
             return []
-        while len(going) < given.num_beams:  # copies that cannot win, if a grammar allows few
+        while len(going) < sampling.num_beams:  # copies that cannot win, if a grammar allows few
             going.append((going[0][0], _Beam(going[0][1].writer, _OUT)))
         self._beams = [beam for _, beam in going]
         return [parent for parent, _ in going]
 
     def texts(self) -> list[Text]:
         """Return the best completions, best first. Raises ValueError or InvalidInput if there are too few."""
-        count = self._asked.sampling.n
+        count = self._request.sampling.n
         if not self._finished:
             raise ValueError("no token is left that the parameters allow")
         if len(self._finished) < count:
-            most = len(self._finished)
-            raise InvalidInput(f"n: expected at most {most}, since the parameters allow no further text, got {count}")
-        return [beam.writer.chunk(self._asked.index, place) for place, beam in enumerate(self._finished[:count])]
+            available = len(self._finished)
+            raise InvalidInput(
+                f"n: expected at most {available}, since the parameters allow no further text, got {count}"
+            )
+        return [beam.writer.chunk(self._request.index, choice) for choice, beam in enumerate(self._finished[:count])]
 
     # ------------------------------------------------------------------------------------------------------
 
@@ -116,29 +118,29 @@ class BeamSearch:
 
     def _collect(self, best: list[_Beam]) -> None:
         """Add finished ones among the best candidates to those finished before."""
-        given = self._asked.sampling
-        if given.early_stopping is True and len(self._finished) >= given.num_beams:
+        sampling = self._request.sampling
+        if sampling.early_stopping is True and len(self._finished) >= sampling.num_beams:
             return
         self._finished += [
             _Beam(beam.writer, self._by_length(beam.score, self._length)) for beam in best if beam.writer.finish
         ]
         self._finished.sort(key=lambda beam: beam.score, reverse=True)
-        del self._finished[given.num_beams :]
+        del self._finished[sampling.num_beams :]
 
     def _by_length(self, score: float, length: int) -> float:
         try:
-            divisor = float(length**self._asked.sampling.length_penalty)
+            divisor = float(length**self._request.sampling.length_penalty)
         except OverflowError:
             divisor = math.inf
         return score / max(divisor, sys.float_info.min)
 
     def _is_decided(self, best: float) -> bool:
         """Return whether running sequences are not expected to become better than the finished ones."""
-        given = self._asked.sampling
-        if len(self._finished) < given.num_beams:
+        sampling = self._request.sampling
+        if len(self._finished) < sampling.num_beams:
             return False
-        if given.early_stopping is True:
+        if sampling.early_stopping is True:
             return True
-        longest = given.early_stopping == "never" and given.length_penalty > 0
+        longest = sampling.early_stopping == "never" and sampling.length_penalty > 0
         length = self._ends.length if longest else self._length
         return self._by_length(best, length) <= self._finished[-1].score

@@ -118,10 +118,10 @@ class KeyValueCache:
 
     def _copy_resized(self, old: torch.Tensor, slots: int, length: int) -> torch.Tensor:
         new = old.new_empty(self.shape.layers, slots, self.shape.heads, length, old.shape[-1])
-        kept, common = min(slots, self.slots), min(length, self.length)
-        new[:, :kept, :, :common] = old[:, :kept, :, :common]
-        new[:, :kept, :, common:] = 0
-        new[:, kept:] = 0
+        common_slots, common = min(slots, self.slots), min(length, self.length)
+        new[:, :common_slots, :, :common] = old[:, :common_slots, :, :common]
+        new[:, :common_slots, :, common:] = 0
+        new[:, common_slots:] = 0
         return new
 
 
@@ -240,8 +240,8 @@ class CacheManager:
     def store_prefix(self, sequence: Sequence) -> None:
         """Store the computed tokens of a sequence in the prefix cache."""
         if self._stores_prefixes:
-            known = sequence.tokens[: sequence.computed]
-            self.prefixes.add(known, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
+            tokens = sequence.tokens[: sequence.computed]
+            self.prefixes.add(tokens, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
 
     @property
     def allocated_tokens(self) -> int:

@@ -27,14 +27,14 @@ class StopStrings:
             return ""
         if not self._strings:
             return text
-        given = len(self._watched) if self._keep else 0
+        released = len(self._watched) if self._keep else 0
         self._watched += text
-        places = [(self._watched.find(string), -len(string), string) for string in self._strings]
-        hits = [place for place in places if place[0] >= 0]
+        positions = [(self._watched.find(string), -len(string), string) for string in self._strings]
+        hits = [position for position in positions if position[0] >= 0]
         if hits:
             start, _, self.found = min(hits)
             end = start + (len(self.found) if self._keep else 0)
-            certain, self._watched = self._watched[given:end], ""
+            certain, self._watched = self._watched[released:end], ""
             return certain
         split = len(self._watched) - self._partial_match_length()
         certain, self._watched = self._watched[:split], self._watched[split:]
@@ -42,8 +42,8 @@ class StopStrings:
 
     def rest(self) -> str:
         """Return the text held back, after the completion ended for another reason."""
-        held, self._watched = "" if self._keep else self._watched, ""
-        return held
+        text, self._watched = "" if self._keep else self._watched, ""
+        return text
 
     def _partial_match_length(self) -> int:
         """Return the length of the longest suffix of the text that is a prefix of a stop string."""
@@ -136,8 +136,8 @@ class CompletionWriter:
         text = "".join(self._new)
         self._given.append(text)
         tokens, self._tokens, self._new = tuple(self._tokens), [], []
-        whole = "".join(self._given) if self.finish else ""
-        return Text(prompt, choice, text, tokens, self._count, self.finish, self._stop, whole, self._seed)
+        whole_text = "".join(self._given) if self.finish else ""
+        return Text(prompt, choice, text, tokens, self._count, self.finish, self._stop, whole_text, self._seed)
 
     def _write(self, letters: str) -> None:
         if self._count > self._sampling.min_new_tokens:
@@ -156,6 +156,6 @@ class CompletionWriter:
             self._new.append(self._stops.rest())
 
     def _token(self, choice: TokenChoice) -> Token:
-        known, special = self._vocabulary.text, self._vocabulary.special
-        top = tuple(Token(token, known(token), logprob, token in special) for token, logprob in choice.top)
-        return Token(choice.token, known(choice.token), choice.logprob, choice.token in special, top)
+        text_of, special = self._vocabulary.text, self._vocabulary.special
+        top = tuple(Token(token, text_of(token), logprob, token in special) for token, logprob in choice.top)
+        return Token(choice.token, text_of(choice.token), choice.logprob, choice.token in special, top)

@@ -109,8 +109,8 @@ class GenerationEngine:
                 else:
                     texts += [(job, each, stop - 1) for each in self._start_sequences(job, sequence)]
             self._write(texts, logits)
-        for job, found in searches.items():
-            self._run_for(job, self._search, job, torch.cat([found[each] for each in job.sequences]))
+        for job, by_sequence in searches.items():
+            self._run_for(job, self._search, job, torch.cat([by_sequence[each] for each in job.sequences]))
 
     # --- computing ---------------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class GenerationEngine:
         sequence, job = work.sequence, cast("GenerationJob", work.task)
         job.mark_started()
         start, stop = sequence.computed, sequence.computed + work.count
-        wanted = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
-        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], wanted, sequence.adapter)
+        outputs = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
+        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter)
 
     def _store_prompt_logprobs(self, job: GenerationJob, work: StepWork, logits: torch.Tensor) -> None:
         """Store log-probabilities of the prompt tokens that follow these rows."""
-        sequence, known = work.sequence, self._vocabulary
+        sequence, vocabulary = work.sequence, self._vocabulary
         if sequence.computed == 0:
             job.prefill.append(self._token(sequence.tokens[0], None))
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
@@ -147,8 +147,8 @@ class GenerationEngine:
         logprobs = torch.log_softmax(foreseen, -1)
         tops = sampler.top_tokens(foreseen, logprobs, [job.request.sampling.prompt_logprobs or 0] * len(following))
         for token, logprob, top in zip(following, sampler.logprobs_of(logprobs, following), tops, strict=True):
-            beside = tuple(self._token(each, found) for each, found in top)
-            job.prefill.append(Token(token, known.text(token), logprob, token in known.special, beside))
+            others = tuple(self._token(top_id, top_logprob) for top_id, top_logprob in top)
+            job.prefill.append(Token(token, vocabulary.text(token), logprob, token in vocabulary.special, others))
 
     def _token(self, token: int, logprob: float | None) -> Token:
         return Token(token, self._vocabulary.text(token), logprob, token in self._vocabulary.special)
@@ -166,14 +166,14 @@ class GenerationEngine:
             self._memory.move(sequence.slot, slot, sequence.computed)
             started.append(Sequence(list(sequence.tokens), sequence.prompt, sequence.adapter, slot, sequence.computed))
         job.sequences, job.spare = list(started), []
-        for place, each in enumerate(started):
-            job.choices[each] = place
-            job.writers[each] = self._writer(job, place)
+        for choice, each in enumerate(started):
+            job.choices[each] = choice
+            job.writers[each] = self._writer(job, choice)
         return started
 
-    def _writer(self, job: GenerationJob, place: int) -> CompletionWriter:
+    def _writer(self, job: GenerationJob, choice: int) -> CompletionWriter:
         request = job.request
-        seed = None if request.seed is None else (request.seed + place) % 2**64
+        seed = None if request.seed is None else (request.seed + choice) % 2**64
         return CompletionWriter(
             self._vocabulary,
             request.sampling,
@@ -184,9 +184,9 @@ class GenerationEngine:
         )
 
     def _end_conditions(self, job: GenerationJob) -> EndConditions:
-        given = job.request.sampling
-        own = frozenset() if given.ignore_eos else self._ends
-        return EndConditions(own, frozenset(given.stop_token_ids), job.request.length)
+        sampling = job.request.sampling
+        eos = frozenset() if sampling.ignore_eos else self._ends
+        return EndConditions(eos, frozenset(sampling.stop_token_ids), job.request.length)
 
     def _chooser(self, job: GenerationJob, seed: int | None = None) -> TokenSampler:
         request = job.request

@@ -28,7 +28,7 @@ class ExternalRequest:
     Stop strings are found here and need not be supported by the engine.
     """
 
-    asked: PromptRequest
+    prompt: PromptRequest
     ends: EndConditions
     seed: int | None
 
@@ -52,7 +52,7 @@ class TokenEngine(Protocol):
     def refuse(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a parameter that this engine does not support, or with another meaning."""
 
-    def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
+    def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the tokens of one completion including the last; closing the generator cancels it.
 
         Raises InvalidInput, ModelFailed or WorkerLost.
@@ -65,8 +65,8 @@ class TokenEngine(Protocol):
 class _Update:
     """New tokens of a completion."""
 
-    asked: PromptRequest
-    place: int
+    prompt: PromptRequest
+    choice: int
     writer: CompletionWriter
     tokens: TokenChunk
 
@@ -128,74 +128,74 @@ class ExternalEngine:
         ended: dict[int, list[CompletionWriter]] = {}
         received: list[Text] = []
         reported = False
-        streams = [self._text(asked, place) for asked in prompts for place in range(asked.width)]
+        streams = [self._text(prompt, choice) for prompt in prompts for choice in range(prompt.width)]
         async with aclosing(merge_streams(streams)) as steps:
             async for step in steps:
-                if step.asked.index not in infos:
-                    infos[step.asked.index] = self._info(step)
+                if step.prompt.index not in infos:
+                    infos[step.prompt.index] = self._info(step)
                 received += _texts(step, ended)
                 if received and len(infos) == len(prompts):
                     about = () if reported else tuple(infos[index] for index in sorted(infos))
                     yield merge_chunks([Generation(tuple(received), about)])
                     received, reported = [], True
 
-    async def _text(self, asked: PromptRequest, place: int) -> AsyncGenerator[_Update, None]:
-        given = asked.sampling
-        seed = None if asked.seed is None else (asked.seed + place) % 2**64
+    async def _text(self, prompt: PromptRequest, index: int) -> AsyncGenerator[_Update, None]:
+        sampling = prompt.sampling
+        seed = None if prompt.seed is None else (prompt.seed + index) % 2**64
         # After a complete grammar there is no token to continue with.
-        own = frozenset() if given.ignore_eos and given.grammar is None else self._ends
-        ends = EndConditions(own, frozenset(given.stop_token_ids), asked.length)
-        writer = CompletionWriter(self._intake.vocabulary, given, ends, _ExternalSampler(), asked.tokens, seed)
-        async with aclosing(self.engine.tokens(ExternalRequest(asked, ends, seed))) as chunks:
+        eos = frozenset() if sampling.ignore_eos and sampling.grammar is None else self._ends
+        ends = EndConditions(eos, frozenset(sampling.stop_token_ids), prompt.length)
+        writer = CompletionWriter(self._intake.vocabulary, sampling, ends, _ExternalSampler(), prompt.tokens, seed)
+        async with aclosing(self.engine.tokens(ExternalRequest(prompt, ends, seed))) as chunks:
             async for tokens in chunks:
                 for choice in tokens.choices:
                     writer.take(choice)
                     if writer.finish:
                         break
-                yield _Update(asked, place, writer, tokens)
+                yield _Update(prompt, index, writer, tokens)
                 if writer.finish:
                     return
         raise ModelFailed("generation failed: the engine ended a completion early")
 
     def _info(self, step: _Update) -> PromptInfo:
-        asked, known = step.asked, self._intake.vocabulary
+        prompt, vocabulary = step.prompt, self._intake.vocabulary
         prefill: list[Token] = []
-        if asked.sampling.prompt_logprobs is not None:
+        if prompt.sampling.prompt_logprobs is not None:
             prefill = [
-                _token(known, asked.tokens[0], None),
-                *(_prompt_token(known, choice) for choice in step.tokens.prefill),
+                _token(vocabulary, prompt.tokens[0], None),
+                *(_prompt_token(vocabulary, choice) for choice in step.tokens.prefill),
             ]
         reported = (
             step.tokens.cached,
             tuple(prefill),
             None,
         )  # the time in the engine's queue is unknown
-        return PromptInfo(asked.text, len(asked.tokens), *reported, asked.checked_s, asked.length)
+        return PromptInfo(prompt.text, len(prompt.tokens), *reported, prompt.checked_s, prompt.length)
 
 
 def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text]:
     """Return the new chunks of an update; with `best_of`, the best completions after all have finished."""
-    asked, writer = step.asked, step.writer
-    if asked.width == asked.sampling.n:
-        reported = asked.stream or writer.finish
-        return [writer.chunk(asked.index, step.place)] if reported else []
+    prompt, writer = step.prompt, step.writer
+    if prompt.width == prompt.sampling.n:
+        reported = prompt.stream or writer.finish
+        return [writer.chunk(prompt.index, step.choice)] if reported else []
     if not writer.finish:
         return []
-    candidates = ended.setdefault(asked.index, [])
+    candidates = ended.setdefault(prompt.index, [])
     candidates.append(writer)
-    if len(candidates) < asked.width:
+    if len(candidates) < prompt.width:
         return []
-    best = sorted(candidates, key=lambda each: each.mean, reverse=True)[: asked.sampling.n]
-    return [each.chunk(asked.index, place) for place, each in enumerate(best)]
+    best = sorted(candidates, key=lambda each: each.mean, reverse=True)[: prompt.sampling.n]
+    return [each.chunk(prompt.index, choice) for choice, each in enumerate(best)]
 
 
-def _token(known: Vocabulary, token: int, logprob: float | None) -> Token:
-    return Token(token, known.text(token), logprob, token in known.special)
+def _token(vocabulary: Vocabulary, token: int, logprob: float | None) -> Token:
+    return Token(token, vocabulary.text(token), logprob, token in vocabulary.special)
 
 
-def _prompt_token(known: Vocabulary, choice: TokenChoice) -> Token:
-    top = tuple(_token(known, token, logprob) for token, logprob in choice.top)
-    return Token(choice.token, known.text(choice.token), choice.logprob, choice.token in known.special, top)
+def _prompt_token(vocabulary: Vocabulary, choice: TokenChoice) -> Token:
+    top = tuple(_token(vocabulary, token, logprob) for token, logprob in choice.top)
+    return Token(choice.token, vocabulary.text(choice.token), choice.logprob, choice.token in vocabulary.special, top)
 
 
 class _ExternalSampler(TokenSampler):
@@ -218,13 +218,13 @@ async def merge_streams(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncG
     received: asyncio.Queue[Item | BaseException | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_drain(stream, received)) for stream in streams]
     try:
-        left = len(tasks)
-        while left:
+        remaining = len(tasks)
+        while remaining:
             item_or_error = await received.get()
             if isinstance(item_or_error, BaseException):
                 raise item_or_error
             if item_or_error is None:
-                left -= 1
+                remaining -= 1
             else:
                 yield item_or_error
     finally:
@@ -248,8 +248,8 @@ def end_tokens(folder: Path, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the end tokens from generation_config.json, config.json or the tokenizer."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        found = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return frozenset(found) if isinstance(found, list) else frozenset({int(found)})
-    own = vocabulary.tokenizer.eos_token_id
-    return frozenset() if own is None else frozenset({int(own)})
+        ids = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return frozenset(ids) if isinstance(ids, list) else frozenset({int(ids)})
+    eos = vocabulary.tokenizer.eos_token_id
+    return frozenset() if eos is None else frozenset({int(eos)})

@@ -89,8 +89,8 @@ def _check_weights(folder: Path) -> None:
         raise ModelFailed(f"'{folder.name}' has {shards[0].name} but no {_INDEX}; copy that file beside the weights")
     else:
         for pattern, format_ in _OTHER_FORMATS.items():
-            if found := next(iter(sorted(folder.glob(pattern))), None):
-                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {found.name} are {format_}")
+            if weights := next(iter(sorted(folder.glob(pattern))), None):
+                raise ModelFailed(f"'{folder.name}' has no {_WEIGHTS}; the weights in {weights.name} are {format_}")
         raise ModelFailed(f"there are no weights in '{folder.name}'; copy {_WEIGHTS} beside config.json")
 
 
@@ -124,16 +124,16 @@ def _check_file(path: Path) -> None:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         expected = -1
     if size != expected:
-        wanted = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
-        raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {wanted}; copy it again")
+        problem = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
+        raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {problem}; copy it again")
 
 
 # --- tokenizer ---------------------------------------------------------------------------------------------
 
 
 def _check_tokenizer(folder: Path) -> None:
-    found = [name for name in _TOKENIZERS if (folder / name).is_file()]
-    if not found:
+    files = [name for name in _TOKENIZERS if (folder / name).is_file()]
+    if not files:
         raise ModelFailed(
             f"there is no tokenizer in '{folder.name}'; copy tokenizer.json, or tokenizer.model, and "
             "tokenizer_config.json beside config.json"
@@ -143,16 +143,18 @@ def _check_tokenizer(folder: Path) -> None:
             _load_object(folder / name, "its tokenizer")
 
 
-def _load_object(path: Path, what: str) -> Mapping[str, Any]:
+def _load_object(path: Path, description: str) -> Mapping[str, Any]:
     """Return the JSON object in a file; `what` describes it in errors."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise ModelFailed(f"there is no {path.name} in '{path.parent.name}', {what}; copy it from the model") from error
+        raise ModelFailed(
+            f"there is no {path.name} in '{path.parent.name}', {description}; copy it from the model"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFailed(
             f"{path.name} in '{path.parent.name}' cannot be read ({error}); copy it from the model again"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelFailed(f"{path.name} in '{path.parent.name}' is not a JSON object; copy it from the model again")
-    return found
+    return value

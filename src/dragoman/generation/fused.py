@@ -36,18 +36,18 @@ class PackedLinear(nn.Module):
         count = rows.numel() // self.in_features
         if not 0 < count < MIN_ROWS:
             return self.product(rows)
-        found = self.product(rows.reshape(count, -1).repeat(-(-MIN_ROWS // count), 1))
-        return found[:count].view(*rows.shape[:-1], -1)
+        output = self.product(rows.reshape(count, -1).repeat(-(-MIN_ROWS // count), 1))
+        return output[:count].view(*rows.shape[:-1], -1)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """Compute the layer for at least `MIN_ROWS` rows."""
-        found: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
-        return found
+        output: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", [], "")
+        return output
 
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """Return `product` plus `added` in one operation."""
-        found: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
-        return found
+        output: torch.Tensor = self._multiply_add(rows, added, self.packed, self.bias, "add")
+        return output
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -64,11 +64,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def pack(module: nn.Module) -> None:
     """Replace all linear layers, including transposed ones of GPT-2, by packed ones."""
     for name, child in module.named_children():
-        made = _pack_layer(child)
-        if made is None:
+        packed = _pack_layer(child)
+        if packed is None:
             pack(child)
         else:
-            setattr(module, name, made)
+            setattr(module, name, packed)
 
 
 def _pack_layer(child: Any) -> PackedLinear | None:
@@ -129,7 +129,7 @@ class FusedModel:
         self.head = self._linear(model.lm_head)
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | int, step: AttentionFunction
+        self, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor | int, step: AttentionFunction
     ) -> torch.Tensor:
         """Return logits [rows, vocabulary] of the rows in `wanted`, or of all if it is 0."""
         count = len(tokens)
@@ -145,7 +145,7 @@ class FusedModel:
             states = layer.out.plus(attended if repeated is None else attended[repeated], states)
             gate, up = layer.gate_up.product(self._norm(states, layer.mlp_norm)).chunk(2, -1)
             states = layer.down.plus(silu(gate) * up, states)
-        states = states[wanted] if isinstance(wanted, torch.Tensor) else states[:count]
+        states = states[outputs] if isinstance(outputs, torch.Tensor) else states[:count]
         return self.head.forward(self._norm(states, self.norm))
 
     @property

@@ -107,8 +107,8 @@ class GrammarService:
         if self._known is None or self._threads is None:
             from llguidance import LLTokenizer
 
-            known = self._vocabulary()
-            self._known = LLTokenizer(known.tokenizer, n_vocab=known.size, eos_token=known.ends or None)
+            vocabulary = self._vocabulary()
+            self._known = LLTokenizer(vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=vocabulary.ends or None)
             self._threads = deep_threads(2, "grammar-step")
         try:
             matcher = grammar_worker.matcher(self._known, text)
@@ -196,7 +196,7 @@ class _Guide:
 def _mask(matcher: Any, size: int, ends: list[int]) -> Mask:
     """Return the mask of tokens that may come next: the end tokens if the text is complete."""
     if matcher.is_stopped() and not matcher.is_error():
-        found = np.zeros(size, np.bool_)
-        found[ends] = True
-        return found
+        mask = np.zeros(size, np.bool_)
+        mask[ends] = True
+        return mask
     return grammar_worker.allowed_tokens(matcher, size)

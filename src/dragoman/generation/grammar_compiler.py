@@ -98,8 +98,8 @@ class CompilerProcess:
             "memory_bytes": limits.grammar_memory << 20,
         }
         with self._lock:
-            answer = self._answer(request, 20 * cpu_s + _GRACE_S)
-        match answer:
+            response = self._answer(request, 20 * cpu_s + _GRACE_S)
+        match response:
             case {"grammar": text, "bytes": size}:
                 return text, size
             case {"error": error}:
@@ -174,18 +174,18 @@ class CompilerProcess:
     def _receive(process: "subprocess.Popen[bytes]", limit_s: float) -> dict[str, Any]:
         """Return the response of the process. Raises TimeoutError, or EOFError if it has ended."""
         assert process.stdout is not None
-        found, until_s = bytearray(), time.monotonic() + limit_s
+        received, until_s = bytearray(), time.monotonic() + limit_s
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
-        while not found.endswith(b"\n"):
+        while not received.endswith(b"\n"):
             if not poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
                 raise TimeoutError
             chunk = process.stdout.read(1 << 20)
             if not chunk:
                 raise EOFError
-            found += chunk
-        answer: dict[str, Any] = json.loads(found)
-        return answer
+            received += chunk
+        response: dict[str, Any] = json.loads(received)
+        return response
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -272,9 +272,9 @@ class GrammarCompiler(Generic[Result]):
         self._quick.close()
         self._slow.close()
         with self._lock:
-            begun, self._futures = self._futures, {}
+            futures, self._futures = self._futures, {}
             self._cache.clear()
-        for future in begun.values():
+        for future in futures.values():
             future.set_exception(Overloaded("grammar: the model is being unloaded"))
 
     def _work(self, queue: _CompileQueue, grammar: Grammar, future: "Future[Result]") -> None:
@@ -326,11 +326,11 @@ class GrammarCompiler(Generic[Result]):
 
     def _store(self, grammar: Grammar, entry: _CacheEntry[Result]) -> bool:
         """Cache an entry, evicting least recently used ones; return whether a result was evicted."""
-        most = self._limits.grammar_memory << 20
+        limit = self._limits.grammar_memory << 20
         dropped = False
         self._cache[grammar] = entry
         self._size += entry.size
-        while len(self._cache) > self._limits.grammar_cache or self._size > most:
+        while len(self._cache) > self._limits.grammar_cache or self._size > limit:
             _, oldest = self._cache.popitem(last=False)
             self._size -= oldest.size
             dropped = dropped or oldest.result is not None

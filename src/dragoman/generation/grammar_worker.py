@@ -61,18 +61,18 @@ def grammar_text(kind: str, text: str) -> str:
 
     match kind:
         case "json_schema":
-            found: str = Matcher.grammar_from_json_schema(with_bounded_space(text))
+            result: str = Matcher.grammar_from_json_schema(with_bounded_space(text))
         case "json_object":
-            found = Matcher.grammar_from_json_schema(with_bounded_space('{"type": "object"}'))
+            result = Matcher.grammar_from_json_schema(with_bounded_space('{"type": "object"}'))
         case "regex":
-            found = Matcher.grammar_from_regex(text)
+            result = Matcher.grammar_from_regex(text)
         case "lark":
-            found = Matcher.grammar_from_lark(text)
+            result = Matcher.grammar_from_lark(text)
         case "choice":
-            found = Matcher.grammar_from_lark(_choice(text))
+            result = Matcher.grammar_from_lark(_choice(text))
         case _:
             raise ValueError(f"expected one of json_schema, json_object, regex, lark, choice, got {kind!r}")
-    return found
+    return result
 
 
 def _choice(text: str) -> str:
@@ -91,10 +91,10 @@ def matcher(tokenizer: Any, text: str) -> Any:
     """Return llguidance's matcher of a compiled grammar. Raises ValueError if it is invalid or too large."""
     from llguidance import LLMatcher, LLParserLimits
 
-    found = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
-    if found.is_error():
-        raise ValueError(first_line(found.get_error()))
-    return found
+    result = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    if result.is_error():
+        raise ValueError(first_line(result.get_error()))
+    return result
 
 
 def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
@@ -105,9 +105,9 @@ def allowed_tokens(matcher: Any, size: int) -> "np.ndarray[tuple[int], np.dtype[
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:size]
     if matcher.is_error():
         raise ValueError(first_line(matcher.get_error()))
-    found = np.zeros(size, np.bool_)
-    found[: len(bits)] = bits
-    return found
+    mask = np.zeros(size, np.bool_)
+    mask[: len(bits)] = bits
+    return mask
 
 
 def first_line(error: str) -> str:
@@ -124,17 +124,17 @@ def compile_and_check(kind: str, text: str, tokenizer: Any, size: int, ends: lis
     Raises ValueError if it is invalid, too large or unsatisfiable (for JSON, by a non-empty text).
     """
     compiled = grammar_text(kind, text)
-    made = matcher(tokenizer, compiled)
-    accepts_empty = made.is_accepting()
-    tokens = np.setdiff1d(np.flatnonzero(allowed_tokens(made, size)), ends)
+    compiled_matcher = matcher(tokenizer, compiled)
+    accepts_empty = compiled_matcher.is_accepting()
+    tokens = np.setdiff1d(np.flatnonzero(allowed_tokens(compiled_matcher, size)), ends)
     if not len(tokens) and (kind.startswith("json") or not accepts_empty):
         raise ValueError(f"no {'JSON ' if kind.startswith('json') else ''}text satisfies the grammar")
     for token in {int(each) for each in tokens[:1]} | {int(each) for each in tokens[-1:]}:
         # An exceeded limit of the first mask is only reported when a token is consumed.
-        tried = made.deep_copy()
+        tried = compiled_matcher.deep_copy()
         if not tried.consume_token(token):
             raise ValueError(first_line(tried.get_error()))
-    return compiled, made
+    return compiled, compiled_matcher
 
 
 def main() -> None:
@@ -155,17 +155,17 @@ def main() -> None:
 
 
 def _read_line(stream: Any) -> bytes:
-    found = bytearray()
-    while not found.endswith(b"\n"):
+    line = bytearray()
+    while not line.endswith(b"\n"):
         chunk = stream.read(1 << 20)
         if not chunk:
             return b""
-        found += chunk
-    return bytes(found)
+        line += chunk
+    return bytes(line)
 
 
-def _write_line(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _write_line(response: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(response) + "\n")
     sys.stdout.flush()
 
 
@@ -177,24 +177,24 @@ def _compile_in_fork(request: Mapping[str, Any], tokenizer: Any, size: int, ends
         try:
             os.close(reading)
             _limit(request["cpu_s"], request["memory_bytes"])
-            answer = _answer(request, tokenizer, size, ends)
+            response = _answer(request, tokenizer, size, ends)
             with os.fdopen(writing, "wb") as stream:
-                stream.write(json.dumps(answer).encode())
+                stream.write(json.dumps(response).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
-        found = stream.read()
+        output = stream.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return {"killed": SIGNAL_REASONS.get(os.WTERMSIG(status), "depth")}
-    return json.loads(found) if found else {"killed": "memory"}
+    return json.loads(output) if output else {"killed": "memory"}
 
 
 def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[int]) -> Mapping[str, Any]:
     before = _allocated_bytes()
     try:
-        text, made = compile_and_check(request["kind"], request["text"], tokenizer, size, ends)
+        text, compiled_matcher = compile_and_check(request["kind"], request["text"], tokenizer, size, ends)
     except MemoryError:
         return {"killed": "memory"}
     except ValueError as error:
@@ -202,7 +202,7 @@ def _answer(request: Mapping[str, Any], tokenizer: Any, size: int, ends: list[in
     except BaseException as error:  # panics of Rust
         return {"error": f"cannot be compiled ({type(error).__name__})"}
     size = max(_allocated_bytes() - before, 0)
-    del made  # kept alive until it was measured
+    del compiled_matcher  # kept alive until it was measured
     return {"grammar": text, "bytes": max(size, 4 * len(text))}
 
 
@@ -217,8 +217,8 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     with contextlib.suppress(ValueError, OSError):
         with open("/proc/self/statm") as stream:
-            most = int(stream.read().split()[0]) * resource.getpagesize() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            limit = int(stream.read().split()[0]) * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s + _WALL_S)
 
@@ -242,8 +242,8 @@ def _allocated_bytes() -> int:
     except AttributeError:
         return 0
     mallinfo.restype = _MallInfo
-    found = mallinfo()
-    return int(found.uordblks) + int(found.hblkhd)
+    info = mallinfo()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 if __name__ == "__main__":

@@ -51,14 +51,14 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozens
         if (isinstance(value, float) and not math.isfinite(value)) or not holds(value):
             raise InvalidInput(f"{name}: expected {expected}, got {value!r}")
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-        strange = [token for token in getattr(sampling, name) if not 0 <= token < vocabulary]
-        if strange:
-            raise InvalidInput(f"{name}: expected token ids from 0 to {vocabulary - 1}, got {strange[0]}")
+        invalid = [token for token in getattr(sampling, name) if not 0 <= token < vocabulary]
+        if invalid:
+            raise InvalidInput(f"{name}: expected token ids from 0 to {vocabulary - 1}, got {invalid[0]}")
     if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
         raise InvalidInput("logit_bias: expected finite numbers")
     if sampling.adapter and sampling.adapter not in adapters:
-        known = ", ".join(sorted(adapters)) or "none"
-        raise InvalidInput(f"adapter: there is no '{sampling.adapter}'; there are: {known}")
+        names = ", ".join(sorted(adapters)) or "none"
+        raise InvalidInput(f"adapter: there is no '{sampling.adapter}'; there are: {names}")
     _together(sampling, max_batch)
 
 
@@ -130,16 +130,16 @@ class InputProcessor:
         check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters)
         bad = tuple(self._words(sampling))
         guides = self._guides(sampling)
-        found = []
+        prompts = []
         for index, prompt in enumerate(call.prompts):
             text, tokens = self._tokens(prompt, sampling)
             length = self._length(len(tokens), sampling)
             seed = None
             if sampling.do_sample:
                 seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-            found.append(PromptRequest(index, text, tuple(tokens), sampling, length, call.stream, seed, guides, bad))
+            prompts.append(PromptRequest(index, text, tuple(tokens), sampling, length, call.stream, seed, guides, bad))
         checked_s = time.monotonic() - began_s
-        return [replace(each, checked_s=checked_s) for each in found]
+        return [replace(each, checked_s=checked_s) for each in prompts]
 
     def _tokens(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int]]:
         text, tokens = self.vocabulary.encode(prompt, bounded=sampling.truncate is None)
@@ -152,34 +152,34 @@ class InputProcessor:
     def _length(self, prompt: int, sampling: Sampling) -> int:
         """Return the maximum number of new tokens."""
         context = self._limits.max_context
-        left = context - prompt
-        if left < 1:
+        available = context - prompt
+        if available < 1:
             raise TooLong(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
-        wanted = left if sampling.max_new_tokens is None else sampling.max_new_tokens
+        count = available if sampling.max_new_tokens is None else sampling.max_new_tokens
         if sampling.shorten:
-            wanted = min(wanted, left)
-        if wanted > left:
+            count = min(count, available)
+        if count > available:
             raise TooLong(
                 f"max_new_tokens: prompt and new tokens must be at most {context}, the context of the model; got "
-                f"{prompt} in the prompt and {wanted} new"
+                f"{prompt} in the prompt and {count} new"
             )
         width = max(sampling.n, sampling.best_of, sampling.num_beams)
-        if width * (prompt + wanted + 64) > self._budget and width > 1:
+        if width * (prompt + count + 64) > self._budget and width > 1:
             raise InvalidInput(
-                f"n, best_of and num_beams: {width} sequences of {prompt + wanted} tokens do not fit into "
+                f"n, best_of and num_beams: {width} sequences of {prompt + count} tokens do not fit into "
                 f"memory, which has room for {self._budget} tokens"
             )
-        return wanted
+        return count
 
     def _words(self, sampling: Sampling) -> list[tuple[int, ...]]:
         """Return forbidden words as tokens, at the start of a text and after a space."""
-        found = []
+        words = []
         for word in sampling.bad_words:
             for text in dict.fromkeys((word, " " + word.lstrip())):
-                tokens = tuple(self.vocabulary.cut(text))
-                if tokens and tokens not in found:
-                    found.append(tokens)
-        return found
+                tokens = tuple(self.vocabulary.tokenize(text))
+                if tokens and tokens not in words:
+                    words.append(tokens)
+        return words
 
     def _guides(self, sampling: Sampling) -> Callable[[], GrammarGuide] | None:
         if sampling.grammar is None:

@@ -82,8 +82,8 @@ class PromptRequest:
     @property
     def width(self) -> int:
         """Maximum number of sequences generated from the prompt."""
-        given = self.sampling
-        return given.num_beams if given.num_beams > 1 else max(given.n, given.best_of)
+        sampling = self.sampling
+        return sampling.num_beams if sampling.num_beams > 1 else max(sampling.n, sampling.best_of)
 
 
 @dataclass(eq=False, slots=True)
@@ -173,5 +173,5 @@ class GenerationJob:
     def rank(self) -> None:
         """Report the best completions after all have finished."""
         best = sorted(self.ended, key=lambda writer: writer.mean, reverse=True)[: self.request.sampling.n]
-        for place, writer in enumerate(best):
-            self.sink.text(writer.chunk(self.request.index, place))
+        for choice, writer in enumerate(best):
+            self.sink.text(writer.chunk(self.request.index, choice))

@@ -43,10 +43,10 @@ def with_bounded_space(text: str) -> str:
         raise ValueError("the schema is nested too deeply") from None
 
 
-def _checked_options(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f'"x-guidance": expected an object, got {type(given).__name__}')
-    for name, value in given.items():
+def _checked_options(options: Any) -> dict[str, Any]:
+    if not isinstance(options, dict):
+        raise ValueError(f'"x-guidance": expected an object, got {type(options).__name__}')
+    for name, value in options.items():
         if name in _SWITCHES:
             if not isinstance(value, bool):
                 raise ValueError(f'"x-guidance": expected true or false for "{name}", got {value!r}')
@@ -54,7 +54,7 @@ def _checked_options(given: Any) -> dict[str, Any]:
             raise ValueError(f'"x-guidance": expected one of {", ".join((*_SWITCHES, *_FORMS))}, got "{name}"')
         elif not isinstance(value, str) or not _FORMS[name].fullmatch(value):
             raise ValueError(f'"x-guidance": "{name}" would allow text that is not JSON, got {value!r}')
-    return given
+    return options
 
 
 def has_finite_instance(schema: _Schema) -> bool:
@@ -63,12 +63,12 @@ def has_finite_instance(schema: _Schema) -> bool:
     Least fixed point over all subschemas: one is finite if those that it requires are. Other keywords count as
     satisfiable; the grammar compiler detects contradictions.
     """
-    found = {id(schema): schema}
+    schemas = {id(schema): schema}
     order = [schema]
     for node in order:  # grows during iteration
         for part in _dependencies(node, schema):
-            if id(part) not in found:
-                found[id(part)] = part
+            if id(part) not in schemas:
+                schemas[id(part)] = part
                 order.append(part)
     finite: set[int] = set()
     for _ in range(_ROUNDS):
@@ -125,31 +125,31 @@ def _resolve_reference(node: _Schema, root: _Schema) -> _Schema | None:
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         return None
-    found: Any = root
+    target: Any = root
     for name in unquote(pointer).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(target, dict) and name in target:
+            target = target[name]
+        elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
         else:
             return None
-    return found if isinstance(found, dict) else None
+    return target if isinstance(target, dict) else None
 
 
 def _subschemas(node: _Schema, name: str) -> list[_Schema]:
-    given = node.get(name)
-    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    value = node.get(name)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _required_properties(node: _Schema) -> Iterator[_Schema]:
     """Yield the schemas of required properties of an object."""
-    names, known, others = node.get("required"), node.get("properties"), node.get("additionalProperties")
-    known = known if isinstance(known, dict) else {}
+    names, properties, others = node.get("required"), node.get("properties"), node.get("additionalProperties")
+    properties = properties if isinstance(properties, dict) else {}
     for name in names if isinstance(names, list) else ():
         if not isinstance(name, str):
             continue
-        schema = known.get(name, others if "patternProperties" not in node else None)
+        schema = properties.get(name, others if "patternProperties" not in node else None)
         if isinstance(schema, dict):
             yield schema
 

@@ -65,9 +65,9 @@ _MINIMA: Mapping[str, float] = {
 }
 
 
-def parse_options(given: Mapping[str, Any]) -> EngineOptions:
+def parse_options(values: Mapping[str, Any]) -> EngineOptions:
     """Parse the parameters of a text model. Raises ModelFailed naming an unknown or invalid one."""
-    return check_options(EngineOptions, given, _MINIMA, _CHOICES, "a text model")
+    return check_options(EngineOptions, values, _MINIMA, _CHOICES, "a text model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +103,31 @@ class LocalEngine:
         await asyncio.to_thread(self.intake.close)
 
 
-def load_engine(folder: Path, chosen: EngineOptions, capacity: int, name: str) -> LocalEngine:
+def load_engine(folder: Path, options: EngineOptions, capacity: int, name: str) -> LocalEngine:
     """Load the model of a folder. Raises ModelFailed if this engine cannot run it."""
-    made: list[tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]] = []
+    parts: list[tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]] = []
 
     def make() -> GenerationEngine:  # PyTorch is only used in the engine's thread
-        made.append(_engine(folder, chosen))
-        return made[0][0]
+        parts.append(_engine(folder, options))
+        return parts[0][0]
 
     service = AsyncEngine(make, capacity, name)
-    return LocalEngine(service, *made[0])
+    return LocalEngine(service, *parts[0])
 
 
-def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if chosen.device == "auto" else chosen.device
+def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     try:
-        found = adapters.folders(folder, chosen.adapters)
-        runner = Runner(folder, chosen.dtype, device, packed=chosen.packed, adapters=found)
+        adapter_folders = adapters.folders(folder, options.adapters)
+        runner = Runner(folder, options.dtype, device, packed=options.packed, adapters=adapter_folders)
     except NotImplementedError as error:
         raise ModelFailed(f"the text engine cannot run this architecture: {error}") from error
-    limits, budget, prefix = _memory_limits(runner, chosen)
+    limits, budget, prefix = _memory_limits(runner, options)
     memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _end_tokens(runner, vocabulary)
-    threads = runner.set_threads(chosen.threads) if runner.device.type == "cpu" else 0
-    intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(found), chosen)
+    threads = runner.set_threads(options.threads) if runner.device.type == "cpu" else 0
+    intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(adapter_folders), options)
     details = {
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,
@@ -140,24 +140,24 @@ def _engine(folder: Path, chosen: EngineOptions) -> tuple[GenerationEngine, Inpu
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),
         "chat_template": vocabulary.has_template,
-        "adapters": sorted(found),
+        "adapters": sorted(adapter_folders),
     }
     return GenerationEngine(runner, memory, vocabulary, limits, ends), intake, details
 
 
-def _memory_limits(runner: Runner, chosen: EngineOptions) -> tuple[EngineLimits, int, int]:
+def _memory_limits(runner: Runner, options: EngineOptions) -> tuple[EngineLimits, int, int]:
     """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens."""
     positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
-    if chosen.max_context > positions:
-        raise ModelFailed(f"max_context: expected at most {positions}, the model's context, got {chosen.max_context}")
-    context = chosen.max_context or positions
+    if options.max_context > positions:
+        raise ModelFailed(f"max_context: expected at most {positions}, the model's context, got {options.max_context}")
+    context = options.max_context or positions
     each = runner.shape.bytes_per_token(runner.dtype)
-    room = int(chosen.cache_memory * 2**30) or _free_bytes(runner.device)
-    budget = min(room // each, chosen.max_batch * (context + 64))
+    free = int(options.cache_memory * 2**30) or _free_bytes(runner.device)
+    budget = min(free // each, options.max_batch * (context + 64))
     if budget < 128:
-        raise ModelFailed(f"cache_memory: {room} bytes hold only {budget} tokens of {each} bytes each")
-    limits = EngineLimits(chosen.max_batch, min(context, budget - 64), chosen.prefill_chunk)
-    return limits, budget, budget // 8 if chosen.prefix_cache < 0 else chosen.prefix_cache
+        raise ModelFailed(f"cache_memory: {free} bytes hold only {budget} tokens of {each} bytes each")
+    limits = EngineLimits(options.max_batch, min(context, budget - 64), options.prefill_chunk)
+    return limits, budget, budget // 8 if options.prefix_cache < 0 else options.prefix_cache
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -172,9 +172,9 @@ def _free_bytes(device: torch.device) -> int:
 
 def _end_tokens(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the end tokens of the generation config or the tokenizer."""
-    found = getattr(runner.model.generation_config, "eos_token_id", None)
-    if found is None:
-        found = vocabulary.tokenizer.eos_token_id
-    if found is None:
+    ids = getattr(runner.model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = vocabulary.tokenizer.eos_token_id
+    if ids is None:
         return frozenset()
-    return frozenset(found) if isinstance(found, list) else frozenset({int(found)})
+    return frozenset(ids) if isinstance(ids, list) else frozenset({int(ids)})

@@ -195,7 +195,7 @@ class Runner:
             spans.append(SlotSpan(row.slot, first, row.start, len(row.tokens)))
             first += len(row.tokens)
         decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
-        wanted = [
+        outputs = [
             index
             for row, span in zip(rows, spans, strict=True)
             for index in range(span.first + span.count - row.wanted, span.first + span.count)
@@ -207,7 +207,7 @@ class Runner:
             self._adapters.assign(names, self.device)
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
             step = AttentionStep(cache, spans[:decoding], spans[decoding:])
-            return self._forward(tokens, positions, wanted, step)
+            return self._forward(tokens, positions, outputs, step)
 
     def set_threads(self, count: int) -> int:
         """Set the number of threads; 0 for the fastest number, reduced while other processes need the cores.
@@ -235,9 +235,9 @@ class Runner:
         return time.perf_counter() - begin_s
 
     def _forward(
-        self, tokens: list[int], positions: list[int], wanted: list[int], step: AttentionFunction
+        self, tokens: list[int], positions: list[int], outputs: list[int], step: AttentionFunction
     ) -> torch.Tensor:
-        rows = self._tensor(wanted) if len(wanted) != len(tokens) else 0
+        rows = self._tensor(outputs) if len(outputs) != len(tokens) else 0
         if self.fused is not None:
             return self.fused(self._tensor(tokens), self._tensor(positions), rows, step).float()
         output = self.model(

@@ -31,16 +31,16 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[Token
 def _argmax(logits: torch.Tensor) -> list[int]:
     """Return the argmax of each row, the first of equal ones."""
     # NumPy's argmax takes a tenth of the time of PyTorch's on a CPU.
-    found = logits.argmax(-1) if logits.is_cuda else logits.numpy().argmax(-1)
-    tokens: list[int] = found.tolist()
+    indices = logits.argmax(-1) if logits.is_cuda else logits.numpy().argmax(-1)
+    tokens: list[int] = indices.tolist()
     return tokens
 
 
 def logprobs_of(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[float]:
     """Return the log-probability of one token of each row."""
-    places = torch.tensor(tokens, device=logprobs.device, dtype=torch.long)
-    found: list[float] = logprobs.gather(1, places[:, None])[:, 0].tolist()
-    return found
+    indices = torch.tensor(tokens, device=logprobs.device, dtype=torch.long)
+    values: list[float] = logprobs.gather(1, indices[:, None])[:, 0].tolist()
+    return values
 
 
 def _error_if_nan(logprob: float) -> Exception | None:
@@ -51,9 +51,9 @@ def top_tokens(
     logits: torch.Tensor, logprobs: torch.Tensor, counts: Sequence[int]
 ) -> list[tuple[tuple[int, float], ...]]:
     """Return the top tokens of each row with their log-probabilities, `counts[i]` of row i."""
-    most = min(max(counts, default=0), logits.shape[1])
-    if not most:
+    largest = min(max(counts, default=0), logits.shape[1])
+    if not largest:
         return [()] * len(counts)
-    places = logits.topk(most, -1).indices
-    pairs = zip(places.tolist(), logprobs.gather(1, places).tolist(), counts, strict=True)
-    return [tuple(zip(ids[:count], found[:count], strict=True)) for ids, found, count in pairs]
+    indices = logits.topk(largest, -1).indices
+    pairs = zip(indices.tolist(), logprobs.gather(1, indices).tolist(), counts, strict=True)
+    return [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in pairs]

@@ -92,7 +92,7 @@ class Scheduler:
         self._preempt_if_full()
         self._admit()
         self._compact()
-        decoding, prompts, left = [], [], self._chunk
+        decoding, prompts, remaining = [], [], self._chunk
         for task in self.running:
             for sequence in task.sequences:
                 if not sequence.pending:
@@ -102,9 +102,9 @@ class Scheduler:
                     continue
                 # Prompts are always split at the same positions, so that results do not depend on the batch.
                 count = min(self._chunk - sequence.computed % self._chunk, sequence.pending)
-                if count <= left:
+                if count <= remaining:
                     prompts.append(StepWork(task, sequence, count))
-                    left -= count
+                    remaining -= count
         decoding.sort(key=_slot)
         # Rows of one token come first; the last chunk of a prompt can be one.
         return decoding + sorted(prompts, key=_is_chunk) if prompts else decoding
@@ -256,11 +256,11 @@ def queue_metrics(scheduler: Scheduler, active: int) -> Iterable[Family]:
     """Return metrics of the queue and the batch; the scheduler may change meanwhile in its own thread."""
     jobs = [cast("GenerationJob", task) for task in list(scheduler.running)]
     texts = [(job, len(job.sequences)) for job in jobs]
-    most = sum((len(job.request.tokens) + job.request.length) * count for job, count in texts)
+    max_tokens = sum((len(job.request.tokens) + job.request.length) * count for job, count in texts)
     for name, line, value in (
         (_QUEUE, "Prompts in the queue of the text engine.", max(0, active - len(jobs))),
         (_BATCH, "Sequences in the batch of the text engine.", sum(n for _, n in texts)),
-        (_MOST, "Maximum number of tokens of these sequences.", most),
+        (_MOST, "Maximum number of tokens of these sequences.", max_tokens),
     ):
         yield Family(name, "gauge", line, (Sample(name, {}, value),))
 

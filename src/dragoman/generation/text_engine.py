@@ -18,7 +18,7 @@ Choices = Mapping[str, tuple[str, ...]]
 
 
 def check_options(
-    kind: type[Options], given: Mapping[str, Any], least: Mapping[str, float], choices: Choices, what: str
+    kind: type[Options], parameters: Mapping[str, Any], least: Mapping[str, float], choices: Choices, subject: str
 ) -> Options:
     """Build options of a class whose fields all have defaults; a value must have the type of its default.
 
@@ -26,16 +26,16 @@ def check_options(
     unknown name or an invalid value.
     """
     defaults: Any = kind()
-    known = list(defaults.__dataclass_fields__)
+    names = list(defaults.__dataclass_fields__)
     values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            raise ModelFailed(f"unknown parameter '{name}'; {what} knows {', '.join(known)}")
-        wanted: Any = type(getattr(defaults, name))
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    for name, value in parameters.items():
+        if name not in names:
+            raise ModelFailed(f"unknown parameter '{name}'; {subject} knows {', '.join(names)}")
+        expected: Any = type(getattr(defaults, name))
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if type(value) is not wanted:
-            raise ModelFailed(f"parameter '{name}': expected {wanted.__name__}, got {value!r}")
+        if type(value) is not expected:
+            raise ModelFailed(f"parameter '{name}': expected {expected.__name__}, got {value!r}")
         if name in least and value < least[name]:
             raise ModelFailed(f"parameter '{name}': expected at least {least[name]}, got {value!r}")
         if name in choices and value not in choices[name]:

@@ -24,10 +24,10 @@ _NEVER = np.float32(-np.inf)
 _BINS, _PER_UNIT = 2048, 64
 
 
-def repetition_penalty(logits: Logits, seen: Tokens, penalty: float) -> None:
+def repetition_penalty(logits: Logits, tokens: Tokens, penalty: float) -> None:
     """Divide the logits > 0, and multiply those < 0, of tokens in prompt and completion (Keskar et al. 2019)."""
-    found = logits[seen]
-    logits[seen] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
+    values = logits[tokens]
+    logits[tokens] = np.where(values < 0, values * np.float32(penalty), values / np.float32(penalty))
 
 
 def count_penalties(logits: Logits, counts: Mapping[int, int], presence: float, frequency: float) -> None:
@@ -40,16 +40,16 @@ def count_penalties(logits: Logits, counts: Mapping[int, int], presence: float, 
 
 def only(logits: Logits, tokens: Tokens) -> None:
     """Forbid all tokens but these."""
-    kept = logits[tokens]
+    values = logits[tokens]
     logits.fill(_NEVER)
-    logits[tokens] = kept
+    logits[tokens] = values
 
 
 def bad_words(logits: Logits, tokens: Sequence[int], words: Sequence[tuple[int, ...]]) -> None:
     """Forbid the last token of each word whose other tokens were just generated."""
     for word in words:
-        begun = len(word) - 1
-        if not begun or tuple(tokens[-begun:]) == word[:-1]:
+        prefix_length = len(word) - 1
+        if not prefix_length or tuple(tokens[-prefix_length:]) == word[:-1]:
             logits[word[-1]] = _NEVER
 
 
@@ -80,10 +80,10 @@ def min_p(logits: Logits, share: float) -> None:
 def typical_p(logits: Logits, mass: float) -> None:
     """Keep tokens with information content nearest to the entropy, up to a total probability (Meister et al. 2022)."""
     possible = np.flatnonzero(logits > _NEVER)
-    left = logits[possible]
-    powers = np.exp(left - left.max(), dtype=np.float64)
+    values = logits[possible]
+    powers = np.exp(values - values.max(), dtype=np.float64)
     shares = powers / powers.sum()
-    surprise = np.log(powers.sum()) - (left - left.max())
+    surprise = np.log(powers.sum()) - (values - values.max())
     distance = np.abs(surprise - (shares * surprise).sum())
     logits[possible[distance > distance[_edge(distance, shares, mass)]]] = _NEVER
 
@@ -93,18 +93,18 @@ def _edge(keys: npt.NDArray[Any], weights: npt.NDArray[Any], mass: float) -> int
     bins = np.minimum((keys - keys.min()) * _PER_UNIT, _BINS - 1).astype(np.intp)
     sums = np.bincount(bins, weights).cumsum()
     goal = mass * sums[-1]
-    found = int(np.searchsorted(sums, goal))
-    inside = np.flatnonzero(bins == found)
+    edge_bin = int(np.searchsorted(sums, goal))
+    inside = np.flatnonzero(bins == edge_bin)
     inside = inside[np.argsort(keys[inside])]
-    reached = np.cumsum(weights[inside], dtype=np.float64) + (sums[found - 1] if found else 0.0)
+    reached = np.cumsum(weights[inside], dtype=np.float64) + (sums[edge_bin - 1] if edge_bin else 0.0)
     return int(inside[min(int(np.searchsorted(reached, goal)), len(inside) - 1)])
 
 
 def draw(logits: Logits, uniform: float) -> int:
     """Return the token at a quantile of the distribution; `uniform` is in [0, 1)."""
     sums = np.exp(logits - logits.max()).astype(np.float64).cumsum()
-    place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    return min(place, len(logits) - 1)
+    index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    return min(index, len(logits) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +215,9 @@ class TokenSampler:
             min_p(logits, sampling.min_p)
         if sampling.typical_p < 1:
             typical_p(logits, sampling.typical_p)
-        left = np.flatnonzero(logits > -np.inf)
-        drawn = left[draw(logits[left], uniform)]
-        return int(drawn if tokens is None else tokens[drawn])
+        possible = np.flatnonzero(logits > -np.inf)
+        index = possible[draw(logits[possible], uniform)]
+        return int(index if tokens is None else tokens[index])
 
     def begin(self, token: int) -> None:
         """Start the slow part of `accept` for a chosen token in another thread."""

@@ -70,10 +70,10 @@ class WindowDetokenizer:
 
     def add(self, token: int) -> str:
         self._waiting.append(token)
-        whole = self._decode(self._known + self._waiting)
-        if whole.endswith(_UNKNOWN) or len(whole) <= len(self._text):
+        full_text = self._decode(self._known + self._waiting)
+        if full_text.endswith(_UNKNOWN) or len(full_text) <= len(self._text):
             return ""
-        return self._emit(whole)
+        return self._emit(full_text)
 
     def rest(self) -> str:
         return self._emit(self._decode(self._known + self._waiting)) if self._waiting else ""
@@ -83,8 +83,8 @@ class WindowDetokenizer:
         twin._waiting = list(self._waiting)
         return twin
 
-    def _emit(self, whole: str) -> str:
-        new = whole[len(self._text) :]
+    def _emit(self, full_text: str) -> str:
+        new = full_text[len(self._text) :]
         self._known, self._waiting = self._waiting, []
         self._text = self._decode(self._known)
         return new
@@ -126,10 +126,10 @@ class Vocabulary:
             text = str(prompt) if isinstance(prompt, str) else self._apply_template(prompt)
             if bounded or (isinstance(prompt, Chat) and prompt.template):
                 self._check_size(text)
-            return text, self.cut(text, special=_adds_special_tokens(prompt))
-        strange = [token for token in prompt if not 0 <= token < self.size]
-        if strange:
-            raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {strange[0]}")
+            return text, self.tokenize(text, special=_adds_special_tokens(prompt))
+        invalid = [token for token in prompt if not 0 <= token < self.size]
+        if invalid:
+            raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {invalid[0]}")
         return self.decode(list(prompt), skip_special=False), list(prompt)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
@@ -141,19 +141,19 @@ class Vocabulary:
         if len(ids) > self.context * _SPARE > 0:
             raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens, got {len(ids)}")
         if self._fast is not None and not isinstance(prompt, tuple):
-            (found,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
-            places = found.offsets
+            (encoding,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
+            offsets = encoding.offsets
         else:
-            places = self._estimate_spans(ids)
+            offsets = self._estimate_spans(ids)
         return text, tuple(
-            TokenSpan(token, text[start:stop], start, stop) for token, (start, stop) in zip(ids, places, strict=True)
+            TokenSpan(token, text[start:stop], start, stop) for token, (start, stop) in zip(ids, offsets, strict=True)
         )
 
     @property
     def has_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
-    def cut(self, text: str, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         if self._fast is not None and len(text) > _LONG:
             (long,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
             return list(long.ids)
@@ -175,9 +175,9 @@ class Vocabulary:
     def _apply_template(self, chat: Chat) -> str:
         if not (self.has_template or chat.template):
             raise InvalidInput("messages: this model has no chat template; send a plain prompt")
-        strange = sorted(_NO_VARIABLES & chat.options.keys())
-        if strange:
-            raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(strange)}")
+        reserved = sorted(_NO_VARIABLES & chat.options.keys())
+        if reserved:
+            raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(reserved)}")
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in chat.messages],
@@ -195,11 +195,11 @@ class Vocabulary:
 
     def _estimate_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Return the offsets of tokens for tokenizers that do not provide them."""
-        writer, places, stop = self.detokenizer((), skip_special=False, spaces=False), [], 0
+        writer, offsets, stop = self.detokenizer((), skip_special=False, spaces=False), [], 0
         for token in ids:
             start, stop = stop, stop + len(writer.add(token))
-            places.append((start, stop))
-        return places
+            offsets.append((start, stop))
+        return offsets
 
     # --- text --------------------------------------------------------------------------------------------
 
@@ -227,10 +227,10 @@ class Vocabulary:
 
     def text(self, token: int) -> str:
         """Return the text of a single token, including a leading space."""
-        known = self._texts.get(token)
-        if known is None:
-            known = self._texts[token] = self._read(token)
-        return known
+        cached = self._texts.get(token)
+        if cached is None:
+            cached = self._texts[token] = self._read(token)
+        return cached
 
     def _read(self, token: int) -> str:
         if self._bytes is not None:
@@ -246,7 +246,7 @@ class Vocabulary:
     @cached_property
     def _anchor(self) -> list[int]:
         """A token to put before others, so that they are not at the start of a text."""
-        return self.cut("a", special=False)[-1:]
+        return self.tokenize("a", special=False)[-1:]
 
     @cached_property
     def _bytes(self) -> Mapping[int, bytes] | None:

@@ -286,15 +286,15 @@ class _Step:
         with code.loop(code.integer(0), count) as row:
             for i in range(0, COLUMNS, LANES):
                 column = block * COLUMNS + i
-                found = sums.load_vector((row * COLUMNS + i) * 4) + bias.load_vector(column * 4)
-                store(first + row, column, found)
+                value = sums.load_vector((row * COLUMNS + i) * 4) + bias.load_vector(column * 4)
+                store(first + row, column, value)
 
     def _store(self, name: StepArg, columns: int) -> _Store:
-        return lambda row, column, found: self._args[name].store(found, (row * columns + column) * 4)
+        return lambda row, column, value: self._args[name].store(value, (row * columns + column) * 4)
 
-    def _add_to_states(self, row: Value, column: Value, found: Value) -> None:
+    def _add_to_states(self, row: Value, column: Value, value: Value) -> None:
         states, offset = self._args[StepArg.STATES], (row * pad(self._config.hidden) + column) * 4
-        states.store(states.load_vector(offset) + found, offset)
+        states.store(states.load_vector(offset) + value, offset)
 
     def _norm_states(self, weight: Value) -> None:
         """Normalize all states, for this thread."""

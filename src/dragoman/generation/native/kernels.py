@@ -103,10 +103,10 @@ def exp(exponent: Value) -> Value:
     n = shifted - code.vector(12582912.0)
     rest = n.fma(code.vector(-0.693359375), clamped)
     rest = n.fma(code.vector(2.12194440e-4), rest)
-    found = code.vector(1 / 5040)
+    result = code.vector(1 / 5040)
     for divisor in (720, 120, 24, 6, 2, 1, 1):
-        found = found.fma(rest, code.vector(1 / divisor))
-    return found * ((shifted.bitcast(INT32_VECTOR) + 127) << 23).bitcast(VECTOR)
+        result = result.fma(rest, code.vector(1 / divisor))
+    return result * ((shifted.bitcast(INT32_VECTOR) + 127) << 23).bitcast(VECTOR)
 
 
 # --- products --------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
     code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64))
     inputs, row_bytes, weights, sums, steps = code.arguments
     vectors = range(COLUMNS // LANES)
-    found = [
+    accumulators = [
         [Variable(code, sums.load_vector(4 * (COLUMNS * row + LANES * i))) for i in vectors] for row in range(rows)
     ]
     starts = [inputs + row_bytes * row for row in range(rows)]
     with code.loop(code.integer(0), steps) as step:
         block = weights + step * (4 * COLUMNS)
         columns = [block.load_vector(4 * LANES * i) for i in vectors]
-        for start, variables in zip(starts, found, strict=True):
+        for start, variables in zip(starts, accumulators, strict=True):
             factor = start.load_float(step * 4).broadcast()
             multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
             for weight, variable in zip(columns, variables, strict=True):
                 variable.set(multiply_add(weight, variable.get()))
-    for row, variables in enumerate(found):
+    for row, variables in enumerate(accumulators):
         for i, variable in enumerate(variables):
             sums.store(variable.get(), 4 * (COLUMNS * row + LANES * i))
     return code.finish()
@@ -239,7 +239,9 @@ def store_key_value(code: Code, config: KernelConfig, at: AttentionHead) -> None
     index = at.position * size
     key = at.qkv + (at.head + config.query_heads) * (4 * size)
     value = at.qkv + (at.head + (config.query_heads + config.kv_heads)) * (4 * size)
-    _rotate(code, config, key, at.rotary, at.norms[1], lambda i, found: store_items(config, at.keys, index + i, found))
+    _rotate(
+        code, config, key, at.rotary, at.norms[1], lambda i, vector: store_items(config, at.keys, index + i, vector)
+    )
     for i in range(0, size, LANES):
         store_items(config, at.values, index + i, value.load_vector(4 * i))
 
@@ -251,8 +253,8 @@ def attend(code: Code, config: KernelConfig, scaling: float, rows: Sequence[Atte
         head, factor = rows[0].head * group + number, code.vector(scaling)
         for at in rows:
 
-            def keep(i: int, found: Value, query: Value = at.query, factor: Value = factor) -> None:
-                query.store(found * factor, 4 * i)
+            def keep(i: int, vector: Value, query: Value = at.query, factor: Value = factor) -> None:
+                query.store(vector * factor, 4 * i)
 
             _rotate(code, config, at.qkv + head * (4 * size), at.rotary, at.norms[0], keep)
         _score(code, config, rows)

@@ -264,10 +264,10 @@ def _has_expected_layout(config: KernelConfig, fused: FusedModel) -> bool:
     if not _has_all_blocks(config, packed):
         return False
     memory = (ctypes.c_char * expected.nbytes).from_address(_address(packed))
-    found = torch.frombuffer(memory, dtype=config.dtype)
+    actual = torch.frombuffer(memory, dtype=config.dtype)
     products = [product for layer in fused.layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     sizes_match = all(_has_all_blocks(config, product) for product in (fused.head, *products))
-    return bool((found == expected.view(-1)).all()) and sizes_match
+    return bool((actual == expected.view(-1)).all()) and sizes_match
 
 
 def _has_all_blocks(config: KernelConfig, packed: Any) -> bool:

@@ -54,13 +54,13 @@ def _from_json(http: HttpRequest, model: ModelDescription, policy: Policy) -> In
     names = {spec.name for spec in model.signature.inputs}
     if "model_name" not in names:
         body.pop("model_name", None)
-    given = next((name for name in _VALUES if name in body), None)
-    if given is None:
+    key = next((name for name in _VALUES if name in body), None)
+    if key is None:
         if body and body.keys() <= names:
             return Infer(named_tensors(body, model))
         result = ", ".join(f"'{name}'" for name in sorted(names)) or "the model's inputs"
         raise InvalidInput(f"expected an object with 'inputs', or with {result}; got {format_value(body)}")
-    return Infer(parse_values(body[given], model, given), parameters=call_parameters(body))
+    return Infer(parse_values(body[key], model, key), parameters=call_parameters(body))
 
 
 def _from_csv(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -107,11 +107,11 @@ def _from_npy(http: HttpRequest, model: ModelDescription, policy: Policy) -> Inf
 
 
 def _from_npz(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
-    found = {name: _check_size(array, policy) for name, array in from_npz(bytes(http.body)).items()}
+    arrays = {name: _check_size(array, policy) for name, array in from_npz(bytes(http.body)).items()}
     names = {spec.name for spec in model.signature.inputs}
-    if len(found) == 1 and not found.keys() <= names:  # NumPy's name of an unnamed array is arr_0
-        return Infer(single_tensor(next(iter(found.values())), model))
-    return Infer(named_tensors(found, model))
+    if len(arrays) == 1 and not arrays.keys() <= names:  # NumPy's name of an unnamed array is arr_0
+        return Infer(single_tensor(next(iter(arrays.values())), model))
+    return Infer(named_tensors(arrays, model))
 
 
 def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> Infer:
@@ -119,16 +119,16 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
     body = bytes(http.body)
     if body[:2] == b"PK":
         return _from_npz(http, model, policy)
-    found, specs = [(name, _check_size(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
-    named = dict(found)
-    if len(named) == len(found) and named.keys() <= {spec.name for spec in specs}:
-        return Infer(named_tensors(named, model))
-    if len(found) == 1:
-        return Infer(single_tensor(found[0][1], model))
-    if len(found) > len(specs):
+    arrays, specs = [(name, _check_size(array, policy)) for name, array in from_ndlist(body)], model.signature.inputs
+    by_name = dict(arrays)
+    if len(by_name) == len(arrays) and by_name.keys() <= {spec.name for spec in specs}:
+        return Infer(named_tensors(by_name, model))
+    if len(arrays) == 1:
+        return Infer(single_tensor(arrays[0][1], model))
+    if len(arrays) > len(specs):
         names = ", ".join(f"'{spec.name}'" for spec in specs)
-        raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(found)} arrays")
-    return Infer(named_tensors({spec.name: array for spec, (_, array) in zip(specs, found, strict=False)}, model))
+        raise InvalidInput(f"model '{model.name}' takes {names or 'one input'}; got {len(arrays)} arrays")
+    return Infer(named_tensors({spec.name: array for spec, (_, array) in zip(specs, arrays, strict=False)}, model))
 
 
 def _check_size(array: Array, policy: Policy) -> Array:
@@ -159,12 +159,14 @@ READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] 
 # --- responses -----------------------------------------------------------------------------------------------
 
 
-def _writer(accept: str, came: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
+def _writer(accept: str, request_type: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
     """Return the formatter of the first content type that the client accepts; by default JSON, or for tensor formats
     that of the request, as DJL does."""
     kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
-    found = next((kind for kind in kinds if kind in _WRITERS), came if came in _IN_KIND else "application/json")
-    return _WRITERS[found]
+    content_type = next(
+        (kind for kind in kinds if kind in _WRITERS), request_type if request_type in _IN_KIND else "application/json"
+    )
+    return _WRITERS[content_type]
 
 
 def _to_json(response: Response[Inference], policy: Policy) -> HttpResponse:

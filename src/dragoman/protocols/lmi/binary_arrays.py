@@ -48,10 +48,10 @@ def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
     (count,) = reader.numbers("i")
     if not 0 < count <= _MOST_ARRAYS:
         raise InvalidInput(f"tensor/ndlist: expected 1 to {_MOST_ARRAYS} arrays, got {count}")
-    found = [reader.array(i) for i in range(count)]
+    arrays = [reader.array(i) for i in range(count)]
     if reader.remaining:
         raise InvalidInput(f"tensor/ndlist: {reader.remaining} bytes are left behind the last of {count} arrays")
-    return found
+    return arrays
 
 
 class _Reader:

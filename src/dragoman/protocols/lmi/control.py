@@ -95,12 +95,12 @@ def _query(http: HttpRequest) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(http.query).items()}
 
 
-def _count(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+def _count(query: Mapping[str, str], name: str, minimum: int, maximum: int) -> int | None:
     text = query.get(name, "")
     if not text:
         return None
-    if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= most:
-        raise InvalidInput(f"`{name}` must be an integer >= {least} and <= {most}; got '{text[:64]}'")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not minimum <= int(text) <= maximum:
+        raise InvalidInput(f"`{name}` must be an integer >= {minimum} and <= {maximum}; got '{text[:64]}'")
     return int(text)
 
 
@@ -113,10 +113,10 @@ def _model(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse
     name, version = http.params["model"], http.params.get("version", "")
 
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
-        found = [e for e in response.answer if e.name == name and version in ("", e.version)]
-        if not found:
+        entries = [e for e in response.answer if e.name == name and version in ("", e.version)]
+        if not entries:
             raise ModelNotFound(f"Model or workflow not found: {name[:256]}")
-        return json_response([{**_entry(e), "reason": e.reason} for e in found])
+        return json_response([{**_entry(e), "reason": e.reason} for e in entries])
 
     return EngineCall(Request(States()), reply)
 
@@ -132,15 +132,15 @@ def _adapters(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
 def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Load a model from a `url` or from the repository. SageMaker sends JSON, LMI a query."""
     query = _query(http)
-    given = query if not len(http.body) else {**query, **object_body(http.body, policy)}
-    url = given.get("url") or ""
-    name = given.get("model_name") or (_last(url) if isinstance(url, str) else "")
+    fields = query if not len(http.body) else {**query, **object_body(http.body, policy)}
+    url = fields.get("url") or ""
+    name = fields.get("model_name") or (_last(url) if isinstance(url, str) else "")
     if not isinstance(name, str) or not name or not isinstance(url, str):
         raise InvalidInput("`model_name` and `url` must be text, and one of them must say which model to load")
     # A model of the repository is listed with its name as url.
     call = Load(control_token(http.headers), "" if url == name else url)
     return _control_call(
-        call, name, "", f'Model "{name}" registered.', _ignored_headers(given, ("model_name", "url"), policy)
+        call, name, "", f'Model "{name}" registered.', _ignored_headers(fields, ("model_name", "url"), policy)
     )
 
 
@@ -158,21 +158,21 @@ def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
 def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Set the number of replicas. LMI starts the minimum and adds more under load; here the maximum is started."""
     name, query = http.params["model"], _query(http)
-    least, most = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
-    count = least if most is None else most
+    minimum, maximum = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
+    count = minimum if maximum is None else maximum
     if not count:
         raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")
-    if least is not None and least > count:
-        raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {least} and {count}")
+    if minimum is not None and minimum > count:
+        raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {minimum} and {count}")
     message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
     unheeded = _ignored_headers(query, ("min_worker", "max_worker"), policy)
     call = ScaleModel(control_token(http.headers), count)
     return _control_call(call, name, http.params.get("version", ""), message, unheeded)
 
 
-def _ignored_headers(given: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
+def _ignored_headers(fields: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:
     """Return the header that names parameters without effect."""
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in fields if name not in known]
     reject_unknown(unknown, known, policy)
     return ignored_header(unknown)
 

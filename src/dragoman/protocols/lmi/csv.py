@@ -79,9 +79,9 @@ class _RowLengths:
         self._column = (self._column + separators.size) % self._width
 
     def _raise(self, ends: list[int], expected: list[int]) -> None:
-        for row, (end, place) in enumerate(itertools.zip_longest(ends, expected)):
-            if end != place:
-                short = end is not None and (place is None or end < place)
+        for row, (end, position) in enumerate(itertools.zip_longest(ends, expected)):
+            if end != position:
+                short = end is not None and (position is None or end < position)
                 before = expected[row - 1] if row else -1 - self._column
                 got = end - before if short else f"more than {self._width}"
                 message = f"row {self._row + row} has {got} values, the first {self._width}"
@@ -95,7 +95,7 @@ def _chunks(body: bytes, at: int) -> Iterator[bytes]:
     while at < len(body):
         start = min(at + _CHUNK, len(body))
         ends = [body.find(separator, start, start + limit) for separator in (b",", b"\n")]
-        end = min((found + 1 for found in ends if found >= 0), default=len(body))
+        end = min((position + 1 for position in ends if position >= 0), default=len(body))
         if end - start > limit:
             raise InvalidInput(f"the request body is not valid CSV: field larger than field limit ({limit})")
         text = body[at:end].replace(b"\r\n", b"\n")

@@ -49,7 +49,7 @@ class Formatter:
         sampling = request.sampling
         self.ranked = max(sampling.n, sampling.best_of, sampling.num_beams) > 1
         self.streams = request.formatter != "json"
-        chosen = request.given.options.get("output_formatter", "")
+        chosen = request.parameters.options.get("output_formatter", "")
         self._custom = model.custom if not chosen else format_text_only if chosen == TEXT_ONLY else None
 
     @property
@@ -58,15 +58,15 @@ class Formatter:
         kinds = _KINDS[self._request.formatter]
         if self._custom is not None:
             kinds = (("content-type", getattr(self._custom, "content_type", "") or _TEXT),)
-        return (*kinds, *self._request.given.headers)
+        return (*kinds, *self._request.parameters.headers)
 
     # --- complete ---------------------------------------------------------------------------------------------
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
         """Format the complete response."""
         self._prompts = response.answer.prompts
-        found = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
-        value: Any = found if self._compat or not self._request.rolling else found[0]
+        results = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]
+        value: Any = results if self._compat or not self._request.rolling else results[0]
         return HttpResponse(200, (self._encode(value),), self.headers)
 
     def _by_prompt(self, generation: Generation) -> list[list[Text]]:
@@ -78,65 +78,65 @@ class Formatter:
         return [most_likely_first(texts, self._request.sampling) for texts in grouped]
 
     def _answer(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
-        answer: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
+        result: dict[str, Any] = {"generated_text": self._full(at, texts[0])}
         # LMI: other completions are in the details, so details are returned unless disabled.
-        wanted = self._request.given.options.get("details", self._compat or self.ranked)
-        if wanted and self._model.rolling:
-            answer["details"] = self._details(at, texts)
-        return answer
+        details = self._request.parameters.options.get("details", self._compat or self.ranked)
+        if details and self._model.rolling:
+            result["details"] = self._details(at, texts)
+        return result
 
     def _full(self, at: int, text: Text) -> str:
         # LMI: in the dynamic-batch schema the text includes the prompt.
-        full = self._request.given.options.get("return_full_text", not self._request.rolling)
+        full = self._request.parameters.options.get("return_full_text", not self._request.rolling)
         return (self._request.inputs[at] if full else "") + text.whole
 
     def _details(self, at: int, texts: Sequence[Text]) -> dict[str, Any]:
         best, prompt = texts[0], self._request.inputs[at]
-        found: dict[str, Any] = {
+        details: dict[str, Any] = {
             "finish_reason": best.finish,
             "generated_tokens": best.generated,
             "inputs": prompt,
             "tokens": self._tokens(best),
         }
         if self.ranked:
-            found = {"inputs": prompt, **found}
-        if self._request.given.options["prefill"] or self._compat:
-            found["prefill"] = self._prefill(at)
+            details = {"inputs": prompt, **details}
+        if self._request.parameters.options["prefill"] or self._compat:
+            details["prefill"] = self._prefill(at)
         if self._request.sampling.top_logprobs:
-            found["top_tokens"] = [[self._token(top, top.text) for top in token.top] for token in best.tokens]
+            details["top_tokens"] = [[self._token(top, top.text) for top in token.top] for token in best.tokens]
         if self.ranked:
-            found["best_of_sequences"] = [self._sequence(at, text) for text in texts[1:]]
+            details["best_of_sequences"] = [self._sequence(at, text) for text in texts[1:]]
         if self._compat:
-            found["seed"] = best.seed
-        return found
+            details["seed"] = best.seed
+        return details
 
     def _prefill(self, at: int) -> list[dict[str, Any]]:
-        found = self._prompts[at].prefill if self._prompts else ()
+        tokens = self._prompts[at].prefill if self._prompts else ()
         if not self._request.sampling.prompt_logprobs:
-            return [self._token(token, token.text) for token in found]
+            return [self._token(token, token.text) for token in tokens]
         return [
             {**self._token(token, token.text), "top_tokens": [self._token(top, top.text) for top in token.top]}
-            for token in found
+            for token in tokens
         ]
 
     def _sequence(self, at: int, text: Text) -> dict[str, Any]:
-        found = {
+        sequence = {
             "finish_reason": text.finish,
             "generated_tokens": text.generated,
             "tokens": self._tokens(text),
             "generated_text": self._full(at, text),
         }
-        return {**found, "prefill": [], "seed": text.seed} if self._compat else found
+        return {**sequence, "prefill": [], "seed": text.seed} if self._compat else sequence
 
     def _tokens(self, text: Text) -> list[dict[str, Any]]:
         return [self._token(*pair) for pair in zip(text.tokens, split_by_token(text.text, text.tokens), strict=True)]
 
     def _token(self, token: Token, text: str) -> dict[str, Any]:
         logprob = finite(token.logprob)
-        found: dict[str, Any] = {"id": token.id, "text": text, "log_prob": logprob}
+        fields: dict[str, Any] = {"id": token.id, "text": text, "log_prob": logprob}
         if self._compat:  # fields that TGI's clients need
-            return {**found, "logprob": logprob, "special": token.special}
-        return {**found, "special_token": True} if token.special else found
+            return {**fields, "logprob": logprob, "special": token.special}
+        return {**fields, "special_token": True} if token.special else fields
 
     # --- in chunks -----------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Formatter:
 
     def _outputs(self, generation: Generation) -> Iterator[Sequence[str]]:
         """Yield the new tokens of each prompt, step by step."""
-        best = (found[0] if found else Text() for found in self._by_prompt(generation))
+        best = (texts[0] if texts else Text() for texts in self._by_prompt(generation))
         parts = (split_by_token(text.text, text.tokens) or [text.text] for text in best)
         yield from zip_longest(*parts, fillvalue="")
 
@@ -166,24 +166,24 @@ class Formatter:
 
     def _line(self, token: Token, text: str) -> dict[str, Any]:
         self._sent += 1
-        found: dict[str, Any] = {"index": self._sent} if self._compat else {}
-        found["token"] = self._token(token, text)
+        line: dict[str, Any] = {"index": self._sent} if self._compat else {}
+        line["token"] = self._token(token, text)
         if self._request.sampling.top_logprobs:
-            found["top_tokens"] = [self._token(top, top.text) for top in token.top]
-        return found
+            line["top_tokens"] = [self._token(top, top.text) for top in token.top]
+        return line
 
     def _last(self, text: Text) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        line: dict[str, Any] = {
             "finish_reason": text.finish,
             "generated_tokens": text.generated,
             "inputs": self._request.inputs[0],
         }
-        if self._request.given.options["prefill"]:
-            found["prefill"] = self._prefill(0)
+        if self._request.parameters.options["prefill"]:
+            line["prefill"] = self._prefill(0)
         if self._compat:
             length = self._prompts[0].tokens if self._prompts else 0
-            found |= {"seed": text.seed, "input_length": length}
-        return found
+            line |= {"seed": text.seed, "input_length": length}
+        return line
 
     # --- errors --------------------------------------------------------------------------------------------
 
@@ -211,10 +211,10 @@ class Formatter:
     def _encode(self, value: Any) -> bytes:
         if self._custom is None:
             return to_json(value)
-        made = self._custom(value)
-        if isinstance(made, bytes):
-            return made
-        return made.encode() if isinstance(made, str) else to_json(made)
+        formatted = self._custom(value)
+        if isinstance(formatted, bytes):
+            return formatted
+        return formatted.encode() if isinstance(formatted, str) else to_json(formatted)
 
 
 def dynamic_error_body(error: DragomanError) -> dict[str, Any]:
@@ -254,7 +254,7 @@ _HTTP_TYPES: Mapping[int, str] = {404: "ResourceNotFoundException", 405: "Method
 
 def parse_codes(text: str) -> Mapping[str, int]:
     """Parse `name=status,...`; others keep their default. Raises InvalidInput naming what is wrong."""
-    found = dict(CODES)
+    codes = dict(CODES)
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, status = (each.strip() for each in part.partition("="))
         if name not in CODES or not status.isdecimal() or not 400 <= int(status[:4]) <= 599:
@@ -262,8 +262,8 @@ def parse_codes(text: str) -> Mapping[str, int]:
                 f"setting 'lmi_http_codes': expected name=status, with a status from 400 to 599 and a name of "
                 f"{', '.join(CODES)}; got '{part}'"
             )
-        found[name] = int(status)
-    return found
+        codes[name] = int(status)
+    return codes
 
 
 class LmiErrors:
@@ -275,8 +275,10 @@ class LmiErrors:
     def write(self, error: DragomanError | HttpError) -> HttpResponse:
         """Format an error of a request that reached no model."""
         if isinstance(error, HttpError):
-            bad = error.status < 500
-            kind = _HTTP_TYPES.get(error.status, "BadRequestException" if bad else "InternalServerException")
+            is_client_error = error.status < 500
+            kind = _HTTP_TYPES.get(
+                error.status, "BadRequestException" if is_client_error else "InternalServerException"
+            )
             status = {400: self._codes["bad_request"], 500: self._codes["server_error"]}.get(error.status, error.status)
             return _json({"code": status, "type": kind, "message": error.message}, status, error.headers)
         row = find_error_row(error, _TYPES)
@@ -286,12 +288,12 @@ class LmiErrors:
         status = self._codes[code] if isinstance(code, str) else code
         return _json({"code": status, "type": name, "message": error.message}, status, retry_after(error))
 
-    def format_failure(self, error: DragomanError, found: LmiRequest, formatter: Formatter) -> HttpResponse:
+    def format_failure(self, error: DragomanError, request: LmiRequest, formatter: Formatter) -> HttpResponse:
         """Format an error that occurred before the first chunk was sent."""
-        error = found.given.with_client_names(error)
-        headers = (JSON_TYPE, *found.given.headers)
-        if isinstance(error, ServerError | InvalidInput) and not found.rolling:
-            return format_dynamic(error, found.given.headers)
+        error = request.parameters.with_client_names(error)
+        headers = (JSON_TYPE, *request.parameters.headers)
+        if isinstance(error, ServerError | InvalidInput) and not request.rolling:
+            return format_dynamic(error, request.parameters.headers)
         if isinstance(error, ServerError) and not formatter.streams:
             return HttpResponse(424, (formatter.format_failure(),), headers)
         return self.write(error)

@@ -45,16 +45,16 @@ class LmiModel:
     infer_do_sample: bool = False
     bedrock: bool = False
 
-    def format(self, asked: str, stream: bool) -> str:
+    def format(self, requested: str, stream: bool) -> str:
         """Return the formatter: that of the request, or of the operator, or the default for streams or complete
         responses."""
-        asked = _CHATS.get(asked, asked)
-        if asked and asked not in (*FORMATS, TEXT_ONLY):
+        requested = _CHATS.get(requested, requested)
+        if requested and requested not in (*FORMATS, TEXT_ONLY):
             raise InvalidInput(
-                f"`output_formatter` must be one of {', '.join((*FORMATS, TEXT_ONLY))}; got '{asked[:64]}'"
+                f"`output_formatter` must be one of {', '.join((*FORMATS, TEXT_ONLY))}; got '{requested[:64]}'"
             )
-        if asked != TEXT_ONLY and (asked or self.formatter):
-            return asked or self.formatter
+        if requested != TEXT_ONLY and (requested or self.formatter):
+            return requested or self.formatter
         if not stream:
             return "json"
         return "sse" if self.tgi_compat else "jsonlines"
@@ -70,14 +70,14 @@ def check(spec: ModelSpec) -> None:
     _parse(spec.name, spec.protocols.get("lmi", {}), spec.uri)
 
 
-def _parse(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
-    strange = sorted(given.keys() - set(_SETTINGS))
-    if strange:
-        raise ModelFailed(f"model '{name}': there is no setting '{strange[0]}'; there are {', '.join(_SETTINGS)}")
-    formatter = str(given.get("output_formatter") or "")
+def _parse(name: str, settings: Mapping[str, Any], location: str) -> LmiModel:
+    unknown = sorted(settings.keys() - set(_SETTINGS))
+    if unknown:
+        raise ModelFailed(f"model '{name}': there is no setting '{unknown[0]}'; there are {', '.join(_SETTINGS)}")
+    formatter = str(settings.get("output_formatter") or "")
     custom: Callable[[Any], Any] | None = None
     formatter = _CHATS.get(formatter, formatter)
-    folder = _folder(given, place, name)
+    folder = _folder(settings, location, name)
     if formatter == TEXT_ONLY:
         custom, formatter = format_text_only, ""
     elif ":" in formatter:
@@ -87,72 +87,72 @@ def _parse(name: str, given: Mapping[str, Any], place: str) -> LmiModel:
             f"model '{name}': output_formatter must be one of {', '.join(FORMATS)}, none or file.py:function; "
             f"got '{formatter}'"
         )
-    reads = str(given.get("input_formatter") or "")
+    reads = str(settings.get("input_formatter") or "")
     return LmiModel(
         name,
         formatter,
         custom,
         _function(reads, folder, name, "input_formatter") if reads else None,
-        tgi_compat=_flag(given, "tgi_compat", name),
-        rolling=str(given.get("rolling_batch") or "auto") != "disable",
-        streams=_flag(given, "enable_streaming", name),
-        infer_do_sample=_flag(given, "infer_do_sample", name),
-        bedrock=_flag(given, "bedrock_compat", name),
+        tgi_compat=_flag(settings, "tgi_compat", name),
+        rolling=str(settings.get("rolling_batch") or "auto") != "disable",
+        streams=_flag(settings, "enable_streaming", name),
+        infer_do_sample=_flag(settings, "infer_do_sample", name),
+        bedrock=_flag(settings, "bedrock_compat", name),
     )
 
 
-def format_text_only(answer: Any) -> Any:
+def format_text_only(value: Any) -> Any:
     """LMI's formatter `none`: only the text."""
-    if isinstance(answer, list):
-        return "\n".join(format_text_only(each) for each in answer)
-    if "outputs" in answer:
-        return "".join(answer["outputs"])
-    return answer["token"]["text"] if "token" in answer else answer.get("generated_text", "")
+    if isinstance(value, list):
+        return "\n".join(format_text_only(each) for each in value)
+    if "outputs" in value:
+        return "".join(value["outputs"])
+    return value["token"]["text"] if "token" in value else value.get("generated_text", "")
 
 
-def _flag(given: Mapping[str, Any], name: str, model: str) -> bool:
-    value = given.get(name, False)
-    found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
-    if found is None:
+def _flag(settings: Mapping[str, Any], name: str, model: str) -> bool:
+    value = settings.get(name, False)
+    flag = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if flag is None:
         raise ModelFailed(f"model '{model}': {name} must be true or false; got {value!r}")
-    return found
+    return flag
 
 
-def _folder(given: Mapping[str, Any], place: str, model: str) -> Path | None:
+def _folder(settings: Mapping[str, Any], location: str, model: str) -> Path | None:
     """Return the folder of formatters: that of the model, unless the settings name one."""
-    own = given.get("formatter_folder")
-    if own is not None and not (isinstance(own, str) and Path(own).is_dir()):
-        raise ModelFailed(f"model '{model}': formatter_folder must be a folder; got {own!r}")
-    found = Path(own or place.partition(":")[0]) if own or place else None
-    return found and (found if found.is_dir() else found.parent).resolve()
+    configured = settings.get("formatter_folder")
+    if configured is not None and not (isinstance(configured, str) and Path(configured).is_dir()):
+        raise ModelFailed(f"model '{model}': formatter_folder must be a folder; got {configured!r}")
+    path = Path(configured or location.partition(":")[0]) if configured or location else None
+    return path and (path if path.is_dir() else path.parent).resolve()
 
 
-def _function(name: str, folder: Path | None, model: str, what: str) -> Callable[[Any], Any]:
+def _function(name: str, folder: Path | None, model: str, setting: str) -> Callable[[Any], Any]:
     """Import `file.py:name` from the model's folder. Raises ModelFailed."""
     file, _, attribute = name.partition(":")
     path = (folder / file).resolve() if folder else None
     if not folder or not path or not file.endswith(".py") or not attribute or not path.is_relative_to(folder):
         raise ModelFailed(
-            f"model '{model}': {what} must be file.py:function, with a file in the model's folder; got '{name}'"
+            f"model '{model}': {setting} must be file.py:function, with a file in the model's folder; got '{name}'"
         )
     if not path.is_file():
-        raise ModelFailed(f"model '{model}': {what} '{name}': there is no file '{file}' in '{folder.name}'")
+        raise ModelFailed(f"model '{model}': {setting} '{name}': there is no file '{file}' in '{folder.name}'")
     try:
-        found: Any = plugins.resolve(f"{path}:{attribute}")
+        function: Any = plugins.resolve(f"{path}:{attribute}")
     except Exception as error:  # importing user code can raise anything
         message = error.message if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
-        raise ModelFailed(f"model '{model}': {what} '{name}' cannot be imported: {message}") from error
-    _check_function(found, f"model '{model}': {what} '{name}'")
-    return _guard(found, f"model '{model}': its {what} failed")
+        raise ModelFailed(f"model '{model}': {setting} '{name}' cannot be imported: {message}") from error
+    _check_function(function, f"model '{model}': {setting} '{name}'")
+    return _guard(function, f"model '{model}': its {setting} failed")
 
 
-def _check_function(found: Any, subject: str) -> None:
-    if not callable(found):
-        raise ModelFailed(f"{subject} is not a function: got {type(found).__name__}")
-    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+def _check_function(function: Any, subject: str) -> None:
+    if not callable(function):
+        raise ModelFailed(f"{subject} is not a function: got {type(function).__name__}")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise ModelFailed(f"{subject} must be a plain function; got one with async or yield")
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # functions written in C may have no signature
         return
     try:

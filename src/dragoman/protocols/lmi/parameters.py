@@ -47,12 +47,12 @@ _SAME = (
 
 def _stop() -> ValueKind:
     """Return the kind of TensorRT-LLM's `stop`: a boolean in LMI's documentation, a list of strings in its code."""
-    found = texts(MOST_STOPS)
+    kind = texts(MOST_STOPS)
 
     def read(value: Any) -> Any:
-        return () if isinstance(value, bool) else found.convert(value)
+        return () if isinstance(value, bool) else kind.convert(value)
 
-    return ValueKind(found.description, read)
+    return ValueKind(kind.description, read)
 
 
 def _adapters() -> ValueKind:
@@ -107,33 +107,33 @@ def parse_generation_parameters(
     Without `rolling` (the dynamic-batch schema) a response is only text. Without `do_sample` the parameters that shape
     the distribution have no effect, as in LMI up to 0.31; with `infer_do_sample` they imply it, as from 0.32.
     """
-    found = parse_parameters(values, PARAMETERS, policy)
+    parameters = parse_parameters(values, PARAMETERS, policy)
     unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
     reject_unused([name for name in unused if values[name]], policy)
     if not rolling:
-        unused += _text_alone(found, values, policy)
-    found = replace(found, ignored=(*found.ignored, *unused))
-    fields = found.fields
+        unused += _remove_unsupported(parameters, values, policy)
+    parameters = replace(parameters, ignored=(*parameters.ignored, *unused))
+    fields = parameters.fields
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     # LMI: with `best_of` or `num_beams` above 1 all completions are returned, the best first, also if `n` is 1.
-    many = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
-    if many and rolling and fields.get("n", 1) == 1:
-        fields["n"] = fields[many]
-        found.names["n"] = many
-    if found.options.get("decoder_input_details"):
+    option = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
+    if option and rolling and fields.get("n", 1) == 1:
+        fields["n"] = fields[option]
+        parameters.names["n"] = option
+    if parameters.options.get("decoder_input_details"):
         fields.setdefault("prompt_logprobs", 0)
-    found.options.setdefault("prefill", "prompt_logprobs" in fields)
-    return found, found.sampling(policy, max_new_tokens=30, shorten=True)
+    parameters.options.setdefault("prefill", "prompt_logprobs" in fields)
+    return parameters, parameters.sampling(policy, max_new_tokens=30, shorten=True)
 
 
-def _text_alone(found: ParsedParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
+def _remove_unsupported(parameters: ParsedParameters, values: Mapping[str, Any], policy: Policy) -> list[str]:
     """Remove parameters that ask for more than text and return their names. Raises InvalidInput in strict mode."""
     unused = [name for name, nothing in _BEYOND_TEXT.items() if values.get(name) not in (None, nothing)]
     reject_unused(unused, policy)
     for name in _BEYOND_TEXT:
-        known = PARAMETERS[name]
-        (found.options if known.own else found.fields).pop(known.to, None)
+        parameter = PARAMETERS[name]
+        (parameters.options if parameter.own else parameters.fields).pop(parameter.to, None)
     return unused
 
 

@@ -47,7 +47,7 @@ class LmiRequest:
     """A parsed request: inputs, parameters, schema (`rolling`) and formatter of its response."""
 
     inputs: tuple[str, ...]
-    given: ParsedParameters
+    parameters: ParsedParameters
     sampling: Sampling
     rolling: bool
     formatter: str
@@ -71,25 +71,27 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
     unknown = [name for name in body if name not in _FIELDS]
     reject_unknown(unknown, _FIELDS, policy)
     unused = other_model(body, model.name, policy)
-    found, sampling = parse_generation_parameters(
+    parameters, sampling = parse_generation_parameters(
         values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling
     )
-    ignored = (*unknown, *unused, *found.ignored)
-    found = ParsedParameters(found.fields, found.options, {**found.names, "prompt": "inputs"}, ignored)
+    ignored = (*unknown, *unused, *parameters.ignored)
+    parameters = ParsedParameters(
+        parameters.fields, parameters.options, {**parameters.names, "prompt": "inputs"}, ignored
+    )
     stream = bool(check_value("stream", body.get("stream") or False, flag()))
     rolling = model.rolling and not listed
-    pieces = stream or (model.streams and not rolling)
-    formatter = model.format(found.options.get("output_formatter", ""), pieces)
-    return LmiRequest(inputs, found, sampling, rolling, formatter)
+    chunked = stream or (model.streams and not rolling)
+    formatter = model.format(parameters.options.get("output_formatter", ""), chunked)
+    return LmiRequest(inputs, parameters, sampling, rolling, formatter)
 
 
 def other_model(body: Mapping[str, Any], model: str, policy: Policy) -> list[str]:
     """Return the field of a body that names a model other than that of path, query or header. Raises InvalidInput for
     it in strict mode."""
-    named = check_value("model_name", body.get("model_name") or "", text())
-    found = [] if named == model or named in ANY_MODEL else ["model_name"]
-    reject_unused(found, policy)
-    return found
+    name = check_value("model_name", body.get("model_name") or "", text())
+    unused = [] if name == model or name in ANY_MODEL else ["model_name"]
+    reject_unused(unused, policy)
+    return unused
 
 
 def is_openais(body: Container[str]) -> bool:
@@ -204,8 +206,8 @@ def _form(http: HttpRequest) -> Any:
     fields = {name: value for name, value in _fields(http).items() if name != "model_name"}
     if not fields:
         raise InvalidInput("expected a form with at least one part, the text")
-    found = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
-    return {"inputs": found}
+    prompt = next((fields[name] for name in ("inputs", "data") if name in fields), next(iter(fields.values())))
+    return {"inputs": prompt}
 
 
 _BY_TYPE = {"text/plain": _plain, "text/csv": _table}
@@ -215,9 +217,9 @@ _BY_TYPE = {"text/plain": _plain, "text/csv": _table}
 
 
 def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    given = body.get("inputs")
-    listed = isinstance(given, list)
-    texts: list[Any] = given if isinstance(given, list) else [given]
+    value = body.get("inputs")
+    listed = isinstance(value, list)
+    texts: list[Any] = value if isinstance(value, list) else [value]
     if "inputs" not in body:
         raise InvalidInput(_NO_OBJECT + format_value(body))
     for each in texts:

@@ -79,12 +79,12 @@ def parse_result_poll(
 
 
 def in_background(
-    http: HttpRequest, asked: EndpointResult, error: Callable[[DragomanError | HttpError], HttpResponse]
+    http: HttpRequest, result: EndpointResult, error: Callable[[DragomanError | HttpError], HttpResponse]
 ) -> EndpointResult:
     """Return the request as it is, or one that is answered later if its headers ask for that."""
     if _header(http, _SYNCHRONOUS).lower() != "false":
-        return asked
-    return BackgroundCall(asked, error, lambda token: HttpResponse(200, (), _next(token)))
+        return result
+    return BackgroundCall(result, error, lambda token: HttpResponse(200, (), _next(token)))
 
 
 def _header(http: HttpRequest, name: str) -> str:
@@ -126,7 +126,7 @@ def resolve_model(http: HttpRequest, policy: Policy, then: Callable[[str], Endpo
         return then(named)
 
     def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
-        return then(named if any(found.name == named for found in response.answer) else "")
+        return then(named if any(each.name == named for each in response.answer) else "")
 
     return PreliminaryCall(Request(DescribeModels()), choose)
 
@@ -143,11 +143,11 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     except (InvalidInput, *PARSER_ERRORS):  # reported when the body is parsed for its model
         return "", True
     openais = is_openais(body.fields())
-    found = body.model if openais else body.model_name
-    if not isinstance(found, str):
+    name = body.model if openais else body.model_name
+    if not isinstance(name, str):
         return "", True
     # As at OpenAI's paths: an adapter follows a colon, and only the name of `organisation/name` is used.
-    return (found.partition(":")[0].rpartition("/")[2], False) if openais else (found, True)
+    return (name.partition(":")[0].rpartition("/")[2], False) if openais else (name, True)
 
 
 _PATHS = (
@@ -183,16 +183,16 @@ class Lmi:
                 return vectors or parse_arrays_request(http, described, self._policy)
             model = lmi_model(described)
             try:
-                found = parse_request(http, model, self._policy)
+                request = parse_request(http, model, self._policy)
             except (InvalidInput, ServerError) as error:
                 if model.rolling:
                     raise
                 return format_dynamic(error)
-            if isinstance(found, Mapping):  # as with TGI and vLLM, OpenAI's bodies are accepted at this path
-                if model.bedrock and "messages" not in found:
-                    return parse_bedrock_request(found, http, self._policy, model.name)
-                return parse_openai_request(found, http, self._policy, self._errors, model)
-            return self._generate(found, http, Formatter(found, model), model.name)
+            if isinstance(request, Mapping):  # as with TGI and vLLM, OpenAI's bodies are accepted at this path
+                if model.bedrock and "messages" not in request:
+                    return parse_bedrock_request(request, http, self._policy, model.name)
+                return parse_openai_request(request, http, self._policy, self._errors, model)
+            return self._generate(request, http, Formatter(request, model), model.name)
 
         def meant(name: str) -> PreliminaryCall[ModelDescription]:
             value = build_request(Generate(prompts=()), http, self._policy, name)
@@ -200,14 +200,14 @@ class Lmi:
 
         return resolve_model(http, self._policy, meant)
 
-    def _generate(self, found: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
+    def _generate(self, parsed: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
         # LMI: the best of several completions is known at the end, so it is not streamed before.
         stream = formatter.streams and not formatter.ranked
-        call = Generate(prompts=found.inputs, sampling=found.sampling, stream=stream)
+        call = Generate(prompts=parsed.inputs, sampling=parsed.sampling, stream=stream)
         request: Request[Generation] = build_request(call, http, self._policy, model)
 
         def fault(error: DragomanError) -> HttpResponse:
-            return self._errors.format_failure(error, found, formatter)
+            return self._errors.format_failure(error, parsed, formatter)
 
         if formatter.streams:
             return HttpStream(request, formatter.format_chunk, formatter.error, b"", formatter.headers, fault)

@@ -49,8 +49,8 @@ def parse_embeddings_request(
     """Parse an embeddings request; None if `inputs` is not text."""
     try:
         body = _embeddings_body(http, policy)
-        given = body.get("inputs") if body is not None else None
-        texts: list[Any] = given if isinstance(given, list) else [given]
+        inputs = body.get("inputs") if body is not None else None
+        texts: list[Any] = inputs if isinstance(inputs, list) else [inputs]
         if body is None or not texts or not all(isinstance(text, str) for text in texts):
             return None
         _check(body, texts, policy)
@@ -60,7 +60,7 @@ def parse_embeddings_request(
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
-        value = orjson.dumps(vectors if isinstance(given, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+        value = orjson.dumps(vectors if isinstance(inputs, list) else vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpResponse(200, (value,), (JSON_TYPE, *ignored_header(unknown)))
 
     def format_error(error: DragomanError) -> HttpResponse:
@@ -72,8 +72,8 @@ def parse_embeddings_request(
 def _embeddings_body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None:
     if media_type(http) not in _KINDS:
         return None
-    found = json_body(http.body, policy)
-    return found if isinstance(found, dict) else None
+    value = json_body(http.body, policy)
+    return value if isinstance(value, dict) else None
 
 
 def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> None:
@@ -145,17 +145,17 @@ _STREAMED = "InvokeEndpointWithResponseStream"
 
 def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
     """Parse a request. Raises InvalidInput naming the field."""
-    found = parse_parameters(body, _PARAMETERS, policy)
-    prompt = check_value("prompt", found.options.get("prompt"), text())
+    parameters = parse_parameters(body, _PARAMETERS, policy)
+    prompt = check_value("prompt", parameters.options.get("prompt"), text())
     if not prompt:
         raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
-    stream = found.options.get("stream", http.headers.get(_FORWARDED, "") == _STREAMED)
-    sampling = found.sampling(policy, **_DEFAULTS, shorten=True)
+    stream = parameters.options.get("stream", http.headers.get(_FORWARDED, "") == _STREAMED)
+    sampling = parameters.sampling(policy, **_DEFAULTS, shorten=True)
     request = build_request(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
     if not stream:
-        return EngineCall(request, lambda response: _whole(response.answer, found.headers))
+        return EngineCall(request, lambda response: _whole(response.answer, parameters.headers))
     lines = _Lines()
-    return HttpStream(request, lines.format_chunk, lines.error, b"", (*_LINES, *found.headers))
+    return HttpStream(request, lines.format_chunk, lines.error, b"", (*_LINES, *parameters.headers))
 
 
 def _whole(generation: Generation, headers: Headers) -> HttpResponse:

@@ -78,10 +78,10 @@ def parse_embedding_request(body: Mapping[str, Any], http: HttpRequest, policy: 
 
 
 def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: str) -> EndpointResult:
-    found = parse_parameters(body, _PARAMETERS, policy)
-    packed = found.options.get("encoding_format") == "base64"
-    size = found.options.get("dimensions")
-    call = Embed(_inputs(found.options.get("input")))
+    parameters = parse_parameters(body, _PARAMETERS, policy)
+    packed = parameters.options.get("encoding_format") == "base64"
+    size = parameters.options.get("dimensions")
+    call = Embed(_inputs(parameters.options.get("input")))
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
@@ -91,17 +91,17 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
             {"object": "embedding", "index": i, "embedding": _format_vector(v, packed)} for i, v in enumerate(vectors)
         ]
         usage = {"prompt_tokens": response.answer.tokens, "total_tokens": response.answer.tokens}
-        whole = {"object": "list", "data": value, "model": response.model, "usage": usage}
-        body = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
-        return HttpResponse(200, (body,), (JSON_TYPE, *found.headers))
+        result = {"object": "list", "data": value, "model": response.model, "usage": usage}
+        body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+        return HttpResponse(200, (body,), (JSON_TYPE, *parameters.headers))
 
     return EngineCall(build_request(call, http, policy, model), reply)
 
 
-def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
-    match given:
-        case str() if given:
-            return (given,)
+def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    match value:
+        case str() if value:
+            return (value,)
         case [*items] if items:
             if all(map(is_token_id, items)):
                 return (tuple(items),)
@@ -109,7 +109,7 @@ def _inputs(given: Any) -> tuple[str | tuple[int, ...], ...]:
                 return tuple(item if isinstance(item, str) else tuple(item) for item in items)
     raise InvalidInput(
         f"`input` must be a text, or a list of at most {_MOST_INPUTS} texts or lists of token ids, none empty; "
-        f"got {format_value(given)}"
+        f"got {format_value(value)}"
     )
 
 
@@ -149,9 +149,9 @@ class OpenAi:
 
         def find(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
             cards = (card for model in response.answer for card in self._cards(model))
-            found = next((card for card in cards if card["id"] == name), None)
-            if found is not None:
-                return json_response(found)
+            matching = next((card for card in cards if card["id"] == name), None)
+            if matching is not None:
+                return json_response(matching)
             return EngineCall(Request(Ready(), name), lambda ready: format_readiness(name, is_ready=ready.answer))
 
         return PreliminaryCall(Request(DescribeModels()), find)

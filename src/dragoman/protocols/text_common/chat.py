@@ -65,7 +65,7 @@ class ChatRequest:
     chat: Chat
     sampling: Sampling
     tools: Tools
-    given: ParsedParameters
+    parameters: ParsedParameters
 
 
 def parse_chat_request(
@@ -97,73 +97,75 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
     return Chat(read, tools.offered, variables, generation_prompt, special_tokens, template), tools
 
 
-def _template(given: Any, policy: Policy) -> str:
+def _template(value: Any, policy: Policy) -> str:
     """Return the chat template of the request, "" for none."""
-    if given is None:
+    if value is None:
         return ""
     if not policy.trust_request_chat_template:
         raise InvalidInput(
             "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
             "others with --trust-request-chat-template"
         )
-    if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_TEMPLATE:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEMPLATE:
         raise InvalidInput(
-            f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {format_value(given)}"
+            f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {format_value(value)}"
         )
-    return given
+    return value
 
 
 def get_flag(body: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
     """Return an optional boolean field of a body."""
-    found = body.get(name)
-    return otherwise if found is None else check_value(name, found, flag()) is True
+    value = body.get(name)
+    return otherwise if value is None else check_value(name, value, flag()) is True
 
 
 def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     """Parse the body of a chat. Raises InvalidInput naming the field."""
-    found = parse_parameters(body, PARAMETERS, policy)
-    found.names["prompt"] = "messages"
+    parameters = parse_parameters(body, PARAMETERS, policy)
+    parameters.names["prompt"] = "messages"
     chat, tools = parse_conversation(body, policy)
-    fields, options = found.fields, found.options
+    fields, options = parameters.fields, parameters.options
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])
     resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
-    _check_logprobs(found)
+    _check_logprobs(parameters)
     grammar = tools.grammar()
     if grammar is not None:
-        _check_alone(found)
+        _check_alone(parameters)
         fields["grammar"] = grammar
-        found.names["grammar"] = "tools"
+        parameters.names["grammar"] = "tools"
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
-    return ChatRequest(chat, found.sampling(policy), tools, found)
+    return ChatRequest(chat, parameters.sampling(policy), tools, parameters)
 
 
 def _chat(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
 ) -> EndpointResult:
-    asked = parse_chat(body, policy)
-    found, stream = asked.given, asked.given.options.get("stream", False)
-    answer = ChatFormatter(found.options, asked.tools)
-    call = Generate(prompts=(asked.chat,), sampling=asked.sampling, stream=stream)
-    request, fault = build_request(call, http, policy, model), found.error_formatter(format_error)
+    parsed = parse_chat(body, policy)
+    parameters, stream = parsed.parameters, parsed.parameters.options.get("stream", False)
+    formatter = ChatFormatter(parameters.options, parsed.tools)
+    call = Generate(prompts=(parsed.chat,), sampling=parsed.sampling, stream=stream)
+    request, format_failure = build_request(call, http, policy, model), parameters.error_formatter(format_error)
     if stream:
-        headers = answer.stream_headers(found.headers)
-        return HttpStream(request, answer.format_chunk, error_event, DONE, headers, fault, answer.format_last_chunk)
-    return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
+        headers = formatter.stream_headers(parameters.headers)
+        return HttpStream(
+            request, formatter.format_chunk, error_event, DONE, headers, format_failure, formatter.format_last_chunk
+        )
+    return EngineCall(request, lambda response: formatter.whole(response, parameters.headers), format_failure)
 
 
-def _check_alone(found: ParsedParameters) -> None:
-    if "grammar" in found.fields:
-        name = found.names["grammar"]
+def _check_alone(parameters: ParsedParameters) -> None:
+    if "grammar" in parameters.fields:
+        name = parameters.names["grammar"]
         raise InvalidInput(
             f"`{name}` must not be given with a `tool_choice` that requires a call: the call is the whole text"
         )
 
 
-def _check_logprobs(found: ParsedParameters) -> None:
-    if found.fields.get("top_logprobs") and not found.options.get("logprobs"):
+def _check_logprobs(parameters: ParsedParameters) -> None:
+    if parameters.fields.get("top_logprobs") and not parameters.options.get("logprobs"):
         raise InvalidInput("`top_logprobs` must only be given with `logprobs`: true")
 
 
@@ -175,14 +177,14 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
         raise InvalidInput(f"{where} must be an object with `role` and `content`; got {format_value(message)}")
     calls = message.get("tool_calls")
-    found = {name: value for name, value in message.items() if value is not None}
-    found["role"] = _ROLES.get(found["role"], found["role"])
-    found["content"] = _content(message.get("content"), where, optional=bool(calls))
+    fields = {name: value for name, value in message.items() if value is not None}
+    fields["role"] = _ROLES.get(fields["role"], fields["role"])
+    fields["content"] = _content(message.get("content"), where, optional=bool(calls))
     if calls:
         if not isinstance(calls, list):
             raise InvalidInput(f"{where}: `tool_calls` must be a list; got {format_value(calls)}")
-        found["tool_calls"] = [_tool_call(call, where) for call in calls]
-    return found
+        fields["tool_calls"] = [_tool_call(call, where) for call in calls]
+    return fields
 
 
 def _content(content: Any, where: str, *, optional: bool) -> str:
@@ -203,16 +205,16 @@ def _content(content: Any, where: str, *, optional: bool) -> str:
 
 def _check_arguments(messages: list[Any], policy: Policy) -> None:
     """Raise InvalidInput if the arguments of all tool calls, which are JSON strings, have too many values."""
-    left = policy.max_json_values
+    remaining = policy.max_json_values
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():
             match call:
                 case {"function": {"arguments": str(text)}}:
-                    left -= count_values(text.encode())
-            if left < 0:
-                most = policy.max_json_values
-                raise InvalidInput(f"`tool_calls`: too many values in `arguments`: expected at most {most}, got more")
+                    remaining -= count_values(text.encode())
+            if remaining < 0:
+                limit = policy.max_json_values
+                raise InvalidInput(f"`tool_calls`: too many values in `arguments`: expected at most {limit}, got more")
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

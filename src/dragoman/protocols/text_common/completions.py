@@ -62,24 +62,24 @@ class Offsets:
 
     def of(self, text: str, tokens: Sequence[Token], *, last: bool) -> list[int]:
         """Return the offsets of the tokens of a chunk; the last chunk holds nothing back."""
-        known = self._at + len(self._text)
+        sent = self._at + len(self._text)
         self._text += text
         old, behind = len(self._lost), [*self._lost, *tokens]
         offsets: list[int] = []
         at = ahead = first = 0
-        held = False
+        uncertain = False
         for i, token in enumerate(behind):
-            found = self._text.find(token.text, at) if token.text and not held else -1
-            if found < 0:
-                offsets.append(self._at + at if last else max(known, self._at + at + ahead))
-                whole = not token.special and _HALF not in token.text
-                ahead += len(token.text) if whole else 0
-                held |= whole and token.text.startswith(self._text[at:])  # what follows is not known either
+            start = self._text.find(token.text, at) if token.text and not uncertain else -1
+            if start < 0:
+                offsets.append(self._at + at if last else max(sent, self._at + at + ahead))
+                complete = not token.special and _HALF not in token.text
+                ahead += len(token.text) if complete else 0
+                uncertain |= complete and token.text.startswith(self._text[at:])  # what follows is not known either
                 continue
             # A character that is split over tokens is that of the last of them.
             split = i > first and not behind[i - 1].special
-            offsets.append(self._at + (found if split else at))
-            at, ahead, first = found + len(token.text), 0, i + 1
+            offsets.append(self._at + (start if split else at))
+            at, ahead, first = start + len(token.text), 0, i + 1
         self._at, self._text, self._lost = self._at + at, self._text[at:], behind[first:]
         if len(self._lost) > _MOST_LOST:
             self._at, self._text, self._lost = self._at + len(self._text), "", []
@@ -90,8 +90,8 @@ def prefill_offset(text: str, tokens: Sequence[Token]) -> int:
     """Return the offset of the last tokens of a completion."""
     at = len(text)
     for token in reversed(tokens):
-        found = text.rfind(token.text, 0, at) if token.text else -1
-        at = at if found < 0 else found
+        start = text.rfind(token.text, 0, at) if token.text else -1
+        at = at if start < 0 else start
     return at
 
 
@@ -118,8 +118,8 @@ def parse_completion_request(
 def _completion(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
 ) -> EndpointResult:
-    found = parse_parameters(body, _PARAMETERS, policy)
-    fields, options = found.fields, found.options
+    parameters = parse_parameters(body, _PARAMETERS, policy)
+    fields, options = parameters.fields, parameters.options
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):
         prompts = tuple(RawPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
@@ -127,30 +127,32 @@ def _completion(
         raise InvalidInput("`suffix` is not supported; expected none")
     resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
-    options["nothing_new"] = found.requests_no_tokens()
+    options["nothing_new"] = parameters.requests_no_tokens()
     if options["nothing_new"] and not options.get("echo"):
         raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
-    sampling = found.sampling(policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
+    sampling = parameters.sampling(policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
     stream = options.get("stream", False)
     if stream and max(sampling.best_of, 1) > sampling.n:
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
     call = Generate(prompts=prompts, sampling=sampling, stream=stream)
-    answer = CompletionFormatter(prompts, sampling.n, options, logprobs=logprobs)
-    request, fault = build_request(call, http, policy, model), found.error_formatter(format_error)
+    formatter = CompletionFormatter(prompts, sampling.n, options, logprobs=logprobs)
+    request, format_failure = build_request(call, http, policy, model), parameters.error_formatter(format_error)
     if stream:
-        headers = (*EVENT_STREAM, *found.headers)
-        return HttpStream(request, answer.format_chunk, error_event, DONE, headers, fault, answer.format_last_chunk)
-    return EngineCall(request, lambda response: answer.whole(response, found.headers), fault)
+        headers = (*EVENT_STREAM, *parameters.headers)
+        return HttpStream(
+            request, formatter.format_chunk, error_event, DONE, headers, format_failure, formatter.format_last_chunk
+        )
+    return EngineCall(request, lambda response: formatter.whole(response, parameters.headers), format_failure)
 
 
-def _prompts(given: Any) -> tuple[Prompt, ...]:
+def _prompts(value: Any) -> tuple[Prompt, ...]:
     """Parse one prompt or several, each a string or a list of token ids."""
-    match given:
+    match value:
         case str():
-            return (given,)
+            return (value,)
         case [*items] if items and len(items) <= _MOST_PROMPTS * 1024:
             if all(isinstance(item, str) for item in items) and len(items) <= _MOST_PROMPTS:
                 return tuple(items)
@@ -162,7 +164,7 @@ def _prompts(given: Any) -> tuple[Prompt, ...]:
                 return tuple(tuple(item) for item in items)
     raise InvalidInput(
         f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
-        f"got {format_value(given)}"
+        f"got {format_value(value)}"
     )
 
 
@@ -234,11 +236,11 @@ class CompletionFormatter:
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
         """Return the four lists for the tokens of a step, after those of an echoed prompt."""
         offsets = self._offsets[text.prompt * self._n + text.choice]
-        places = offsets.of(content, text.tokens, last=bool(text.finish))
+        positions = offsets.of(content, text.tokens, last=bool(text.finish))
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
         begin = prefill_offset(prompt, prefill)  # of a prompt that was truncated the last tokens are there
         before = Offsets(begin).of(prompt[begin:], prefill, last=True)
-        return _format_logprobs((*prefill, *text.tokens), [*before, *places])
+        return _format_logprobs((*prefill, *text.tokens), [*before, *positions])
 
     def _prompt(self, at: int) -> str:
         prompt = self._prompts[at]

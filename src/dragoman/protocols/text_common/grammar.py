@@ -65,10 +65,10 @@ def _parse_structured(value: Any) -> Grammar | None:
     """Parse vLLM's `structured_outputs`, an object with one of these fields."""
     if not isinstance(value, dict):
         raise InvalidValueError
-    found = {name: each for name, each in value.items() if each is not None}
-    if len(found) != 1 or not found.keys() <= _STRUCTURED.keys():
+    formats = {name: each for name, each in value.items() if each is not None}
+    if len(formats) != 1 or not formats.keys() <= _STRUCTURED.keys():
         raise InvalidValueError
-    ((name, each),) = found.items()
+    ((name, each),) = formats.items()
     return _STRUCTURED[name](each)
 
 

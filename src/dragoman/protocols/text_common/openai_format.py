@@ -110,12 +110,12 @@ COMMON: Mapping[str, Parameter] = {
 
 def parse_parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
     """Parse and check the parameters of a body, and those of its `stream_options`."""
-    found = parse_table(body, table, policy)
+    parsed = parse_table(body, table, policy)
     unknown = [
-        f"stream_options.{name}" for name in found.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
+        f"stream_options.{name}" for name in parsed.options.get("stream_options", ()) if name not in _STREAM_OPTIONS
     ]
     reject_unknown(unknown, (f"stream_options.{name}" for name in _STREAM_OPTIONS), policy)
-    return replace(found, ignored=(*found.ignored, *unknown))
+    return replace(parsed, ignored=(*parsed.ignored, *unknown))
 
 
 def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def resolve_model(
         return then(name)
 
     def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
-        return then(name if any(found.name == name for found in response.answer) else "")
+        return then(name if any(each.name == name for each in response.answer) else "")
 
     return PreliminaryCall(Request(DescribeModels()), choose)
 
@@ -230,10 +230,10 @@ def format_prompt_logprobs(prefill: Sequence[Token]) -> list[dict[str, Any] | No
 
 
 def _format_ranks(token: Token) -> dict[str, Any]:
-    places: dict[str, tuple[Token, int | None]] = {str(top.id): (top, rank) for rank, top in enumerate(token.top, 1)}
-    places.setdefault(str(token.id), (token, None))
+    ranks: dict[str, tuple[Token, int | None]] = {str(top.id): (top, rank) for rank, top in enumerate(token.top, 1)}
+    ranks.setdefault(str(token.id), (token, None))
     return {
-        id_: {"logprob": _clip(each), "rank": rank, "decoded_token": each.text} for id_, (each, rank) in places.items()
+        id_: {"logprob": _clip(each), "rank": rank, "decoded_token": each.text} for id_, (each, rank) in ranks.items()
     }
 
 

@@ -42,20 +42,20 @@ def json_body(body: Buffer, policy: Policy, parse: Callable[[Buffer, Policy], An
 
 def object_body(body: Buffer, policy: Policy) -> dict[str, Any]:
     """Parse the JSON object of a body."""
-    found = json_body(body, policy)
-    if not isinstance(found, dict):
-        raise InvalidInput(f"the request body must be a JSON object; got {_noun(found)}")
-    return found
+    value = json_body(body, policy)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the request body must be a JSON object; got {_noun(value)}")
+    return value
 
 
 def get_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the object in a field of a body; empty if it is missing."""
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return {}
-    if not isinstance(found, dict):
-        raise InvalidInput(f"`{name}` must be an object of names and values; got {_noun(found)}")
-    return found
+    if not isinstance(value, dict):
+        raise InvalidInput(f"`{name}` must be an object of names and values; got {_noun(value)}")
+    return value
 
 
 def _noun(value: Any) -> str:
@@ -146,36 +146,36 @@ def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], 
     Two names of one list are joined. Raises InvalidInput naming the parameter, the expected and the actual value; also
     for two constraints on the output, and in strict mode for unknown parameters.
     """
-    found, ignored = ParsedParameters(), []
+    parsed, ignored = ParsedParameters(), []
     for name, value in values.items():
-        known = table.get(name)
+        parameter = table.get(name)
         if value is None:
             continue
-        if known is None:
+        if parameter is None:
             ignored.append(name)
             continue
-        read = check_value(name, value, known.kind)
-        place = found.options if known.own else found.fields
-        if isinstance(read, tuple):
-            read = (*place.get(known.to, ()), *read)
-        elif isinstance(read, Grammar) and place.get(known.to, read) != read:
+        converted = check_value(name, value, parameter.kind)
+        target = parsed.options if parameter.own else parsed.fields
+        if isinstance(converted, tuple):
+            converted = (*target.get(parameter.to, ()), *converted)
+        elif isinstance(converted, Grammar) and target.get(parameter.to, converted) != converted:
             raise InvalidInput(
-                f"`{name}` must not be given with `{found.names[known.to]}`: the text can be one of them alone"
+                f"`{name}` must not be given with `{parsed.names[parameter.to]}`: the text can be one of them alone"
             )
-        if read is None:  # as of a format that is any text
+        if converted is None:  # as of a format that is any text
             continue
-        place[known.to] = read
-        found.names[known.to] = name
+        target[parameter.to] = converted
+        parsed.names[parameter.to] = name
     reject_unknown(ignored, table, policy)
-    return ParsedParameters(found.fields, found.options, found.names, tuple(ignored))
+    return ParsedParameters(parsed.fields, parsed.options, parsed.names, tuple(ignored))
 
 
-def reject_unknown(names: Iterable[str], known: Iterable[str], policy: Policy) -> None:
+def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Policy) -> None:
     """Raise InvalidInput in strict mode if there are unknown names."""
     unknown = list(names)
     if unknown and policy.strict_parameters:
         value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
-        raise InvalidInput(f"unknown parameters: {value}; there are {', '.join(sorted(known))}")
+        raise InvalidInput(f"unknown parameters: {value}; there are {', '.join(sorted(supported))}")
 
 
 def ignored_header(names: Sequence[str]) -> Headers:
@@ -202,13 +202,13 @@ def split_by_token(text: str, tokens: Sequence[Token]) -> list[str]:
     parts = [""] * len(tokens)
     at = 0
     for i, token in enumerate(tokens):
-        found = text.find(token.text, at) if token.text else -1
-        if found < 0:
+        start = text.find(token.text, at) if token.text else -1
+        if start < 0:
             continue
-        between, at = text[at:found], found + len(token.text)
-        held = i > 0 and not parts[i - 1] and not tokens[i - 1].special
-        parts[i] = token.text if held else between + token.text
-        if held:
+        between, at = text[at:start], start + len(token.text)
+        continued = i > 0 and not parts[i - 1] and not tokens[i - 1].special
+        parts[i] = token.text if continued else between + token.text
+        if continued:
             parts[i - 1] = between
     if tokens:
         parts[-1] += text[at:]
@@ -217,8 +217,8 @@ def split_by_token(text: str, tokens: Sequence[Token]) -> list[str]:
 
 def likelihood(text: Text) -> float:
     """Return the mean log-probability of a completion, by which completions are ranked."""
-    known = [token.logprob for token in text.tokens if token.logprob is not None]
-    return sum(known) / len(known) if known else 0.0
+    logprobs = [token.logprob for token in text.tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def most_likely_first(texts: Sequence[Text], sampling: Sampling) -> list[Text]:

@@ -56,8 +56,8 @@ def _tokens(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model: s
 
         return EngineCall(build_request(call, http, policy, described.answer.name), reply)
 
-    asked = build_request(call, http, policy, model)
-    return PreliminaryCall(Request(Describe(Tokenize), asked.model, asked.version), then)
+    request = build_request(call, http, policy, model)
+    return PreliminaryCall(Request(Describe(Tokenize), request.model, request.version), then)
 
 
 def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
@@ -69,10 +69,10 @@ def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
     return prompt if get_flag(body, "add_special_tokens", otherwise=True) else RawPrompt(prompt)
 
 
-def _unknown(body: Mapping[str, Any], known: frozenset[str], policy: Policy) -> list[str]:
+def _unknown(body: Mapping[str, Any], supported: frozenset[str], policy: Policy) -> list[str]:
     """Return the unknown fields. Raises InvalidInput for them in strict mode."""
-    names = [name for name, value in body.items() if name not in known and value is not None]
-    reject_unknown(names, known, policy)
+    names = [name for name, value in body.items() if name not in supported and value is not None]
+    reject_unknown(names, supported, policy)
     return names
 
 

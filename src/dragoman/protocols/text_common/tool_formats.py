@@ -20,10 +20,10 @@ _MAX_CALL_START = 4096
 
 def prefixes(literal: str) -> str:
     """Return a pattern that matches every prefix of a literal."""
-    found = ""
+    pattern = ""
     for character in reversed(literal):
-        found = f"(?:{re.escape(character)}{found})?"
-    return found
+        pattern = f"(?:{re.escape(character)}{pattern})?"
+    return pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ _MAYBE = re.compile(rf"\{{{SPACE}(?:{'|'.join(_first(key, value) for key, value 
 
 def parse_call_start(text: str, at: int) -> tuple[str, int] | None:
     """Return the name of the call at this offset and the offset of its arguments; None if it has another form."""
-    found = _CALL_START.match(text, at, at + _MAX_CALL_START)
-    return (found[1], found.end()) if found else None
+    match = _CALL_START.match(text, at, at + _MAX_CALL_START)
+    return (match[1], match.end()) if match else None
 
 
 def may_be_call(text: str, at: int, names: frozenset[str]) -> bool:

@@ -44,13 +44,13 @@ class JsonEndFinder:
             if self._escaped:
                 self._escaped, at = False, at + 1
                 continue
-            found = (_INSIDE if self._quoted else _OUTSIDE).search(text, at)
-            if found is None:
+            delimiter = (_INSIDE if self._quoted else _OUTSIDE).search(text, at)
+            if delimiter is None:
                 return None
-            if found[0] == "<":
-                return found.start()
-            at = found.end()
-            match found[0]:
+            if delimiter[0] == "<":
+                return delimiter.start()
+            at = delimiter.end()
+            match delimiter[0]:
                 case "\\":
                     self._escaped = True
                 case '"':
@@ -187,9 +187,9 @@ class ToolCallParser:
             if not self._last and self._format.start_prefix.fullmatch(self._text):
                 return False
             return self._end_calls(len(self._format.opener) or 1)
-        found = start.groupdict()
-        name = found.get("name")
-        self._named_by_markup, self._in_list = name is not None, bool(found.get("list"))
+        groups = start.groupdict()
+        name = groups.get("name")
+        self._named_by_markup, self._in_list = name is not None, bool(groups.get("list"))
         if name is None:
             return self._begin_object(start.end())
         if name not in self._names:
@@ -228,11 +228,11 @@ class ToolCallParser:
         end = self._find_end()
         if end is None:
             return self._last and self._reject_object()
-        found = parse_call(self._text[self._object_start : end])
-        if found is None or found[0] not in self._names:
+        call = parse_call(self._text[self._object_start : end])
+        if call is None or call[0] not in self._names:
             return self._reject_object()
-        self._open_call(found[0], end)
-        self._emit_arguments(found[1])
+        self._open_call(call[0], end)
+        self._emit_arguments(call[1])
         return self._enter(self._parse_after_object)
 
     def _find_end(self) -> int | None:

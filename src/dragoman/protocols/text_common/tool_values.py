@@ -34,19 +34,19 @@ def schema_types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
         return frozenset()
     types = _as_list(schema.get("type"))
     values = _as_list(schema.get("enum")) or _as_list(schema.get("const"))
-    found = {_type_name(each) for each in types} or {_type_of(value) for value in values}
+    names = {_type_name(each) for each in types} or {_type_of(value) for value in values}
     others = [each for name in ("anyOf", "oneOf", "allOf") for each in _as_list(schema.get(name))]
     others.append(_resolve_reference(schema.get("$ref"), root))
-    return frozenset(found).union(*(schema_types(each, root, depth + 1) for each in others))
+    return frozenset(names).union(*(schema_types(each, root, depth + 1) for each in others))
 
 
-def _as_list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [] if given is None else [given]
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _type_name(kind: Any) -> str:
     name = str(kind).strip().lower()
-    return next((ours for theirs, ours in _ALIASES.items() if name.startswith(theirs)), "string")
+    return next((json_type for prefix, json_type in _ALIASES.items() if name.startswith(prefix)), "string")
 
 
 def _type_of(value: Any) -> str:
@@ -95,9 +95,9 @@ def to_json_value(text: str, kinds: frozenset[str]) -> str:
     if text.lower() == "null":
         return "null"
     for kind, read in _CONVERTERS.items():
-        found = read(text) if kind in kinds else None
-        if found is not None:
-            return found
+        value = read(text) if kind in kinds else None
+        if value is not None:
+            return value
     return f'"{_escape(text)}"'
 
 
@@ -204,26 +204,26 @@ class XmlParameters:
 
     def _key(self, text: str, at: int) -> int | None:
         """Return where the value of the next parameter begins, or the call ends; None if neither is there yet."""
-        found = _NEXT.match(text, at)
-        if found is None:
+        match = _NEXT.match(text, at)
+        if match is None:
             return None
-        if found["key"] is None:
+        if match["key"] is None:
             self._close()
         else:
-            key = found["key"].strip()
+            key = match["key"].strip()
             self._out.append(f"{self._lead}{replace_surrogates(json.dumps(key, ensure_ascii=False))}: ")
             self._lead = ", "
             self._value = StreamedValue(schema_types(self._named.get(key), self._schema))
-        return found.end()
+        return match.end()
 
     def _end(self, text: str, at: int, value: StreamedValue) -> int | None:
         """Return where a value ends; None if it continues."""
-        found = _END.search(text, at)
-        if found is None:
+        match = _END.search(text, at)
+        if match is None:
             return None
-        self._out += [value.add(text[at : found.start()]), value.end()]
+        self._out += [value.add(text[at : match.start()]), value.end()]
         self._value = None
-        return found.end()
+        return match.end()
 
     def _close(self) -> None:
         self._out.append("}")
@@ -240,7 +240,7 @@ class XmlParameters:
             self._out += [self._value.add(text[at:].removesuffix("\n")), self._value.end()]
             self._close()
             return len(text)
-        held = _MAYBE_END.search(text, max(at, len(text) - _LONGEST_END))
-        assert held is not None, "it may match nothing"
-        self._out.append(self._value.add(text[at : held.start()]))
-        return len(text) if last else held.start()
+        partial = _MAYBE_END.search(text, max(at, len(text) - _LONGEST_END))
+        assert partial is not None, "it may match nothing"
+        self._out.append(self._value.add(text[at : partial.start()]))
+        return len(text) if last else partial.start()

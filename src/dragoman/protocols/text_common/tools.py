@@ -59,10 +59,10 @@ class Tools:
             }
             for name in sorted(self.names)
         ]
-        most = {"maxItems": 1} if self.single else {}
+        limit = {"maxItems": 1} if self.single else {}
         schemas = {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in self.names}
-        whole = {"type": "array", "minItems": 1, **most, "items": {"anyOf": choices}, "$defs": schemas}
-        return Grammar("json_schema", json.dumps(whole))
+        schema = {"type": "array", "minItems": 1, **limit, "items": {"anyOf": choices}, "$defs": schemas}
+        return Grammar("json_schema", json.dumps(schema))
 
     def parameters(self, name: str) -> Any:
         """Return the schema of a tool's arguments."""
@@ -71,15 +71,15 @@ class Tools:
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _relocate(schema: Any, place: str) -> Any:
+def _relocate(schema: Any, path: str) -> Any:
     """Return a schema with its references (`#/$defs/...`) adjusted to its place inside another one."""
     if isinstance(schema, list):
-        return [_relocate(each, place) for each in schema]
+        return [_relocate(each, path) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _relocate(value, place) for name, value in schema.items()}
+    relocated = {name: _relocate(value, path) for name, value in schema.items()}
     pointer = schema.get("$ref")
-    return {**found, "$ref": place + pointer[1:]} if isinstance(pointer, str) and pointer[:1] == "#" else found
+    return {**relocated, "$ref": path + pointer[1:]} if isinstance(pointer, str) and pointer[:1] == "#" else relocated
 
 
 def new_call(name: str, arguments: str = "") -> ToolCall:
@@ -114,11 +114,11 @@ class ToolChunk:
 
 def merge_deltas(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
     """Join the chunks of each call."""
-    found: dict[int, ToolCallDelta] = {}
+    merged: dict[int, ToolCallDelta] = {}
     for new in deltas:
-        old = found.get(new.index)
-        found[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
-    return list(found.values())
+        old = merged.get(new.index)
+        merged[new.index] = new if old is None else replace(old, arguments=old.arguments + new.arguments)
+    return list(merged.values())
 
 
 def collect_calls(part: ToolChunk) -> list[ToolCall]:
@@ -126,15 +126,15 @@ def collect_calls(part: ToolChunk) -> list[ToolCall]:
     return [replace(delta.opens, arguments=delta.arguments) for delta in merge_deltas(part.deltas) if delta.opens]
 
 
-def parse_tools(given: Any, choice: Any) -> Tools:
+def parse_tools(value: Any, choice: Any) -> Tools:
     """Parse the tools of a request. Raises InvalidInput naming the field."""
-    if given is None or given == []:
+    if value is None or value == []:
         if choice not in (None, "none", "auto"):
             raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {format_value(choice)}")
         return Tools()
-    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
-        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {format_value(given)}")
-    offered = tuple(_tool(tool, i) for i, tool in enumerate(given))
+    if not isinstance(value, list) or len(value) > _MOST_TOOLS:
+        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {format_value(value)}")
+    offered = tuple(_tool(tool, i) for i, tool in enumerate(value))
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
             offered, choice = _select_allowed(offered, allowed), mode
@@ -149,10 +149,10 @@ def parse_tools(given: Any, choice: Any) -> Tools:
 def _select_allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     """Return the tools that may be called; the others are not shown to the model."""
     names = {_function_name(tool) for tool in allowed}
-    found = tuple(tool for tool in offered if tool["function"]["name"] in names)
-    if not found or len(names) > len(found):
+    selected = tuple(tool for tool in offered if tool["function"]["name"] in names)
+    if not selected or len(names) > len(selected):
         raise InvalidInput(f"`tool_choice` must allow some of `tools`; got {format_value(list(allowed))}")
-    return found
+    return selected
 
 
 def _tool(tool: Any, at: int) -> dict[str, Any]:

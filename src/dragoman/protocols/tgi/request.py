@@ -46,17 +46,17 @@ def resolve_model(
 
     TGI ignores the field `model` of a body. Here it chooses the model if the path names none and such a model exists.
     """
-    named, path = body.get("model"), http.params.get("model", "")
-    named = named.rpartition("/")[2] if isinstance(named, str) else ""
-    if not named or named == path:
+    name, path = body.get("model"), http.params.get("model", "")
+    name = name.rpartition("/")[2] if isinstance(name, str) else ""
+    if not name or name == path:
         return then(path, ())
-    ignored_fields = () if named in PLACEHOLDERS else ("model",)
+    ignored_fields = () if name in PLACEHOLDERS else ("model",)
     if path:
         return then(path, ignored_fields)
 
     def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
-        known = any(found.name == named for found in response.answer)
-        return then(named, ()) if known else then("", ignored_fields)
+        is_known = any(each.name == name for each in response.answer)
+        return then(name, ()) if is_known else then("", ignored_fields)
 
     return PreliminaryCall(Request(DescribeModels()), choose)
 
@@ -104,11 +104,11 @@ class TgiRequest:
     details: bool
     prefill: bool
     full: bool
-    given: ParsedParameters
+    parameters: ParsedParameters
 
     @property
     def headers(self) -> Headers:
-        return self.given.headers
+        return self.parameters.headers
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
@@ -122,22 +122,22 @@ def parse_request(
     """Parse a body in which the fields `passed_over` have no effect. Raises InvalidInput for values outside TGI's
     limits."""
     inputs, listed = inputs_of(body)
-    found = parse_parameters(get_object(body, "parameters"), PARAMETERS, policy)
+    parameters = parse_parameters(get_object(body, "parameters"), PARAMETERS, policy)
     unknown = _ignored_fields(body, _FIELDS, ignored_fields, policy)
-    fields, options = found.fields, found.options
-    drawn = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-    fields["do_sample"] = bool(fields.get("do_sample")) or drawn
-    _check_together(found, stream=stream, listed=listed)
+    fields, options = parameters.fields, parameters.options
+    samples = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+    fields["do_sample"] = bool(fields.get("do_sample")) or samples
+    _check_together(parameters, stream=stream, listed=listed)
     prefill = options.get("decoder_input_details", False)
     if prefill:
         fields["prompt_logprobs"] = 0
     unused = ["watermark"] if options.get("watermark") else []
     reject_unused(unused, policy)
-    names = {**found.names, "prompt": "inputs"}
-    sampling = found.sampling(policy, include_stop=True)
+    names = {**parameters.names, "prompt": "inputs"}
+    sampling = parameters.sampling(policy, include_stop=True)
     details = options.get("details", False) or prefill
-    found = ParsedParameters(fields, options, names, (*unknown, *found.ignored, *unused))
-    return TgiRequest(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), found)
+    parameters = ParsedParameters(fields, options, names, (*unknown, *parameters.ignored, *unused))
+    return TgiRequest(inputs, listed, sampling, details, prefill, options.get("return_full_text", False), parameters)
 
 
 def parse_text_to_tokenize(
@@ -160,12 +160,12 @@ def parse_chat_to_tokenize(
 
 
 def _ignored_fields(
-    body: Mapping[str, Any], known: Sequence[str], ignored_fields: Sequence[str], policy: Policy
+    body: Mapping[str, Any], supported: Sequence[str], ignored_fields: Sequence[str], policy: Policy
 ) -> tuple[str, ...]:
     """Return the fields that are unknown or have no effect. Raises InvalidInput for them in strict mode."""
     check_value("model", body.get("model") or "", text())
-    unknown = [name for name in body if name not in known]
-    reject_unknown(unknown, known, policy)
+    unknown = [name for name in body if name not in supported]
+    reject_unknown(unknown, supported, policy)
     reject_unused(ignored_fields, policy)
     return (*unknown, *ignored_fields)
 
@@ -173,19 +173,19 @@ def _ignored_fields(
 def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Return the inputs and whether they were a list, which TGI itself does not accept."""
     value = body.get("inputs")
-    found: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str) for each in found):
+    inputs: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) for each in inputs):
         raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {format_value(value)}")
-    if not found or not all(found):
+    if not inputs or not all(inputs):
         raise InvalidInput("`inputs` cannot be empty")
-    if len(found) > MOST_INPUTS:
-        raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(found)}")
+    if len(inputs) > MOST_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(inputs)}")
     bare = not get_flag(body, "add_special_tokens", otherwise=True)
-    return tuple(map(RawPrompt, found) if bare else found), isinstance(value, list)
+    return tuple(map(RawPrompt, inputs) if bare else inputs), isinstance(value, list)
 
 
-def _check_together(found: ParsedParameters, *, stream: bool, listed: bool) -> None:
-    fields = found.fields
+def _check_together(parameters: ParsedParameters, *, stream: bool, listed: bool) -> None:
+    fields = parameters.fields
     if fields.get("n", 1) > 1:
         if stream:
             raise InvalidInput("`best_of` != 1 is not supported when streaming tokens")
@@ -193,7 +193,7 @@ def _check_together(found: ParsedParameters, *, stream: bool, listed: bool) -> N
             raise InvalidInput("you must use sampling when `best_of` is > 1")
         if "seed" in fields:
             raise InvalidInput("`seed` must not be set when `best_of` > 1")
-    if stream and found.options.get("decoder_input_details"):
+    if stream and parameters.options.get("decoder_input_details"):
         raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
     if stream and listed:
         raise InvalidInput("`inputs` must be a text when streaming tokens; got a list")
@@ -216,9 +216,9 @@ class TgiFormatter:
 
     def whole(self, response: Response[Generation]) -> HttpResponse:
         generation = response.answer
-        found = [self._one(i, generation) for i in range(len(self._request.inputs))]
+        results = [self._one(i, generation) for i in range(len(self._request.inputs))]
         headers = (*self._timing_headers(generation), *self._request.headers)
-        return json_response(found if self._listed else found[0], 200, headers)
+        return json_response(results if self._listed else results[0], 200, headers)
 
     def _one(self, at: int, generation: Generation) -> dict[str, Any]:
         texts = most_likely_first([t for t in generation.texts if t.prompt == at], self._request.sampling)

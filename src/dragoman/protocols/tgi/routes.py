@@ -115,11 +115,13 @@ class Tgi:
 
     def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
         def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
-            found = parse_request(body, self._policy, ignored_fields, stream=False)
-            call = Generate(prompts=found.inputs, sampling=found.sampling)
-            answer = TgiFormatter(found, since_s, always_listed=listed)
+            parsed = parse_request(body, self._policy, ignored_fields, stream=False)
+            call = Generate(prompts=parsed.inputs, sampling=parsed.sampling)
+            formatter = TgiFormatter(parsed, since_s, always_listed=listed)
             return EngineCall(
-                build_request(call, http, self._policy, model), answer.whole, found.given.error_formatter(write_error)
+                build_request(call, http, self._policy, model),
+                formatter.whole,
+                parsed.parameters.error_formatter(write_error),
             )
 
         return resolve_model(body, http, then)
@@ -127,16 +129,16 @@ class Tgi:
     def _stream(self, body: dict[str, Any], http: HttpRequest, since_s: float) -> EndpointResult:
         def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
             try:
-                found = parse_request(body, self._policy, ignored_fields, stream=True)
+                parsed = parse_request(body, self._policy, ignored_fields, stream=True)
             except InvalidInput as error:
                 return _error_in_stream(error)
-            call = Generate(prompts=found.inputs, sampling=found.sampling, stream=True)
-            answer = TgiFormatter(found, since_s)
+            call = Generate(prompts=parsed.inputs, sampling=parsed.sampling, stream=True)
+            formatter = TgiFormatter(parsed, since_s)
             request, refused = (
                 build_request(call, http, self._policy, model),
-                found.given.error_formatter(_error_in_stream),
+                parsed.parameters.error_formatter(_error_in_stream),
             )
-            return HttpStream(request, answer.format_chunk, _error_event, b"", answer.stream_headers, refused)
+            return HttpStream(request, formatter.format_chunk, _error_event, b"", formatter.stream_headers, refused)
 
         return resolve_model(body, http, then)
 

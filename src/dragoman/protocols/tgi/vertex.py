@@ -35,7 +35,7 @@ class _Instance:
 
     prompt: Prompt
     sampling: Sampling
-    given: ParsedParameters
+    parameters: ParsedParameters
     before: str = ""
 
 
@@ -57,8 +57,8 @@ def get_model_field(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": names.pop()} if names else {}
 
 
-def _objects(given: Any) -> list[dict[str, Any]]:
-    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def parse_predictions_request(
@@ -76,15 +76,17 @@ def parse_predictions_request(
     instances = _instances(body, policy)
     groups = _group(instances)
     calls = [Generate(prompts=tuple(instances[at].prompt for at in g.places), sampling=g.sampling) for g in groups]
-    ignored = dict.fromkeys((*unknown, *ignored_fields, *(name for each in instances for name in each.given.ignored)))
-    names = {name: own for each in instances for name, own in each.given.names.items()}
+    ignored = dict.fromkeys(
+        (*unknown, *ignored_fields, *(name for each in instances for name in each.parameters.ignored))
+    )
+    names = {name: client_name for each in instances for name, client_name in each.parameters.names.items()}
     words = ParsedParameters(names={**names, "prompt": "instances"})
 
     def reply(response: Response[tuple[Response[Generation], ...]]) -> HttpResponse:
         texts: dict[int, str] = {}
         for group, value in zip(groups, response.answer, strict=True):
-            for place, at in enumerate(group.places):
-                texts[at] = instances[at].before + _best(value.answer, place, group.sampling).whole
+            for prompt, at in enumerate(group.places):
+                texts[at] = instances[at].before + _best(value.answer, prompt, group.sampling).whole
         predictions = [texts[at] for at in range(len(instances))]
         return json_response({"predictions": predictions}, 200, ignored_header(list(ignored)))
 
@@ -92,35 +94,37 @@ def parse_predictions_request(
     return EngineCall(Request(concurrent), reply, words.error_formatter(format_error))
 
 
-def _best(generation: Generation, place: int, sampling: Sampling) -> Text:
-    return most_likely_first([text for text in generation.texts if text.prompt == place], sampling)[0]
+def _best(generation: Generation, prompt: int, sampling: Sampling) -> Text:
+    return most_likely_first([text for text in generation.texts if text.prompt == prompt], sampling)[0]
 
 
 def _group(instances: Sequence[_Instance]) -> list[_Group]:
-    found: list[_Group] = []
+    groups: list[_Group] = []
     for at, instance in enumerate(instances):
-        group = next((group for group in found if group.sampling == instance.sampling), None)
+        group = next((group for group in groups if group.sampling == instance.sampling), None)
         if group is None:
-            found.append(group := _Group(instance.sampling))
+            groups.append(group := _Group(instance.sampling))
         group.places.append(at)
-    return found
+    return groups
 
 
 # --- instances ---------------------------------------------------------------------------------------------
 
 
 def _instances(body: Mapping[str, Any], policy: Policy) -> list[_Instance]:
-    given = body.get("instances")
-    if not isinstance(given, list) or not 0 < len(given) <= _MOST_INSTANCES:
-        raise InvalidInput(f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {format_value(given)}")
+    values = body.get("instances")
+    if not isinstance(values, list) or not 0 < len(values) <= _MOST_INSTANCES:
+        raise InvalidInput(
+            f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {format_value(values)}"
+        )
     common = _without_nulls(get_object(body, "parameters"))
-    found = []
-    for at, instance in enumerate(given):
+    instances = []
+    for at, instance in enumerate(values):
         try:
-            found.append(_instance(instance, common, policy))
+            instances.append(_instance(instance, common, policy))
         except InvalidInput as error:
             raise type(error)(f"`instances[{at}]`: {error.message}") from error
-    return found
+    return instances
 
 
 def _instance(instance: Any, common: Mapping[str, Any], policy: Policy) -> _Instance:
@@ -136,26 +140,28 @@ def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy)
     # TGI: sampling is the default at this path.
     parameters = {"do_sample": True, **common, **_without_nulls(get_object(instance, "parameters"))}
     unused = _remove_fields([parameters, instance], _UNUSED, policy)
-    found = parse_request({**instance, "parameters": parameters}, policy, stream=False)
-    given = replace(found.given, ignored=(*found.given.ignored, *unused))
-    (prompt,) = found.inputs
-    return _Instance(prompt, found.sampling, given, prompt if found.full else "")
+    request = parse_request({**instance, "parameters": parameters}, policy, stream=False)
+    parsed = replace(request.parameters, ignored=(*request.parameters.ignored, *unused))
+    (prompt,) = request.inputs
+    return _Instance(prompt, request.sampling, parsed, prompt if request.full else "")
 
 
 def _chat(instance: dict[str, Any], policy: Policy) -> _Instance:
     unused = _remove_fields([instance], _UNUSED_IN_CHATS, policy)
-    found = parse_chat(instance, policy)
-    return _Instance(found.chat, found.sampling, replace(found.given, ignored=(*found.given.ignored, *unused)))
+    request = parse_chat(instance, policy)
+    return _Instance(
+        request.chat, request.sampling, replace(request.parameters, ignored=(*request.parameters.ignored, *unused))
+    )
 
 
-def _remove_fields(places: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
+def _remove_fields(objects: Sequence[dict[str, Any]], names: Sequence[str], policy: Policy) -> list[str]:
     """Remove fields without effect from these objects and return their names."""
-    values = [(name, place.pop(name)) for place in places for name in names if name in place]
-    found = [name for name, value in values if value and not (name == "n" and value == 1)]
-    reject_unused(found, policy)
-    return found
+    values = [(name, each.pop(name)) for each in objects for name in names if name in each]
+    unused = [name for name, value in values if value and not (name == "n" and value == 1)]
+    reject_unused(unused, policy)
+    return unused
 
 
-def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are not null."""
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}

@@ -24,59 +24,65 @@ from dragoman.runtimes.text_model import TextModel, read_config
 
 # Unsupported parameters: the condition, and the message.
 _UNSUPPORTED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
-    "num_beams": (lambda given: given.num_beams > 1, "beam search is not carried to OpenVINO; expected 1"),
-    "typical_p": (lambda given: given.do_sample and given.typical_p < 1, "OpenVINO does not have it; expected 1"),
-    "logit_bias": (lambda given: bool(given.logit_bias), "OpenVINO does not have it; expected none"),
-    "allowed_token_ids": (lambda given: bool(given.allowed_token_ids), "OpenVINO does not have it; expected none"),
-    "bad_words": (lambda given: bool(given.bad_words), "OpenVINO does not have it; expected none"),
-    "top_logprobs": (lambda given: given.top_logprobs > 0, "OpenVINO reports only the sampled token; expected 0"),
+    "num_beams": (lambda sampling: sampling.num_beams > 1, "beam search is not carried to OpenVINO; expected 1"),
+    "typical_p": (
+        lambda sampling: sampling.do_sample and sampling.typical_p < 1,
+        "OpenVINO does not have it; expected 1",
+    ),
+    "logit_bias": (lambda sampling: bool(sampling.logit_bias), "OpenVINO does not have it; expected none"),
+    "allowed_token_ids": (
+        lambda sampling: bool(sampling.allowed_token_ids),
+        "OpenVINO does not have it; expected none",
+    ),
+    "bad_words": (lambda sampling: bool(sampling.bad_words), "OpenVINO does not have it; expected none"),
+    "top_logprobs": (lambda sampling: sampling.top_logprobs > 0, "OpenVINO reports only the sampled token; expected 0"),
     "prompt_logprobs": (
-        lambda given: given.prompt_logprobs is not None,
+        lambda sampling: sampling.prompt_logprobs is not None,
         "OpenVINO's are wrong if several prompts are prefilled in chunks; expected none",
     ),
     "grammar": (
-        lambda given: given.grammar is not None,
+        lambda sampling: sampling.grammar is not None,
         "OpenVINO compiles a grammar in the step of all sequences, which an invalid one would end; expected none",
     ),
     "min_new_tokens": (
-        lambda given: bool(given.min_new_tokens and given.ignore_eos and given.stop_token_ids),
+        lambda sampling: bool(sampling.min_new_tokens and sampling.ignore_eos and sampling.stop_token_ids),
         "OpenVINO does not suppress stop tokens while it ignores the end token; expected 0",
     ),
 }
 
 
-def check_supported(given: Sampling) -> None:
+def check_supported(sampling: Sampling) -> None:
     """Raise InvalidInput naming an unsupported parameter."""
     for name, (is_unsupported, message) in _UNSUPPORTED.items():
-        if is_unsupported(given):
-            raise InvalidInput(f"{name}: {message}, got {getattr(given, name)!r}")
+        if is_unsupported(sampling):
+            raise InvalidInput(f"{name}: {message}, got {getattr(sampling, name)!r}")
 
 
-def generation_config(wanted: ExternalRequest) -> dict[str, Any]:
+def generation_config(request: ExternalRequest) -> dict[str, Any]:
     """Return the fields of a GenerationConfig. Detokenization and stop strings are handled on our side."""
-    given, ends = wanted.asked.sampling, wanted.ends
+    sampling, ends = request.prompt.sampling, request.ends
     config: dict[str, Any] = {
         "apply_chat_template": False,
         "max_new_tokens": ends.length,
         "logprobs": 1,
-        "do_sample": given.do_sample,
-        "repetition_penalty": given.repetition_penalty,
-        "presence_penalty": given.presence_penalty,
-        "frequency_penalty": given.frequency_penalty,
+        "do_sample": sampling.do_sample,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
     }
     # If the end token is ignored, stop tokens are checked on our side.
-    if given.ignore_eos or not ends.eos:
+    if sampling.ignore_eos or not ends.eos:
         config |= {"ignore_eos": True}
     else:
         config |= {
             "ignore_eos": False,
             "eos_token_id": min(ends.eos),
             "stop_token_ids": set(ends.eos | ends.requested),
-            "min_new_tokens": min(given.min_new_tokens, ends.length),
+            "min_new_tokens": min(sampling.min_new_tokens, ends.length),
         }
-    if given.do_sample:
-        config |= {"temperature": given.temperature, "top_p": given.top_p, "min_p": given.min_p}
-        config |= {"rng_seed": wanted.seed} | ({"top_k": given.top_k} if given.top_k else {})
+    if sampling.do_sample:
+        config |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p}
+        config |= {"rng_seed": request.seed} | ({"top_k": sampling.top_k} if sampling.top_k else {})
     return config
 
 
@@ -96,10 +102,10 @@ class OpenVinoTokens:
     def refuse(self, sampling: Sampling) -> None:
         check_supported(sampling)
 
-    async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         if self._closed:
             raise WorkerLost(self._closed)
-        sequence = _Sequence(wanted)
+        sequence = _Sequence(request)
         self.commands.put(lambda: self._begin(sequence))
         try:
             if self._closed:  # in the meantime: the thread may have stopped
@@ -149,9 +155,9 @@ class OpenVinoTokens:
 
         try:
             config = GenerationConfig()
-            for name, value in generation_config(sequence.wanted).items():
+            for name, value in generation_config(sequence.request).items():
                 setattr(config, name, value)
-            tokens = Tensor(np.array([sequence.wanted.asked.tokens], np.int64))
+            tokens = Tensor(np.array([sequence.request.prompt.tokens], np.int64))
             self.sequences[sequence] = self.pipeline.add_request(next(self._numbers), tokens, config)
         except Exception as error:
             sequence.end(InvalidInput(f"OpenVINO refuses it: {_error_line(error)}"))
@@ -201,8 +207,8 @@ class OpenVinoTokens:
 class _Sequence:
     """The tokens of one sequence: written by the thread of the pipeline, read on the event loop."""
 
-    def __init__(self, wanted: ExternalRequest) -> None:
-        self.wanted = wanted
+    def __init__(self, request: ExternalRequest) -> None:
+        self.request = request
         self.loop = asyncio.get_running_loop()
         self.updated = asyncio.Event()
         self.choices: deque[TokenChoice] = deque()

@@ -29,27 +29,27 @@ _LEAST_TEMPERATURE = 0.01
 
 # Unsupported parameters: the condition, and the message.
 _UNSUPPORTED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
-    "num_beams": (lambda given: given.num_beams > 1, "vLLM's engine has no beam search; expected 1"),
-    "typical_p": (lambda given: given.do_sample and given.typical_p < 1, "vLLM does not have it; expected 1"),
+    "num_beams": (lambda sampling: sampling.num_beams > 1, "vLLM's engine has no beam search; expected 1"),
+    "typical_p": (lambda sampling: sampling.do_sample and sampling.typical_p < 1, "vLLM does not have it; expected 1"),
     "temperature": (
-        lambda given: given.do_sample and not _LEAST_TEMPERATURE <= given.temperature <= 2,
+        lambda sampling: sampling.do_sample and not _LEAST_TEMPERATURE <= sampling.temperature <= 2,
         f"vLLM takes {_LEAST_TEMPERATURE} to 2",
     ),
-    "presence_penalty": (lambda given: abs(given.presence_penalty) > 2, "vLLM takes -2 to 2"),
-    "frequency_penalty": (lambda given: abs(given.frequency_penalty) > 2, "vLLM takes -2 to 2"),
+    "presence_penalty": (lambda sampling: abs(sampling.presence_penalty) > 2, "vLLM takes -2 to 2"),
+    "frequency_penalty": (lambda sampling: abs(sampling.frequency_penalty) > 2, "vLLM takes -2 to 2"),
     "min_new_tokens": (
-        lambda given: bool(given.min_new_tokens and given.ignore_eos and given.stop_token_ids),
+        lambda sampling: bool(sampling.min_new_tokens and sampling.ignore_eos and sampling.stop_token_ids),
         "with ignore_eos and stop_token_ids vLLM would also hold back the model's own end of text; expected 0",
     ),
 }
 
 
-def check_supported(given: Sampling, tokenize: Callable[[str], list[int]]) -> None:
+def check_supported(sampling: Sampling, tokenize: Callable[[str], list[int]]) -> None:
     """Raise InvalidInput naming an unsupported parameter."""
     for name, (is_unsupported, message) in _UNSUPPORTED.items():
-        if is_unsupported(given):
-            raise InvalidInput(f"{name}: {message}, got {getattr(given, name)!r}")
-    for word in given.bad_words:
+        if is_unsupported(sampling):
+            raise InvalidInput(f"{name}: {message}, got {getattr(sampling, name)!r}")
+    for word in sampling.bad_words:
         if not _forbids(word, tokenize):
             raise InvalidInput(
                 f"bad_words: vLLM would forbid {word!r} at the start of a text or after a space, not both; expected "
@@ -64,32 +64,32 @@ def _forbids(word: str, tokenize: Callable[[str], list[int]]) -> bool:
     return bool(alone) and word == word.lstrip() and (same or alone == spaced)
 
 
-def sampling_parameters(wanted: ExternalRequest) -> dict[str, Any]:
+def sampling_parameters(request: ExternalRequest) -> dict[str, Any]:
     """Return the arguments of SamplingParams except `output_kind` and `structured_outputs`.
 
     Detokenization and stop strings are handled on our side; end tokens are passed explicitly, so that the folder's
     generation_config changes nothing.
     """
-    given, ends = wanted.asked.sampling, wanted.ends
+    sampling, ends = request.prompt.sampling, request.ends
     tokens = sorted(ends.eos | ends.requested)
     arguments: dict[str, Any] = {
         "max_tokens": ends.length,
-        "min_tokens": min(given.min_new_tokens, ends.length) if tokens else 0,
+        "min_tokens": min(sampling.min_new_tokens, ends.length) if tokens else 0,
         "ignore_eos": True,
         "stop_token_ids": tokens,
-        "temperature": given.temperature if given.do_sample else 0.0,
-        "repetition_penalty": given.repetition_penalty,
-        "presence_penalty": given.presence_penalty,
-        "frequency_penalty": given.frequency_penalty,
-        "logprobs": given.top_logprobs,
-        "prompt_logprobs": given.prompt_logprobs,
-        "bad_words": list(given.bad_words),
-        "logit_bias": dict(given.logit_bias) or None,
-        "allowed_token_ids": list(given.allowed_token_ids) or None,
+        "temperature": sampling.temperature if sampling.do_sample else 0.0,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logprobs": sampling.top_logprobs,
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "bad_words": list(sampling.bad_words),
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
         "detokenize": False,
     }
-    if given.do_sample:
-        arguments |= {"top_k": given.top_k, "top_p": given.top_p, "min_p": given.min_p, "seed": wanted.seed}
+    if sampling.do_sample:
+        arguments |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p, "seed": request.seed}
     return arguments
 
 
@@ -186,20 +186,22 @@ class VllmTokens:
         self._numbers = itertools.count()
 
     def refuse(self, sampling: Sampling) -> None:
-        check_supported(sampling, self._vocabulary.cut)
+        check_supported(sampling, self._vocabulary.tokenize)
 
-    async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         from vllm.sampling_params import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        asked = wanted.asked
-        prompt, name = {"prompt_token_ids": list(asked.tokens)}, f"dragoman-{next(self._numbers)}"
+        prompt_request = request.prompt
+        prompt, name = {"prompt_token_ids": list(prompt_request.tokens)}, f"dragoman-{next(self._numbers)}"
         try:
-            source = self.engine.generate(prompt, _sampling(wanted), name, lora_request=self._adapter(asked.sampling))
+            source = self.engine.generate(
+                prompt, _sampling(request), name, lora_request=self._adapter(prompt_request.sampling)
+            )
             async with aclosing(source) as found:
                 first = True
                 async for piece in found:
-                    yield _tokens(piece, asked, first)
+                    yield _tokens(piece, prompt_request, first)
                     first = False
         except DragomanError:
             raise
@@ -210,13 +212,13 @@ class VllmTokens:
         except Exception as error:
             raise ModelFailed(f"generation failed: {type(error).__name__}: {error}") from error
 
-    def _adapter(self, given: Sampling) -> Any:
-        if not given.adapter:
+    def _adapter(self, sampling: Sampling) -> Any:
+        if not sampling.adapter:
             return None
         from vllm.lora.request import LoRARequest
 
-        number, path = self._adapters[given.adapter]
-        return LoRARequest(given.adapter, number, path)
+        number, path = self._adapters[sampling.adapter]
+        return LoRARequest(sampling.adapter, number, path)
 
     async def close(self) -> None:
         engine, self.engine = self.engine, None
@@ -274,28 +276,28 @@ def max_rank(adapters: Mapping[str, str]) -> int:
     return next((rank for rank in _RANKS if rank >= max(ranks)), max(ranks))
 
 
-def _sampling(wanted: ExternalRequest) -> Any:
+def _sampling(request: ExternalRequest) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    asked = wanted.asked
-    found = sampling_parameters(wanted)
-    if asked.sampling.grammar is not None:
-        found["structured_outputs"] = StructuredOutputsParams(**grammar_parameters(asked.sampling.grammar))
+    prompt = request.prompt
+    found = sampling_parameters(request)
+    if prompt.sampling.grammar is not None:
+        found["structured_outputs"] = StructuredOutputsParams(**grammar_parameters(prompt.sampling.grammar))
     # Without a stream and stop strings one final output is enough.
-    final_only = not asked.stream and not asked.sampling.stop
+    final_only = not prompt.stream and not prompt.sampling.stop
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA, **found)
 
 
-def _tokens(piece: Any, asked: PromptRequest, first: bool) -> TokenChunk:
+def _tokens(piece: Any, prompt: PromptRequest, first: bool) -> TokenChunk:
     """Convert an output of vLLM with one completion."""
-    (text,), given = piece.outputs, asked.sampling
+    (text,), sampling = piece.outputs, prompt.sampling
     found = zip(text.token_ids, text.logprobs or (), strict=True)
-    choices = [_choice(token, candidates, given.top_logprobs) for token, candidates in found]
+    choices = [_choice(token, candidates, sampling.top_logprobs) for token, candidates in found]
     if not first:
         return TokenChunk(choices)
-    seen = list(zip(asked.tokens, piece.prompt_logprobs or (), strict=False))[1:]
-    prefill = [_choice(token, candidates, given.prompt_logprobs or 0) for token, candidates in seen]
+    seen = list(zip(prompt.tokens, piece.prompt_logprobs or (), strict=False))[1:]
+    prefill = [_choice(token, candidates, sampling.prompt_logprobs or 0) for token, candidates in seen]
     return TokenChunk(choices, prefill, piece.num_cached_tokens or 0)
 
 
