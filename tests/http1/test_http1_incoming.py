@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.protocols.wire import HttpError, HttpProtocol, HttpRequest, HttpResponse, Route, json_response
 from dragoman.transports.application import Application
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.http1.headers import CHUNKED, Http1Headers
 from dragoman.transports.http1.request_reader import (
     ExpectContinue,
@@ -422,3 +423,19 @@ def test_a_body_for_nobody_is_passed_over_unless_it_is_long() -> None:
     assert one(head(path="/nowhere", content_length=1 << 21)).kind == "fatal"
     assert one(head(path="/nowhere", transfer_encoding="chunked")).kind == "fatal"
     assert one(head("DELETE", "/a")).error.startswith("405")
+
+
+def test_small_bodies_have_memory_of_their_own() -> None:
+    bodies = BodyMemory(1 << 20)
+    bodies.reserve(1 << 20)
+    bodies.count_unread(1 << 22)
+    for size, body_size in (((1 << 16) + 1, 0), (1, (1 << 16) + 1)):
+        with pytest.raises(HttpError, match="take all of the 1048576 bytes"):
+            bodies.reserve(size, body_size)
+    bodies.reserve(1 << 16)  # a sixteenth of the limit
+    with pytest.raises(HttpError):
+        bodies.reserve(1)
+    bodies.release(1 << 16)
+    bodies.reserve(100, 200)
+    bodies.reserve(-100, 100)
+    assert bodies.size == (1 << 20) + (1 << 22)

@@ -7,36 +7,51 @@ from dragoman.system.shared_memory import allocate
 # Memory allocated at first, because a client may announce any length. Pages that are not written take no memory.
 _FIRST_BYTES = 1 << 20
 _GROWTH = 4
+# Bodies up to this size have a share of the limit on top of it: one part of so many.
+SMALL_BODY = 1 << 16
+SMALL_SHARE = 16
 
 
 class BodyMemory:
     """Counts the bytes of requests that are received or answered, and of responses that clients do not read.
 
-    `limit` 0 allows any number. `is_over_limit`: unread responses take more than the limit, so no large response is
-    kept any more.
+    `limit` 0 allows any number. `is_over_limit`: requests and unread responses take more than the limit, so no large
+    response is kept any more. Small requests are accepted then, up to a share of the limit on top of it, so that no
+    client can take all memory for bodies from the others.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._size = 0
+        self._requests = self._unread = 0
         self.is_over_limit = False
 
-    def reserve(self, size: int) -> None:
-        """Count `size` bytes more. Raises HttpError 503, and counts none of them, if they exceed the limit."""
-        if self._limit and self._size + size > self._limit:
-            text = f"the requests in flight take all of the {self._limit} bytes that bodies may take together"
-            raise HttpError(503, text, (("retry-after", "1"), ("connection", "close")))
-        self._size += size
+    @property
+    def size(self) -> int:
+        """Bytes that are counted."""
+        return self._requests + self._unread
+
+    def reserve(self, size: int, body_size: int = 0) -> None:
+        """Count `size` bytes more of a request body, whose size so far, or whole size if known, is `body_size`.
+
+        Raises HttpError 503, and counts none of them, if they exceed the limit.
+        """
+        requests, limit = self._requests + size, self._limit
+        if limit and size > 0 and requests + self._unread > limit:
+            is_small = max(size, body_size) <= SMALL_BODY
+            if not is_small or requests > limit + limit // SMALL_SHARE:
+                text = f"the requests in flight take all of the {limit} bytes that bodies may take together"
+                raise HttpError(503, text, (("retry-after", "1"), ("connection", "close")))
+        self._requests = requests
 
     def release(self, size: int) -> None:
-        self._size -= size
+        self._requests -= size
         if self.is_over_limit:
             self.count_unread(0)
 
     def count_unread(self, size: int) -> None:
         """Count `size` bytes more, or fewer if negative, of responses that exist already."""
-        self._size += size
-        self.is_over_limit = 0 < self._limit < self._size
+        self._unread += size
+        self.is_over_limit = 0 < self._limit < self._requests + self._unread
 
     @property
     def unread_error(self) -> Overloaded:
@@ -101,11 +116,11 @@ class FixedBody:
         return self._buffer.size
 
     def advance(self, count: int) -> None:
-        self._memory.reserve(count)
+        self._memory.reserve(count, self.length)
         self._buffer.advance(count)
 
     def append(self, data: bytes) -> None:
-        self._memory.reserve(len(data))
+        self._memory.reserve(len(data), self.length)
         self._buffer.append(data)
 
 
@@ -124,7 +139,7 @@ class GrowingBody:
         """Raises HttpError 413 if the body is too large, 503 if all bodies take too much memory."""
         if self.size + len(data) > self._max_bytes:
             raise too_large(self._max_bytes)
-        self._memory.reserve(len(data))
+        self._memory.reserve(len(data), self.size + len(data))
         self.size += len(data)
         self._data += data
 

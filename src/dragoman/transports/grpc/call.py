@@ -130,7 +130,7 @@ class GrpcCall:
         counted = self._size if self._size > SMALL else 0
         if counted != self._counted:
             try:
-                self._server.bodies.reserve(counted - self._counted)
+                self._server.bodies.reserve(counted - self._counted, counted)
             except HttpError as error:
                 raise GrpcError("RESOURCE_EXHAUSTED", error.message) from error
             self._counted = counted
