@@ -437,5 +437,5 @@ def test_small_bodies_have_memory_of_their_own() -> None:
         bodies.reserve(1)
     bodies.release(1 << 16)
     bodies.reserve(100, 200)
-    bodies.reserve(-100, 100)
+    bodies.reserve(-100, 1 << 20)
     assert bodies.size == (1 << 20) + (1 << 22)
