@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.workloads import GRPC_PATH
 from dragoman.formats.oip_messages import ModelInferRequest
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_fields
 
 _BLOCK = 1 << 20
 # Of a length that no page or frame has, so that a piece at a wrong place shows.
@@ -120,7 +120,7 @@ class _Call:
         fields += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
         said = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.LARGEST_WINDOW})
         said += frames.window_update(0, frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
-        said += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, encoded(fields))
+        said += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, encode_fields(fields))
         self._connection.sendall(said + frames.frame(frames.DATA, 0, 1, start))
         self._spend(len(start))
         left = self._size
@@ -150,7 +150,7 @@ class _Call:
             self._room.notify()
 
     def _frame(self, came: Any) -> bool:
-        high, low, kind, flags, number = frames.head.unpack(came.read(9))
+        high, low, kind, flags, number = frames.frame_header.unpack(came.read(9))
         payload = memoryview(came.read(high << 8 | low))
         match kind:
             case frames.DATA:

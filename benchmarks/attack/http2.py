@@ -74,12 +74,12 @@ class RawHttp2:
         except TimeoutError:
             return
         self._rest += data
-        while len(self._rest) >= frames.HEAD_BYTES:
-            high, low, kind, _, number = frames.head.unpack_from(self._rest)
-            end = frames.HEAD_BYTES + (high << 8 | low)
+        while len(self._rest) >= frames.FRAME_HEADER_BYTES:
+            high, low, kind, _, number = frames.frame_header.unpack_from(self._rest)
+            end = frames.FRAME_HEADER_BYTES + (high << 8 | low)
             if len(self._rest) < end:
                 return
-            payload, self._rest = self._rest[frames.HEAD_BYTES : end], self._rest[end:]
+            payload, self._rest = self._rest[frames.FRAME_HEADER_BYTES : end], self._rest[end:]
             yield kind, number, payload
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.calls import GrpcCalls
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer
 
@@ -111,7 +111,7 @@ def said() -> bytes:
     expected = [("ModelInfer", 0, small), ("ModelInfer", 0, large), ("ModelInfer", 1, small), ("Nothing", 0, small)]
     bodies = [bytes((flag,)) + len(message).to_bytes(4) + message for _, flag, message in expected]
     for n, (name, _, _) in enumerate(expected):
-        block = encoded([(b":path", (SERVICE + name).encode()), *head])
+        block = encode_fields([(b":path", (SERVICE + name).encode()), *head])
         parts.append(frames.frame(1, 4, 2 * n + 1, block))
     for at in range(0, max(map(len, bodies)), 10_000):
         for n, body in enumerate(bodies):

@@ -24,7 +24,7 @@ from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests
@@ -161,7 +161,7 @@ def _http1(application: Application) -> tuple[Callable[[Listener], Any], bytes]:
 def _http2(application: Application) -> tuple[Callable[[Listener], Any], bytes]:
     limits = Http2Limits(max_frame=(1 << 24) - 1, stream_window=1 << 30, connection_window=1 << 30)
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
-    headers = frames.frame(frames.HEADERS, 4, 1, encoded(fields))
+    headers = frames.frame(frames.HEADERS, 4, 1, encode_fields(fields))
     start = frames.PREFACE + frames.settings({}) + headers + b"\xff\xff\xff\0\0\0\0\0\1"  # of a DATA frame
     return http2(Http2Requests(application), limits, application.executor), start
 

@@ -9,15 +9,15 @@ from hyperframe.frame import Frame
 
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 
 GET = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")]
 POST = [(":method", "POST"), *GET[1:]]
-OK = encoded([(b":status", b"200")])
-END = encoded([(b"done", b"yes")])
+OK = encode_fields([(b":status", b"200")])
+END = encode_fields([(b"done", b"yes")])
 
 
 class EchoHandler:
@@ -74,7 +74,7 @@ class EchoService:
         listener = EchoHandler(self, stream, head)
         self.handlers.append(listener)
         if head.error is not None:
-            stream.send_headers(encoded([(b":status", b"%d" % head.error.status)]), ended=True)
+            stream.send_headers(encode_fields([(b":status", b"%d" % head.error.status)]), ended=True)
         if ended:
             listener.receive(b"", 0, 0, True)
         return listener

@@ -6,7 +6,7 @@ import pytest
 from http2_fakes import GET, POST, EchoHandler, EchoService, Wire
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encoded
+from dragoman.transports.http2.fields import encode_fields
 from dragoman.transports.http2.frames import frame
 from dragoman.transports.http2.limits import Http2Limits
 
@@ -568,7 +568,7 @@ def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
 def test_a_long_head_goes_on_in_further_frames() -> None:
     wire = Wire(EchoService(answering=False)).headers(1, ended=True)
     fields = [(b":status", b"200"), *((b"x-%d" % n, b"y" * 900) for n in range(40))]
-    wire.service.handlers[0].stream.send_headers(encoded(fields), ended=True)
+    wire.service.handlers[0].stream.send_headers(encode_fields(fields), ended=True)
     received = wire.read()
     assert [type(f).__name__ for f in received] == ["HeadersFrame", "ContinuationFrame", "ContinuationFrame"]
     assert ["END_HEADERS" in f.flags for f in received] == [False, False, True]

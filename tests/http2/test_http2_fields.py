@@ -6,7 +6,7 @@ from hpack import Encoder as LibraryEncoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.transports.http2.fields import Decoder, encoded
+from dragoman.transports.http2.fields import Decoder, encode_fields
 from dragoman.transports.http2.frames import Http2ConnectionError
 
 NAMES = st.one_of(
@@ -36,7 +36,7 @@ def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, by
 def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = LibraryDecoder()
     for _ in range(2):
-        assert [(bytes(n), bytes(v)) for n, v in decoder.decode(encoded(fields), raw=True)] == fields
+        assert [(bytes(n), bytes(v)) for n, v in decoder.decode(encode_fields(fields), raw=True)] == fields
     assert not decoder.header_table.dynamic_entries
 
 

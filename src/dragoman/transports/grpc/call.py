@@ -56,16 +56,16 @@ class GrpcCall:
         "connection",
         "context",
         "deadline_s",
-        "head",
+        "headers",
     )  # fmt: skip
 
-    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
+    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
         self._server = server
         self._stream = stream
         self.connection = stream.connection
-        self.head = head
-        self.context = new_context(head.request_id)
-        self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
+        self.headers = headers
+        self.context = new_context(headers.request_id)
+        self.deadline_s = None if headers.timeout_s is None else time.monotonic() + headers.timeout_s
         self._messages: MessageReader | None = None
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -138,10 +138,10 @@ class GrpcCall:
     async def decompress_message(self, message: Buffer) -> Buffer:
         """Return a decompressed message. Raises GrpcError."""
         limit = self._server.limits.max_body_bytes
-        if not self.head.encoding:
+        if not self.headers.encoding:
             raise GrpcError("INTERNAL", "a message is marked as compressed, and grpc-encoding names no encoding")
         try:
-            return await decompress(message, self.head.encoding, limit, self._server.executor)
+            return await decompress(message, self.headers.encoding, limit, self._server.executor)
         except HttpError as error:
             status = "RESOURCE_EXHAUSTED" if error.status == 413 else "INTERNAL"
             raise GrpcError(status, error.message.replace("body", "message")) from error

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from dragoman.protocols.wire import Headers
 from dragoman.system.request_context import client_request_id
 from dragoman.transports.grpc.handlers import GrpcError, Handler
-from dragoman.transports.http2.fields import Field, encoded
+from dragoman.transports.http2.fields import Field, encode_fields
 from dragoman.transports.http2.request import Http2Headers
 
 CODES: Final = {
@@ -33,9 +33,9 @@ CODES: Final = {
     "UNAUTHENTICATED": 16,
 }
 
-_HEAD: Final[tuple[Field, ...]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-HEAD: Final = encoded(_HEAD)
-OK: Final = encoded([(b"grpc-status", b"0")])
+_RESPONSE_HEADERS: Final[tuple[Field, ...]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+RESPONSE_HEADERS: Final = encode_fields(_RESPONSE_HEADERS)
+OK: Final = encode_fields([(b"grpc-status", b"0")])
 
 # Percent-encoding of the gRPC specification: printable ASCII except the percent sign is unchanged.
 _PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
@@ -43,17 +43,17 @@ _PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 
 def ok(metadata: Headers) -> bytes:
     """Return the trailers of a response with metadata."""
-    return encoded([(b"grpc-status", b"0"), *(_metadata(name, value) for name, value in metadata)])
+    return encode_fields([(b"grpc-status", b"0"), *(_metadata(name, value) for name, value in metadata)])
 
 
 def trailers(error: GrpcError) -> bytes:
     """Return the trailers of a response that ends with an error."""
-    return encoded(_fields(error))
+    return encode_fields(_fields(error))
 
 
 def trailers_only(error: GrpcError) -> bytes:
     """Return the headers of a response that is only an error."""
-    return encoded((*_HEAD, *_fields(error)))
+    return encode_fields((*_RESPONSE_HEADERS, *_fields(error)))
 
 
 def _fields(error: GrpcError) -> list[Field]:
@@ -93,16 +93,16 @@ class CallHeaders:
     request_id: str = ""
 
 
-def parse_call_headers(head: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
+def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
     """Return the headers of the call that a request begins."""
-    fields = dict(head.fields)
-    handler, error = handlers.get(head.path), None
-    if head.error is not None:
-        error = GrpcError("RESOURCE_EXHAUSTED" if head.error.status == 431 else "INTERNAL", head.error.message)
-    elif head.method != "POST":
-        error = GrpcError("UNIMPLEMENTED", f"expected the method POST, got {head.method[:32]}")
+    fields = dict(headers.fields)
+    handler, error = handlers.get(headers.path), None
+    if headers.error is not None:
+        error = GrpcError("RESOURCE_EXHAUSTED" if headers.error.status == 431 else "INTERNAL", headers.error.message)
+    elif headers.method != "POST":
+        error = GrpcError("UNIMPLEMENTED", f"expected the method POST, got {headers.method[:32]}")
     elif handler is None:
-        error = GrpcError("UNIMPLEMENTED", f"there is no method {head.path[:256]}")
+        error = GrpcError("UNIMPLEMENTED", f"there is no method {headers.path[:256]}")
     encoding = fields.get("grpc-encoding", "identity")
     if encoding not in ENCODINGS:
         text = f"the encoding '{encoding[:64]}' is not supported; expected one of {', '.join(ENCODINGS)}"

@@ -16,7 +16,7 @@ from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, 
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
-from dragoman.transports.http2.fields import encode_request_id, encoded
+from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
@@ -57,7 +57,7 @@ class Admission:
         self._addresses: WeakValueDictionary[str, AddressCalls] = WeakValueDictionary()
 
     def enter(self, connection: StreamConnection, health: bool) -> GrpcError | None:
-        """Count a further call of this connection; return why it is error, and not counted, if it is."""
+        """Count a further call of this connection; return the error if it is rejected."""
         of: ConnectionCalls | None = connection.calls
         if of is None:
             of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
@@ -92,7 +92,7 @@ def _exhausted(message: str) -> GrpcError:
     return GrpcError("RESOURCE_EXHAUSTED", message)
 
 
-_NOT_GRPC = encoded([(b":status", b"415"), (b"content-length", b"0")])
+_NOT_GRPC = encode_fields([(b":status", b"415"), (b"content-length", b"0")])
 
 
 class GrpcCalls:
@@ -120,29 +120,29 @@ class GrpcCalls:
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Http2Handler:
+    def open(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
         """Begin a request."""
-        if not head.note:
-            head.note.append(parse_call_headers(head, self.handlers) if head.is_grpc else None)
-        found: CallHeaders | None = head.note[0]
-        if found is None:
-            return self._other(stream, head, ended)
-        error = found.error or self._admission.enter(stream.connection, found.health)
+        if not headers.note:
+            headers.note.append(parse_call_headers(headers, self.handlers) if headers.is_grpc else None)
+        call_headers: CallHeaders | None = headers.note[0]
+        if call_headers is None:
+            return self._other(stream, headers, ended)
+        error = call_headers.error or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
-            request_id = encode_request_id(new_context(found.request_id))
+            request_id = encode_request_id(new_context(call_headers.request_id))
             stream.send_headers(trailers_only(error) + request_id, ended=True)
             return IgnoredRequest()
-        if isinstance(found.handler, UnaryHandler):
-            call: GrpcCall = UnaryCall(self, stream, found)
+        if isinstance(call_headers.handler, UnaryHandler):
+            call: GrpcCall = UnaryCall(self, stream, call_headers)
         else:
-            call = StreamCall(self, stream, found)
+            call = StreamCall(self, stream, call_headers)
         if ended:
             call.receive(b"", 0, 0, True)
         return call
 
-    def _other(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> Http2Handler:
+    def _other(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
         if self.others is not None:
-            return self.others.open(stream, head, ended)
+            return self.others.open(stream, headers, ended)
         stream.send_headers(_NOT_GRPC, ended=True)
         return IgnoredRequest()
 
@@ -153,7 +153,7 @@ class GrpcCalls:
 
     def leave(self, call: GrpcCall) -> None:
         self._calls.discard(call)
-        self._admission.leave(call.connection, call.head.health)
+        self._admission.leave(call.connection, call.headers.health)
         if self._idle is not None and not self._calls and not self._idle.done():
             self._idle.set_result(None)
 

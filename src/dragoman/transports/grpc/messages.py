@@ -43,15 +43,15 @@ class MessageReader:
                 at = self._more(data, at, stop)
                 continue
             if not self._prefix and stop - at >= PREFIX_BYTES:
-                head, at = bytes(data[at : at + PREFIX_BYTES]), at + PREFIX_BYTES
+                prefix_bytes, at = bytes(data[at : at + PREFIX_BYTES]), at + PREFIX_BYTES
             else:
                 take = min(stop - at, PREFIX_BYTES - len(self._prefix))
                 self._prefix += bytes(data[at : at + take])
                 at += take
                 if len(self._prefix) < PREFIX_BYTES:
                     return
-                head, self._prefix = self._prefix, b""
-            self._begin(*prefix.unpack(head))
+                prefix_bytes, self._prefix = self._prefix, b""
+            self._begin(*prefix.unpack(prefix_bytes))
 
     def _begin(self, flag: int, length: int) -> None:
         if flag > 1:

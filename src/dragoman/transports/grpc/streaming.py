@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
-from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders
+from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
 from dragoman.transports.http2.fields import encode_request_id
@@ -17,20 +17,20 @@ class StreamCall(GrpcCall):
 
     __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_writer")
 
-    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
-        super().__init__(server, stream, head)
+    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
+        super().__init__(server, stream, headers)
         self._ended = False
         self._current_size = 0  # bytes of the message that is being handled
         self._idle_since_s = server.loop.time()
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        handler = head.handler
+        handler = headers.handler
         assert isinstance(handler, StreamHandler)
         self.start_task(handler.talk(self))
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        return self.head.metadata
+        return self.headers.metadata
 
     # --- messages of the client ----------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class StreamCall(GrpcCall):
             finally:
                 self._reader = None
         messages = self._messages
-        if self._server.bodies.is_over_limit and not self.head.health:
+        if self._server.bodies.is_over_limit and not self.headers.health:
             raise overload_error(self._server.bodies)
         flag, message = messages.ready.popleft()
         self._current_size = PREFIX_BYTES + len(message)
@@ -96,7 +96,7 @@ class StreamCall(GrpcCall):
             raise asyncio.CancelledError
         if not self._has_started:
             self._has_started = True
-            self._stream.send_headers(HEAD + encode_request_id(self.context))
+            self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
         parts = chunks_of(message)
         size = sum(map(len, parts))
         if self._server.bodies.is_over_limit and size > SMALL:
@@ -126,7 +126,7 @@ class StreamCall(GrpcCall):
         elif not self._is_closed:
             self._is_closed = True
             if not self._has_started:
-                self._stream.send_headers(HEAD + encode_request_id(self.context))
+                self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
             self._stream.send_trailers(OK)
 
 

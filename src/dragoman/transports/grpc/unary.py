@@ -12,7 +12,7 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import set_context
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
-from dragoman.transports.grpc.call_headers import HEAD, OK, CallHeaders, ok
+from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, chunks_of, public_error
 from dragoman.transports.grpc.messages import MessageReader, prefix
 from dragoman.transports.http2.fields import encode_request_id
@@ -30,8 +30,8 @@ class UnaryCall(GrpcCall):
 
     __slots__ = ("_message",)
 
-    def __init__(self, server: CallServer, stream: Http2Stream, head: CallHeaders) -> None:
-        super().__init__(server, stream, head)
+    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
+        super().__init__(server, stream, headers)
         self._message: Buffer | None = None
         self._began_s = server.loop.time()
 
@@ -71,9 +71,9 @@ class UnaryCall(GrpcCall):
     # --- the response --------------------------------------------------------------------------------------------
 
     def _start(self, message: Buffer) -> None:
-        handler = self.head.handler
+        handler = self.headers.handler
         assert isinstance(handler, UnaryHandler)
-        if self._server.bodies.is_over_limit and not self.head.health:
+        if self._server.bodies.is_over_limit and not self.headers.health:
             self.fail(overload_error(self._server.bodies))
             return
         backlog = self._stream.connection.backlog
@@ -88,7 +88,7 @@ class UnaryCall(GrpcCall):
     def _answer(self, handler: UnaryHandler, message: Buffer) -> None:
         if self._is_closed:
             return
-        request = GrpcRequest(message, self.head.metadata, self.deadline_s)
+        request = GrpcRequest(message, self.headers.metadata, self.deadline_s)
         if handler.begin is None:
             self._begin(handler.answer(request))
             return
@@ -113,10 +113,10 @@ class UnaryCall(GrpcCall):
             self._start(message)
 
     async def _answer_compressed(self, compressed: Buffer) -> Reply | GrpcResponse:
-        handler = self.head.handler
+        handler = self.headers.handler
         assert isinstance(handler, UnaryHandler)
         message = await self.decompress_message(compressed)
-        return await handler.answer(GrpcRequest(message, self.head.metadata, self.deadline_s))
+        return await handler.answer(GrpcRequest(message, self.headers.metadata, self.deadline_s))
 
     def _begin(self, answering: Coroutine[Any, Any, Reply | GrpcResponse]) -> None:
         set_context(self.context)
@@ -140,7 +140,9 @@ class UnaryCall(GrpcCall):
         if isinstance(reply, bytes) and len(reply) <= SMALL:
             self._is_closed = True
             size = len(reply)
-            self._stream.send_response(HEAD + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK)
+            self._stream.send_response(
+                RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK
+            )
             return
         message, ending = (reply.message, ok(reply.metadata)) if isinstance(reply, GrpcResponse) else (reply, OK)
         parts = [memoryview(part).cast("B") for part in chunks_of(message)]
@@ -149,7 +151,9 @@ class UnaryCall(GrpcCall):
             self.fail(overload_error(self._server.bodies))
             return
         self._is_closed = True
-        self._stream.send_response(HEAD + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending)
+        self._stream.send_response(
+            RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
+        )
 
 
 def _unexpected(error: BaseException | None) -> GrpcError:

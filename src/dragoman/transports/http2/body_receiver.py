@@ -1,4 +1,4 @@
-"""Receives request bodies: the payload of the DATA frame that is coming in, passed to the handler of its stream."""
+"""Passes the payload of DATA frames to the handlers of their streams."""
 
 from collections.abc import Callable
 

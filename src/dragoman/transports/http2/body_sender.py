@@ -14,7 +14,7 @@ _TURN_BYTES = 1 << 18
 # A client that makes less room than this at a time counts as not reading.
 _MIN_PROGRESS_BYTES = 1 << 8
 
-_pack = frames.head.pack
+_pack = frames.frame_header.pack
 
 
 class BodySender:
@@ -79,9 +79,9 @@ class BodySender:
         number = stream.number
         self.window -= size
         length = len(headers)
-        head = _pack(length >> 8, length & 0xFF, 1, 4, number) + headers + _pack(size >> 8, size & 0xFF, 0, 0, number)
+        start = _pack(length >> 8, length & 0xFF, 1, 4, number) + headers + _pack(size >> 8, size & 0xFF, 0, 0, number)
         length = len(trailers)
-        writer.add_response((head, *parts, _pack(length >> 8, length & 0xFF, 1, 5, number) + trailers), size)
+        writer.add_response((start, *parts, _pack(length >> 8, length & 0xFF, 1, 5, number) + trailers), size)
         if not writer.is_batching or writer.size > _BATCH_BYTES:
             writer.flush()
         return True
@@ -98,7 +98,7 @@ class BodySender:
                 size = len(view)
                 stream.pending.append(view)
                 stream.pending_bytes += size
-                stream.kept += size
+                stream.held_bytes += size
                 self.backlog.size += size
         if stream.pending and stream not in self._waiting:
             self._waiting.append(stream)
@@ -152,8 +152,8 @@ class BodySender:
         number, writer = stream.number, self._writer
         while left and stream.pending:
             size = min(left, stream.pending_bytes, writer.max_frame)
-            head = _pack(size >> 8, size & 0xFF, frames.DATA, 0, number)
-            writer.add_data(head, _take(stream.pending, size), size)
+            header = _pack(size >> 8, size & 0xFF, frames.DATA, 0, number)
+            writer.add_data(header, _take(stream.pending, size), size)
             left -= size
             self.window -= size
             stream.window_out -= size
@@ -170,8 +170,8 @@ class BodySender:
 
     def _uncount(self, stream: Http2Stream) -> None:
         """A body counts until its last byte is sent, because a part keeps the whole in memory."""
-        self.backlog.size -= stream.kept
-        stream.kept = 0
+        self.backlog.size -= stream.held_bytes
+        stream.held_bytes = 0
 
     def _sent_all(self, stream: Http2Stream) -> None:
         self._uncount(stream)

@@ -36,7 +36,7 @@ class Http2Connection:
     with changes of how many response bytes wait for the client. `service` handles the requests.
 
     State: `settled` once the client's SETTINGS arrived, `draining` once either side has sent GOAWAY, `refusing` once no
-    new stream is accepted, `over` once the connection has ended. `address` is that of the client; on a `reserved`
+    new stream is accepted, `is_closed` once the connection has ended. `address` is that of the client; on a `reserved`
     connection only health checks are answered; `calls` belongs to the service. `pings` counts pings and their
     acknowledgements.
     """
@@ -63,7 +63,7 @@ class Http2Connection:
         self._body = BodyReceiver(self._handler_failed)
         self.reader = FrameReader(self, self._body, limits.max_frame, self._blocks.max_block)
         self._incomplete_since_s = 0.0
-        self.settled = self.over = self.draining = self.refusing = False
+        self.settled = self.is_closed = self.draining = self.refusing = False
         self.address = ""
         self.reserved = False
         self.calls: Any = None
@@ -81,7 +81,7 @@ class Http2Connection:
 
     def receive(self, data: bytes) -> None:
         """Take what the client has sent."""
-        if not self.over:
+        if not self.is_closed:
             self._in_batch(self._read, data)
 
     def _read(self, data: bytes) -> None:
@@ -96,11 +96,11 @@ class Http2Connection:
         """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
         return None if self.reader.unparsed else self._body.buffer()
 
-    def _in_batch(self, take: Callable[[Any], None], given: Any) -> None:
+    def _in_batch(self, function: Callable[[Any], None], argument: Any) -> None:
         writer = self._writer
         writer.is_batching = True
         try:
-            take(given)
+            function(argument)
         except Http2ConnectionError as error:
             self.fail(error.code, error.message)
         finally:
@@ -119,9 +119,9 @@ class Http2Connection:
             self._handle_headers(flags, number, payload)
             return
         elif kind == frames.CONTINUATION:
-            whole = self._blocks.append(number, flags, payload)
-            if whole is not None:
-                self._handle_block(number, *whole)
+            block = self._blocks.append(number, flags, payload)
+            if block is not None:
+                self._handle_block(number, *block)
             return
         if self._blocks.is_open:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected CONTINUATION")
@@ -218,7 +218,7 @@ class Http2Connection:
             text = f"expected at most {self._limits.max_frame} bytes in a frame"
             raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
         if padding > length:
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "there is more padding than frame")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
 
     def _check_late_data(self, number: int, length: int) -> None:
         """DATA on a stream that has ended is skipped if it was on its way when we reset the stream."""
@@ -268,7 +268,7 @@ class Http2Connection:
     def _handle_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
             if payload:
-                text = "an acknowledgement of SETTINGS says something"
+                text = "SETTINGS: expected no payload in an acknowledgement"
                 raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
             return
         self._count_empty_frame()
@@ -336,37 +336,37 @@ class Http2Connection:
         self._writer.send(frames.settings(values) + (frames.window_update(0, more) if more else b""))
 
     def ping(self) -> None:
-        """Ask the client whether it is there; `pings` counts its responses."""
+        """Send a PING to find out whether the client responds."""
         self._writer.send(frames.frame(frames.PING, 0, 0, _PING))
 
     def drain(self) -> None:
         """Announce that no new stream will be accepted; `refuse_streams` follows once the client has seen it."""
-        if not self.draining and not self.over:
+        if not self.draining and not self.is_closed:
             self.draining = True
             self._writer.send(frames.goaway(frames.NUMBER, frames.NO_ERROR))
             self.ping()
 
     def refuse_streams(self) -> None:
         """Accept no new stream, and close once the open ones have ended."""
-        if not self.refusing and not self.over:
+        if not self.refusing and not self.is_closed:
             self.refusing = True
             self._writer.send(frames.goaway(self.streams.last, frames.NO_ERROR))
         self._close_if_done()
 
     def fail(self, code: int, message: str) -> None:
         """End the connection with an error."""
-        if not self.over:
+        if not self.is_closed:
             self._writer.send(frames.goaway(self.streams.last, code, message))
             self._end()
 
     def lost(self) -> None:
-        """The client is gone."""
-        if not self.over:
+        """The client has disconnected."""
+        if not self.is_closed:
             self._end()
 
     def _end(self) -> None:
         self._writer.flush()
-        self.over = True
+        self.is_closed = True
         self.backlog.close()
         for stream in list(self.streams.open.values()):
             self.streams.drop(stream, frames.CANCEL)
@@ -374,9 +374,9 @@ class Http2Connection:
         self._close()
 
     def _close_if_done(self) -> None:
-        if self.refusing and not self.streams.open and not self.over:
+        if self.refusing and not self.streams.open and not self.is_closed:
             self._writer.flush()
-            self.over = True
+            self.is_closed = True
             self._close()
 
     # --- streams end ---------------------------------------------------------------------------------------------

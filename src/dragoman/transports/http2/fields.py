@@ -1,8 +1,8 @@
 """Header fields to and from their compressed form (HPACK, RFC 7541).
 
-Reading is done here and not by the `hpack` library, for three reasons: it reports whether a block has changed the table
-(`version`), so that equal blocks need not be read again; a list beyond the limit costs no memory while the table stays
-right; and gRPC's blocks, which are mostly indices, take a fourth of the time. The static table
+Blocks are decoded here instead of by the `hpack` library for three reasons: the decoder reports whether a block has
+changed the dynamic table (`version`), so that equal blocks are decoded once; a list beyond the limit takes no memory
+while the table stays correct; and gRPC's blocks, which are mostly indices, take a quarter of the time. The static table
 comes from the library's public decoder.
 """
 
@@ -18,7 +18,7 @@ from dragoman.transports.http2.frames import COMPRESSION_ERROR, Http2ConnectionE
 # Padding is the most significant bits of the code of the end-of-string symbol: ones, and fewer than 8.
 _MOST_PADDING: Final = 7
 _SYMBOLS: Final = 256
-_MALFORMED: Final = "a text is not in the Huffman code"
+_MALFORMED: Final = "a string is not valid Huffman code"
 
 _Step = tuple[bytes, int]  # the symbols that a byte completes, and the next state
 
@@ -26,7 +26,7 @@ _Step = tuple[bytes, int]  # the symbols that a byte completes, and the next sta
 class Huffman:
     """A state machine whose states are the inner nodes of the code's tree; state 0 is the root.
 
-    What a byte does in a state is worked out when it is first met, and remembered.
+    Transitions are computed when they are first needed, and cached.
     """
 
     __slots__ = ("_children", "_final", "_steps")
@@ -98,32 +98,32 @@ def _code_of(symbol: int) -> tuple[int, int]:
 
 @cache
 def huffman() -> Huffman:
-    """Return the one machine, made when it is first needed."""
+    """Return the state machine that all decoders share."""
     return Huffman()
 
 
 Field = tuple[bytes, bytes]
 
-# RFC 7541, 4.1: what an entry counts beside its name and value.
+# RFC 7541, 4.1: size of an entry beside its name and value.
 ENTRY_BYTES: Final = 32
 TABLE_BYTES: Final = 4096
 
-# RFC 7541, appendix A: what a decoder that has seen nothing makes of each index.
+# RFC 7541, appendix A.
 _STATIC: Final[tuple[Field, ...]] = (
     (b"", b""),
     *((bytes(name), bytes(value)) for name, value in hpack.Decoder().decode(bytes(range(0x81, 0x81 + 61)), raw=True)),
 )
 _NAMES: Final = {name: at for at, (name, _) in reversed(list(enumerate(_STATIC))) if at}
-# No number in a block that we take is larger; one of more bytes is an attack.
+# No integer in a valid block within our limits is larger.
 _MAX_INTEGER: Final = 1 << 24
 
 
 class Decoder:
-    """Reads the blocks of one connection.
+    """Decodes the header blocks of one connection.
 
     `version` changes with the table: while it stays, equal blocks mean equal fields. A block whose fields count more
-    than `max_list_bytes` (each its name, value and 32 bytes) is read to its end, for the table's sake; `too_large` says
-    that the last block was one. It gives only the fields that fit.
+    than `max_list_bytes` (each its name, value and 32 bytes) is decoded to its end, to keep the table correct;
+    `too_large` is true after such a block, of which only the fields that fit are returned.
     """
 
     __slots__ = ("_entries", "_huffman", "_limit", "_max_list_bytes", "_size", "too_large", "version")
@@ -197,7 +197,7 @@ class Decoder:
             length, at = first & 0x7F, at + 1
         end = at + length
         if end > len(block):
-            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends within a text")
+            raise Http2ConnectionError(COMPRESSION_ERROR, "a header block ends within a string")
         text = block[at:end]
         return (self._huffman.decode(text) if first >= 0x80 else text), end
 
@@ -228,7 +228,7 @@ class Decoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """RFC 7541, 5.1: a number that begins in the low bits of a byte."""
+    """Decode an integer (RFC 7541, 5.1) that begins in the low bits of a byte; return it and where it ends."""
     value = block[at] & mask
     at += 1
     if value < mask:
@@ -239,15 +239,15 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         at += 1
         value += (byte & 0x7F) << shift
         if value > _MAX_INTEGER or shift > 28:
-            raise Http2ConnectionError(COMPRESSION_ERROR, "a number in a header block is too large")
+            raise Http2ConnectionError(COMPRESSION_ERROR, "an integer in a header block is too large")
         if byte < 0x80:
             return value, at
         shift += 7
 
 
-def encoded(fields: Iterable[Field]) -> bytes:
-    """A block that neither needs nor changes the other side's table, so that it may be prepared once for all."""
-    return b"".join(_encoded(name, value) for name, value in fields)
+def encode_fields(fields: Iterable[Field]) -> bytes:
+    """Return a block that does not use the dynamic table, so that it can be prepared once and sent many times."""
+    return b"".join(_encode_field(name, value) for name, value in fields)
 
 
 _REQUEST_ID: Final = b"\0%c%b" % (len(HEADER), HEADER.encode())
@@ -256,22 +256,22 @@ _REQUEST_ID: Final = b"\0%c%b" % (len(HEADER), HEADER.encode())
 def encode_request_id(context: Context) -> bytes:
     """Return the header x-request-id of a response."""
     if type(context) is not int:
-        return encoded([(HEADER.encode(), request_id(context).encode())])
+        return encode_fields([(HEADER.encode(), request_id(context).encode())])
     value = b"%b%08x" % (PREFIX, context)
     return b"%b%c%b" % (_REQUEST_ID, len(value), value)
 
 
-def _encoded(name: bytes, value: bytes) -> bytes:
+def _encode_field(name: bytes, value: bytes) -> bytes:
     index = _NAMES.get(name, 0)
     if index and _STATIC[index] == (name, value):
-        return _written(index, 0x7F, 0x80)
+        return _encode_integer(index, 0x7F, 0x80)
     if name == b":status" and (name, value) in _STATIC:
-        return _written(_STATIC.index((name, value)), 0x7F, 0x80)
-    encoded_field = _written(index, 0x0F, 0) if index else b"\0" + _written(len(name), 0x7F, 0) + name
-    return encoded_field + _written(len(value), 0x7F, 0) + value
+        return _encode_integer(_STATIC.index((name, value)), 0x7F, 0x80)
+    encoded_field = _encode_integer(index, 0x0F, 0) if index else b"\0" + _encode_integer(len(name), 0x7F, 0) + name
+    return encoded_field + _encode_integer(len(value), 0x7F, 0) + value
 
 
-def _written(value: int, mask: int, bits: int) -> bytes:
+def _encode_integer(value: int, mask: int, bits: int) -> bytes:
     if value < mask:
         return bytes((bits | value,))
     value -= mask

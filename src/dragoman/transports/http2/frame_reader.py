@@ -1,4 +1,4 @@
-"""Cut the client's bytes into frames, and join the header blocks of its requests."""
+"""Parse received bytes into frames, and join the fragments of header blocks."""
 
 import time
 from typing import Final, Protocol
@@ -10,25 +10,25 @@ from dragoman.transports.http2.fields import Decoder, Field
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.request import Http2Headers, parse_headers
 
-# CONTINUATION frames of one block; the largest block that we take fits into far fewer.
-_MAX_PIECES: Final = 64
-# Blocks that are remembered, and the largest such.
-_MAX_KEPT: Final = 32
-_MAX_KEPT_BYTES: Final = 1024
+# CONTINUATION frames of one block; the largest accepted block needs far fewer.
+_MAX_FRAGMENTS: Final = 64
+# Header blocks that are cached, and the size of the largest one.
+_MAX_CACHED_BLOCKS: Final = 32
+_MAX_CACHED_BYTES: Final = 1024
 
 
 class HeaderBlocks:
-    """The blocks of one connection. `is_open` while one is incomplete."""
+    """Joins and decodes the header blocks of one connection. `is_open` while a block is incomplete."""
 
     __slots__ = (
         "_block",
         "_decoder",
         "_ended",
-        "_heads",
+        "_fragments",
         "_max_bytes",
         "_max_fields",
         "_number",
-        "_pieces",
+        "_parsed_headers",
         "is_open",
         "max_block",
     )
@@ -37,27 +37,27 @@ class HeaderBlocks:
         self._max_fields = max_fields
         self._max_bytes = max_header_bytes
         self._decoder = Decoder(max_header_bytes)
-        # Somewhat larger ones are read, so that their stream alone is refused.
+        # Somewhat larger blocks are decoded, so that only their stream is rejected.
         self.max_block = max(frames.SMALLEST_FRAME, 4 * max_header_bytes)
-        self._heads: dict[bytes, Http2Headers] = {}
+        self._parsed_headers: dict[bytes, Http2Headers] = {}
         self.is_open = False
         self._block = bytearray()
         self._number = 0
         self._ended = False
-        self._pieces = 0
+        self._fragments = 0
 
-    def begin(self, number: int, ended: bool, piece: bytes) -> None:
-        """A block begins that further frames will go on with."""
-        self.is_open, self._number, self._ended, self._pieces = True, number, ended, 0
-        self._block = bytearray(piece)
+    def begin(self, number: int, ended: bool, fragment: bytes) -> None:
+        """Begin a block that CONTINUATION frames will complete."""
+        self.is_open, self._number, self._ended, self._fragments = True, number, ended, 0
+        self._block = bytearray(fragment)
 
-    def append(self, number: int, flags: int, piece: bytes) -> tuple[bool, bytes] | None:
-        """A CONTINUATION frame; gives whether the stream ends with it, and the block, once that is whole."""
+    def append(self, number: int, flags: int, fragment: bytes) -> tuple[bool, bytes] | None:
+        """Add a CONTINUATION frame; once the block is complete, return whether the stream ends, and the block."""
         if not self.is_open or number != self._number:
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        self._pieces += 1
-        self._block += piece
-        if self._pieces > _MAX_PIECES or len(self._block) > self.max_block:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self._fragments += 1
+        self._block += fragment
+        if self._fragments > _MAX_FRAGMENTS or len(self._block) > self.max_block:
             raise Http2ConnectionError(frames.ENHANCE_YOUR_CALM, "a header block is too long")
         if not flags & frames.END_HEADERS:
             return None
@@ -65,7 +65,7 @@ class HeaderBlocks:
         return self._ended, block
 
     def decode(self, block: bytes) -> tuple[list[Field], HttpError | None]:
-        """Return the fields of a block, as far as they are allowed, and an error where they were more.
+        """Return the fields of a block up to the limits, and an error if there were more.
 
         Raises Http2ConnectionError.
         """
@@ -73,7 +73,7 @@ class HeaderBlocks:
         version = decoder.version
         found = decoder.decode(block)
         if decoder.version != version:
-            self._heads.clear()
+            self._parsed_headers.clear()
         if decoder.too_large:
             return found, HttpError(431, f"headers: expected at most {self._max_bytes} bytes, got more")
         if len(found) > self._max_fields:
@@ -86,20 +86,20 @@ class HeaderBlocks:
 
         Raises Http2ConnectionError and Http2StreamError.
         """
-        head = self._heads.get(block)
-        if head is not None:
-            return head
+        headers = self._parsed_headers.get(block)
+        if headers is not None:
+            return headers
         version = self._decoder.version
-        head = parse_headers(*self.decode(block))
-        if self._decoder.version == version and len(block) <= _MAX_KEPT_BYTES:
-            if len(self._heads) >= _MAX_KEPT:
-                self._heads.clear()
-            self._heads[block] = head
-        return head
+        headers = parse_headers(*self.decode(block))
+        if self._decoder.version == version and len(block) <= _MAX_CACHED_BYTES:
+            if len(self._parsed_headers) >= _MAX_CACHED_BLOCKS:
+                self._parsed_headers.clear()
+            self._parsed_headers[block] = headers
+        return headers
 
 
 def strip_padding(flags: int, payload: bytes) -> bytes:
-    """The block within a HEADERS frame, without its padding and its priority, which is ignored."""
+    """Return the header block of a HEADERS frame, without padding and priority."""
     begin, end = 0, len(payload)
     if flags & frames.PADDED:
         if not payload:
@@ -108,20 +108,20 @@ def strip_padding(flags: int, payload: bytes) -> bytes:
     if flags & frames.HAS_PRIORITY:
         begin += 5
     if begin > end:
-        raise Http2ConnectionError(frames.PROTOCOL_ERROR, "there is more padding than frame")
+        raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
     return payload[begin:end]
 
 
-# Requests that arrived together are worked on for so long before other connections have a turn.
+# Seconds for handling requests that arrived together, before other connections have a turn.
 _SLICE_S = 0.002
 
-_unpack = frames.head.unpack_from
+_unpack = frames.frame_header.unpack_from
 
 
 class FrameHandler(Protocol):
-    """Handles the frames of a connection; nothing more once it is `over`."""
+    """Handles the frames of a connection; nothing more once it is `is_closed`."""
 
-    over: bool
+    is_closed: bool
 
     def handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a complete frame. Raises Http2ConnectionError and Http2StreamError."""
@@ -197,19 +197,19 @@ class FrameReader:
             stop = at + 9 + length
             if stop > end:
                 self.check_length(kind, length)
-                self._needed = frames.HEAD_BYTES + (1 if kind == frames.DATA else length)
+                self._needed = frames.FRAME_HEADER_BYTES + (1 if kind == frames.DATA else length)
                 return at
             at = stop
             try:
                 handler.handle_frame(kind, flags, number, data[stop - length : stop])
             except Http2StreamError as error:
                 handler.fail_stream(number, error)
-            if handler.over:
+            if handler.is_closed:
                 return end
             if kind == frames.HEADERS and self.stopwatch() > until_s:
                 self.more = at < end
                 break
-        self._needed = frames.HEAD_BYTES
+        self._needed = frames.FRAME_HEADER_BYTES
         return at
 
     def check_length(self, kind: int, length: int) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD_BYTES: Final = 9
+FRAME_HEADER_BYTES: Final = 9
 
-# A frame's head: its length in 16 bits and 8 bits, type, flags, and its stream with a reserved bit.
-head = struct.Struct(">HBBBI")
+# A frame header: its length in 16 bits and 8 bits, type, flags, and its stream with a reserved bit.
+frame_header = struct.Struct(">HBBBI")
 
 DATA: Final = 0
 HEADERS: Final = 1
@@ -46,7 +46,7 @@ INITIAL_WINDOW_SIZE: Final = 0x4
 MAX_FRAME_SIZE: Final = 0x5
 MAX_HEADER_LIST_SIZE: Final = 0x6
 
-# What holds before any SETTINGS, and the bounds of what they may say.
+# Defaults before SETTINGS, and bounds of settings.
 DEFAULT_WINDOW: Final = 65_535
 LARGEST_WINDOW: Final = (1 << 31) - 1
 SMALLEST_FRAME: Final = 16_384
@@ -59,7 +59,7 @@ _goaway = struct.Struct(">II")
 
 
 class Http2ConnectionError(Exception):
-    """What ends a connection, by the error code of its GOAWAY."""
+    """Ends a connection with a GOAWAY of this error code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class Http2ConnectionError(Exception):
 
 
 class Http2StreamError(Exception):
-    """What ends one stream, by the error code of its RST_STREAM."""
+    """Ends one stream with a RST_STREAM of this error code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -77,9 +77,9 @@ class Http2StreamError(Exception):
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Return a complete frame."""
     size = len(payload)
-    return head.pack(size >> 8, size & 0xFF, kind, flags, number) + payload
+    return frame_header.pack(size >> 8, size & 0xFF, kind, flags, number) + payload
 
 
 def settings(pairs: dict[int, int]) -> bytes:
@@ -106,7 +106,7 @@ def check_priority(number: int, payload: bytes) -> None:
 
 
 def word(payload: bytes) -> int:
-    """The one number of a RST_STREAM or WINDOW_UPDATE. Raises Http2ConnectionError where its size is another."""
+    """Return the number of a RST_STREAM or WINDOW_UPDATE. Raises Http2ConnectionError if the payload is not 4 bytes."""
     if len(payload) != 4:
         raise Http2ConnectionError(FRAME_SIZE_ERROR, f"expected 4 bytes, got {len(payload)}")
     found: int = _word.unpack(payload)[0]
@@ -114,7 +114,7 @@ def word(payload: bytes) -> int:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The pairs of a SETTINGS frame, in order, each within its bounds. Raises Http2ConnectionError."""
+    """Return the pairs of a SETTINGS frame in order. Raises Http2ConnectionError if a value is out of bounds."""
     if len(payload) % 6:
         raise Http2ConnectionError(FRAME_SIZE_ERROR, f"SETTINGS: expected pairs of 6 bytes, got {len(payload)} bytes")
     pairs = list(_setting.iter_unpack(payload))
@@ -135,7 +135,7 @@ _BOUNDS = {
 
 Buffer = bytes | bytearray | memoryview
 
-# Says that our side keeps no header table; due once to a client that allows less than the usual one (RFC 7541).
+# Announces that our encoder has no dynamic table (RFC 7541); sent once to a client that allows less than the default.
 _NO_TABLE: Final = b"\x20"
 # Up to this size buffers are joined, which is cheaper than passing them on one by one.
 _JOIN_BYTES = 1 << 14
@@ -143,7 +143,7 @@ _FRAME_OVERHEAD = 256
 
 
 class FrameWriter:
-    """Frames on their way to `sink`, which takes buffers in order.
+    """Sends frames to `sink`, which takes buffers in order.
 
     While `is_batching`, frames are collected until `flush`. `response_frames` and `body_bytes` count what was sent of
     responses. `max_frame` is the largest payload that the client accepts.
@@ -168,7 +168,7 @@ class FrameWriter:
             self.flush()
 
     def send_headers(self, number: int, block: bytes, *, ended: bool) -> None:
-        """Send a header block: one HEADERS frame and, if it is long, CONTINUATION"""
+        """Send a header block: one HEADERS frame and, if it is long, CONTINUATION frames."""
         if self._prefix:
             block, self._prefix = self._prefix + block, b""
         most = self.max_frame
@@ -193,11 +193,11 @@ class FrameWriter:
         self._buffers += buffers
         self.size += size + _FRAME_OVERHEAD
 
-    def add_data(self, head: bytes, body: Sequence[Buffer], size: int) -> None:
+    def add_data(self, header: bytes, body: Sequence[Buffer], size: int) -> None:
         """Add a DATA frame."""
-        self._buffers.append(head)
+        self._buffers.append(header)
         self._buffers += body
-        self.size += size + HEAD_BYTES
+        self.size += size + FRAME_HEADER_BYTES
         self.response_frames += 1
         self.body_bytes += size
 

@@ -1,4 +1,4 @@
-"""An HTTP/2 connection on its socket: reading into place, writing, and the times that a client may take."""
+"""An HTTP/2 connection on its socket: reading, writing and timeouts."""
 
 import asyncio
 import logging
@@ -17,18 +17,18 @@ from dragoman.transports.loop_budget import LARGE_MESSAGE, ReadLimiter
 
 log = logging.getLogger("dragoman.http2")
 
-# What is read at a time where it is not a large body: so many small requests are answered before others have a turn.
+# Bytes per read, except of large bodies: requests in one read are answered before other connections have a turn.
 _READ_BYTES = 1 << 16
-# What may wait in the transport before bodies stay with their streams, and how much of answers to pings and the like.
+# Bytes in the transport's buffer before bodies wait in their streams, and before reading pauses for control frames.
 _HIGH_WATER = 1 << 20
 _MOST_WAITING = _HIGH_WATER + (1 << 18)
-# How long a client may take to hear why it is cut off, and to say that it is there.
+# Seconds for a client to receive the error that ends its connection, and to acknowledge a PING.
 _LINGER_S = 2.0
 _ANSWER_S = 20.0
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
-    """One connection. `scratch` is where it reads to; as that is used at once, one may serve all connections."""
+    """One connection. It reads into `scratch`, which is processed at once, so that all connections can share it."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._unread = 0  # bytes that were unread then
         self._reading = True
         self._read_limiter = ReadLimiter(executor.budget, self._read_or_wait)
-        self._full = False  # it asks on and on and does not read
-        self._behind = False  # what was read last is not worked on yet
-        self._heard = False
-        self._asked = False
+        self._full = False  # the client sends without reading responses
+        self._behind = False  # received bytes are not handled yet
+        self._has_received = False
+        self._has_pinged = False
         times_s = limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s
         self._shortest_s = min(*times_s, limits.grpc_stream_idle_timeout_s or math.inf) / 5
         self.connection = Http2Connection(
@@ -63,19 +63,19 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self.connection.over:  # the server stopped before the connection was made
+        if self.connection.is_closed:  # the server stopped before the connection was made
             transport.close()
             return
         self.connection.address = client_address(transport)
         self.connection.reserved = not self._listener.admits(self, transport)
-        self._made_s = self._heard_s = self.connection.now_s = self._loop.time()
+        self._made_s = self._received_s = self.connection.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self.connection.start()
         self._watch_closely()
 
     def begin(self, data: bytes) -> None:
-        """Bytes that somebody else has read from the socket, before this protocol had it."""
-        self._take(self.connection.receive, data)
+        """Handle bytes that were read from the socket before this protocol was chosen."""
+        self._handle_input(self.connection.receive, data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self.connection.buffer()
@@ -84,18 +84,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         if self._direct:
-            self._take(self.connection.filled, size)
+            self._handle_input(self.connection.filled, size)
         else:
-            self._take(self.connection.receive, bytes(self._scratch[:size]))
+            self._handle_input(self.connection.receive, bytes(self._scratch[:size]))
         if size >= LARGE_MESSAGE:
             self._read_limiter.count(size)
 
-    def _take(self, take: Any, given: Any) -> None:
+    def _handle_input(self, function: Any, argument: Any) -> None:
         connection = self.connection
         connection.now_s = self._loop.time()
-        self._heard = True
+        self._has_received = True
         try:
-            take(given)
+            function(argument)
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
@@ -110,9 +110,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._watch_closely()
 
     def _go_on(self) -> None:
-        """Work on more of what was read."""
-        if self.connection.reader.more and not self.connection.over:
-            self._take(self.connection.receive, b"")
+        """Handle more of the received bytes."""
+        if self.connection.reader.more and not self.connection.is_closed:
+            self._handle_input(self.connection.receive, b"")
 
     def eof_received(self) -> bool:
         return False
@@ -135,7 +135,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        """Read on unless something speaks against it."""
+        """Pause or resume reading."""
         reading = not (self._full or self._behind or self._read_limiter.is_paused)
         if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
@@ -155,7 +155,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self.connection.sender.pump()
 
     def _close(self) -> None:
-        """Close once all is written, and the client has had a chance to read it before it is cut off."""
+        """Close once everything is written and the client has had time to read it."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -165,11 +165,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.close()
 
     def abort(self) -> None:
-        """Cut the client off at once."""
+        """Close the connection without waiting for unsent data."""
         if self._transport is not None:
             self._transport.abort()
 
-    # --- the end of the server -----------------------------------------------------------------------------------
+    # --- stopping -----------------------------------------------------------------------------------
 
     def drain(self) -> None:
         if self._transport is None:  # still in its TLS handshake
@@ -177,7 +177,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._listener.remove(self)
             return
         self.connection.drain()
-        self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # for a client that does not answer
+        self._loop.call_later(_LINGER_S, self.connection.refuse_streams)  # if the client does not acknowledge the PING
 
     def cancel(self) -> None:
         for stream in list(self.connection.streams.open.values()):
@@ -185,21 +185,25 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 stream.handler.cancel()
         self.connection.refuse_streams()
 
-    # --- times ---------------------------------------------------------------------------------------------------
+    # --- timeouts ---------------------------------------------------------------------------------------------------
 
     def _watch_closely(self) -> None:
-        """Something is awaited of the client."""
+        """Check timeouts soon, because something is expected from the client."""
         self._listener.wheel.watch(self, self.connection.now_s + self._shortest_s)
 
     def check_timeouts(self, now_s: float) -> float:
-        """Look whether the client is late with anything; gives when to look again."""
+        """Apply the timeouts; return when to check again."""
         connection = self.connection
-        if connection.over:
+        if connection.is_closed:
             return 0.0
         connection.now_s = now_s
         self._check(now_s)
         waits = (
-            connection.streams.open or not connection.settled or connection.draining or self._paused_s or self._asked
+            connection.streams.open
+            or not connection.settled
+            or connection.draining
+            or self._paused_s
+            or self._has_pinged
         )
         if waits or connection.incomplete_since_s() < now_s:
             return now_s + self._shortest_s
@@ -208,9 +212,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _check(self, now_s: float) -> None:
         connection, limits = self.connection, self._limits
         if not connection.settled and now_s - self._made_s > limits.header_timeout_s:
-            connection.fail(frames.SETTINGS_TIMEOUT, f"the greeting did not come within {limits.header_timeout_s} s")
+            connection.fail(frames.SETTINGS_TIMEOUT, f"SETTINGS not received within {limits.header_timeout_s} s")
         elif now_s - connection.incomplete_since_s() > limits.header_timeout_s:
-            connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame did not come within {limits.header_timeout_s} s")
+            connection.fail(frames.ENHANCE_YOUR_CALM, f"a frame was not complete within {limits.header_timeout_s} s")
         elif self._paused_s and not self._reads(now_s) and now_s - self._paused_s > limits.write_timeout_s:
             self._listener.warnings.log("client disconnected: it read nothing for %s s", limits.write_timeout_s)
             self.abort()
@@ -237,19 +241,19 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 stream.handler.check_timeout(now_s)
 
     def _check_alive(self, now_s: float) -> None:
-        """A client that says nothing for long is asked whether it is there."""
+        """Send a PING to a client that has been silent for long; abort the connection if it does not respond."""
         if (
-            self._heard or self.connection.sender.moved_s > self._heard_s
+            self._has_received or self.connection.sender.moved_s > self._received_s
         ):  # one that reads is there, and a PING waits behind
-            self._heard, self._heard_s, self._asked = False, now_s, False
-        elif self._asked and now_s - self._heard_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
+            self._has_received, self._received_s, self._has_pinged = False, now_s, False
+        elif self._has_pinged and now_s - self._received_s > self._limits.keep_alive_timeout_s + _ANSWER_S:
             self.abort()
-        elif not self._asked and now_s - self._heard_s >= self._limits.keep_alive_timeout_s:
-            self._asked = True
+        elif not self._has_pinged and now_s - self._received_s >= self._limits.keep_alive_timeout_s:
+            self._has_pinged = True
             self.connection.ping()
 
 
 def http2(service: Http2Service, limits: Http2Limits, executor: MessageExecutor) -> Callable[[Listener], Http2Protocol]:
-    """The wire, for a listener; answers that clients do not take are counted among the bodies."""
+    """Return a factory of connections for a listener."""
     scratch = memoryview(bytearray(_READ_BYTES))
     return lambda listener: Http2Protocol(listener, service, limits, scratch, executor)

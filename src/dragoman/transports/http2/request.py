@@ -1,4 +1,4 @@
-"""The head of a request, checked against the rules of HTTP/2 (RFC 9113, section 8)."""
+"""Headers of a request, checked against the rules of HTTP/2 (RFC 9113, section 8)."""
 
 import re
 from collections.abc import Iterable
@@ -11,20 +11,20 @@ from dragoman.transports.http2.fields import Field
 from dragoman.transports.http2.frames import PROTOCOL_ERROR, Http2StreamError
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-# No controls that could split a field elsewhere, and no blanks around it (8.2.1).
+# No control characters that could split a field, and no white space around it (8.2.1).
 _VALUE = re.compile(rb"(?:[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?)?")
 _BLANKS = b"\t "
 _PATH = re.compile(r"[^\x00-\x20\x7f]*")
-_OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+_CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
 @dataclass(frozen=True, slots=True)
 class Http2Headers:
-    """A request's head. `path` is as it was sent; `length` that of the body where it is announced, else -1.
+    """Headers of a request. `path` is as it was sent, `length` the announced length of the body or -1.
 
-    `error` is the HTTP error to respond with; `fields` may then be incomplete. `note` is for the service: it is kept
-    while requests with equal headers arrive.
+    `error` is the HTTP error to respond with; `fields` may then be incomplete. `note` belongs to the service and is
+    shared by requests with equal headers.
     """
 
     method: str
@@ -51,7 +51,7 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
     for name, value in fields:
         if name[:1] == b":":
             if plain or cookies or name in pseudo or name not in _PSEUDO:
-                raise _malformed(f"the field {_shown(name)} is unknown, twice there, or at the wrong place")
+                raise _malformed(f"the field {_quote(name)} is unknown, duplicate or after other fields")
             pseudo[name] = value.decode("latin-1")
             continue
         if value[:1] in _BLANKS or value[-1:] in _BLANKS:
@@ -59,7 +59,7 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
             padded, value = padded if stripped == value else name, stripped
         _check(name, value)
         if name == b"cookie":
-            cookies.append(value.decode("latin-1"))  # 8.2.3: comes in crumbs
+            cookies.append(value.decode("latin-1"))  # 8.2.3: may be split into several fields
         else:
             plain.append((name.decode("latin-1"), value.decode("latin-1")))
     if cookies:
@@ -67,16 +67,16 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
     kind = next((value for name, value in plain if name == "content-type"), "")
     is_grpc = kind == "application/grpc" or kind.startswith(("application/grpc+", "application/grpc;"))
     if padded and not is_grpc:
-        raise _malformed(f"the value of field {_shown(padded)} begins or ends with a blank")
+        raise _malformed(f"the value of field {_quote(padded)} begins or ends with a blank")
     method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
     if error is not None:  # fields may be missing
         return Http2Headers(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, error=error)
-    authority = _checked(method, scheme, path, pseudo.get(b":authority", ""), plain)
+    authority = _check_pseudo_fields(method, scheme, path, pseudo.get(b":authority", ""), plain)
     error = _target_error(path, authority)
     return Http2Headers(method, scheme, authority, path, tuple(plain), _length(plain), is_grpc, error)
 
 
-def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
+def _check_pseudo_fields(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
     """Check the pseudo-fields and return the authority, which the field Host may name as well."""
     if not all(_NAME.fullmatch(text.lower().encode("latin-1")) for text in (method, scheme)):
         raise _malformed("expected a :method, a :scheme and a :path")
@@ -90,7 +90,7 @@ def _checked(method: str, scheme: str, path: str, authority: str, plain: list[tu
 
 
 def _target_error(path: str, authority: str) -> HttpError | None:
-    """The error of a path or an authority that no URI can have."""
+    """Return the error of a path or an authority that is not valid in a URI."""
     if _PATH.fullmatch(path) is None:
         return HttpError(400, f":path: expected no blanks or control characters, got {path[:64]!r}")
     if not is_host(authority):
@@ -109,21 +109,21 @@ def _length(plain: list[tuple[str, str]]) -> int:
 
 
 def check_trailers(fields: Iterable[Field]) -> None:
-    """Raises Http2StreamError PROTOCOL_ERROR where fields after a body are malformed."""
+    """Raise Http2StreamError PROTOCOL_ERROR if trailers are malformed."""
     for name, value in fields:
         _check(name, value)
 
 
 def _check(name: bytes, value: bytes) -> None:
     if not _NAME.fullmatch(name):
-        raise _malformed(f"the name of field {_shown(name)} is not allowed")
+        raise _malformed(f"the name of field {_quote(name)} is not allowed")
     if not _VALUE.fullmatch(value):
-        raise _malformed(f"the value of field {_shown(name)} is not allowed")
-    if name in _OF_CONNECTIONS or (name == b"te" and value.lower() != b"trailers"):
-        raise _malformed(f"the field {_shown(name)} is not for HTTP/2")
+        raise _malformed(f"the value of field {_quote(name)} is not allowed")
+    if name in _CONNECTION_FIELDS or (name == b"te" and value.lower() != b"trailers"):
+        raise _malformed(f"the field {_quote(name)} is not for HTTP/2")
 
 
-def _shown(name: bytes) -> str:
+def _quote(name: bytes) -> str:
     return repr(name[:64].decode("latin-1"))
 
 

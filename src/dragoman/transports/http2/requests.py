@@ -15,7 +15,7 @@ from dragoman.transports.application import Application
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.fields import encode_request_id, encoded
+from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
 from dragoman.transports.loop_budget import LARGE_MESSAGE
@@ -26,7 +26,7 @@ log = logging.getLogger("dragoman.http")
 # Not allowed in HTTP/2 (RFC 9113, 8.2.2).
 _CONNECTION_HEADERS = frozenset(("connection", "keep-alive", "transfer-encoding"))
 _FORBIDDEN = frozenset("\r\n\0")
-_CONTINUE = encoded([(b":status", b"100")])
+_CONTINUE = encode_fields([(b":status", b"100")])
 
 
 class Http2Requests:
@@ -36,8 +36,8 @@ class Http2Requests:
         self.application = application
         self.loop = asyncio.get_running_loop()
 
-    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> "Http2Request":
-        request = Http2Request(self, stream, head)
+    def open(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> "Http2Request":
+        request = Http2Request(self, stream, headers)
         if ended:
             request.receive(b"", 0, 0, True)
         elif request.expects_continue:
@@ -48,23 +48,23 @@ class Http2Requests:
 class Http2Request:
     """One request and the writer of its response."""
 
-    def __init__(self, service: Http2Requests, stream: Http2Stream, head: Http2Headers) -> None:
+    def __init__(self, service: Http2Requests, stream: Http2Stream, headers: Http2Headers) -> None:
         self.is_disconnected = self.started = False
         self._service = service
         self._stream = stream
-        self._head = head
-        self._headers = _merged(head.fields)
+        self._request_headers = headers
+        self._headers = _merge_fields(headers.fields)
         self._context = new_context(client_request_id(self._headers))
-        if head.authority:
-            self._headers["host"] = head.authority
+        if headers.authority:
+            self._headers["host"] = headers.authority
         self._body: FixedBody | GrowingBody | None = None
         self._match: Match | None = None
         self._task: asyncio.Task[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
         self._began_s = service.loop.time()
         self._is_answered = False
-        if head.error is not None:
-            self._reject(head.error)  # not raised: requests with equal headers share it
+        if headers.error is not None:
+            self._reject(headers.error)  # not raised: requests with equal headers share it
             return
         try:
             self._prepare()
@@ -77,8 +77,8 @@ class Http2Request:
         return not self._is_answered and self._headers.get("expect", "").lower() == "100-continue"
 
     def _prepare(self) -> None:
-        application, length = self._service.application, self._head.length
-        self._match = application.match(self._head.method, self._head.path.partition("?")[0])
+        application, length = self._service.application, self._request_headers.length
+        self._match = application.match(self._request_headers.method, self._request_headers.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
         if length > application.limits.max_body_bytes:
@@ -138,10 +138,12 @@ class Http2Request:
 
     def _start(self) -> None:
         set_context(self._context)
-        path, _, query = self._head.path.partition("?")
+        path, _, query = self._request_headers.path.partition("?")
         body = b"" if self._body is None else self._body.take()
         assert self._match is not None
-        request = HttpRequest(self._head.method, unquote(path), self._match.params, self._headers, body, query)
+        request = HttpRequest(
+            self._request_headers.method, unquote(path), self._match.params, self._headers, body, query
+        )
         start = Start(self._service.application.answer(self._match, request, self), self._service.loop)
         self._task = start.task
         if start.task is not None:
@@ -190,7 +192,7 @@ class Http2Request:
         size = sum(map(len, parts))
         length = () if response.status in (204, 304) else (("content-length", str(size)),)
         block = self._block(response.status, (*response.headers, *length))
-        if not size or self._head.method == "HEAD":
+        if not size or self._request_headers.method == "HEAD":
             self._stream.send_headers(block, ended=True)
             return
         self._stream.send_headers(block)
@@ -203,7 +205,7 @@ class Http2Request:
     async def start(self, status: int, headers: Headers) -> None:
         self._check_connected()
         self.started = True
-        self._stream.send_headers(self._block(status, headers), ended=self._head.method == "HEAD")
+        self._stream.send_headers(self._block(status, headers), ended=self._request_headers.method == "HEAD")
 
     async def write(self, part: Buffer) -> None:
         self._check_connected()
@@ -252,7 +254,7 @@ class Http2Request:
             self._reject(HttpError(503, "the server is shutting down"))
 
 
-def _merged(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def _merge_fields(fields: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Join fields of one name to a list (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for name, value in fields:
@@ -269,9 +271,9 @@ def _encode_headers(status: int, headers: Headers) -> bytes:
             raise ValueError(f"the header {name!r} of a response contains a line break or NUL")
         if name.lower() not in _CONNECTION_HEADERS:
             fields.append((name.lower().encode("latin-1", "replace"), value.strip().encode("latin-1", "replace")))
-    return encoded(fields)
+    return encode_fields(fields)
 
 
 @lru_cache(maxsize=2)
 def _encode_date(second: int) -> bytes:
-    return encoded([(b"date", formatdate(second, usegmt=True).encode())])
+    return encode_fields([(b"date", formatdate(second, usegmt=True).encode())])

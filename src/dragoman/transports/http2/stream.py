@@ -56,7 +56,7 @@ class Backlog:
                 self._is_resuming = False
 
     def close(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         self._waiting.clear()
         self._is_resuming = True
 
@@ -122,11 +122,11 @@ class Http2Stream:
     """`remote_ended` and `local_ended`: the client has ended its request, we have ended our response.
 
     `length` is the part of the announced body that has not arrived, -1 if none was announced. `pending` is what waits
-    to be sent, `kept` the bytes that this keeps in memory. `sent_s` is when the client last made room for it.
+    to be sent, `held_bytes` the memory that this takes. `sent_s` is when the client last made room for it.
     """
 
     __slots__ = (
-        "acknowledged", "began_s", "connection", "handler", "kept", "length", "local_ended", "number", "pending",
+        "acknowledged", "began_s", "connection", "handler", "held_bytes", "length", "local_ended", "number", "pending",
         "pending_bytes", "remote_ended", "sent_s", "trailers", "window_in", "window_out",
     )  # fmt: skip
 
@@ -143,14 +143,14 @@ class Http2Stream:
         self.handler: Any = None  # a Http2Handler, while the stream is open
         self.pending: deque[memoryview] | None = None
         self.pending_bytes = 0
-        self.kept = 0
+        self.held_bytes = 0
         self.trailers: bytes | None = None
         self.acknowledged = 0  # bytes that the window has not been widened by
         self.sent_s = 0.0
         self.began_s = began_s
 
     def send_headers(self, block: bytes, *, ended: bool = False) -> None:
-        """Send the response headers, a block made by `fields.encoded`."""
+        """Send the response headers, a block made by `fields.encode_fields`."""
         self.connection.send_headers(self, block, ended)
 
     def send_data(self, *parts: Buffer) -> None:
@@ -181,7 +181,7 @@ class Http2Stream:
 
 log = logging.getLogger("dragoman.http2")
 
-# Streams that we reset; frames that were on their way then are no error.
+# Streams that we reset; frames that were sent before are not errors.
 _MAX_RESETS = 256
 
 
@@ -256,7 +256,7 @@ class StreamTable:
 
 
 def _notify(handler: Any, code: int) -> None:
-    """Tell a handler that its stream has been reset."""
+    """Notify a handler that its stream has been reset."""
     if handler is not None:
         try:
             handler.closed(code)
