@@ -242,7 +242,7 @@ class Cubic(dragoman.Model):
         return dragoman.Signature((TensorSpec("x", dragoman.FP64, size),), (TensorSpec("y", dragoman.FP64, size),))
 
     def infer(self, call: Infer) -> Any:
-        return call.inputs["x"].data ** 3
+        return (call.inputs["x"].data ** 3)[: call.config.get("returned")]
 
     def gradient(self, call: Gradient) -> Any:
         assert (call.output, call.input) == ("y", "x")
@@ -261,6 +261,8 @@ async def test_a_model_class_with_derivatives(placement: Any) -> None:
     async with Engine(Repository([spec])) as engine:
         assert await evaluated(engine, "c", [1, 2]) == [[1.0, 8.0]]
         assert await evaluated(engine, "c", [1, 2, 3], n=3) == [[1.0, 8.0, 27.0]]
+        with pytest.raises(errors.InvalidOutput, match=r"output 'y': expected shape \[3\], got \[2\]"):
+            await evaluated(engine, "c", [1, 2, 3], n=3, returned=2)
         at: dict[str, Any] = {"positional": (vector(1, 2),)}
         assert (await response(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
         assert (await response(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
