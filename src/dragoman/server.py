@@ -241,13 +241,14 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         objects,
         folders,
         model_name=settings.model_name,
+        may_be_empty=not settings.load_at_start,
     )
     sources = repository.scan()
     for skipped in repository.skipped:
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
     for source in sources.values():
         source.specs()  # reports invalid settings before a model is loaded
-    if not sources and not settings.can_add_models:
+    if not sources and not settings.can_add_models and (settings.load_at_start or not paths):
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     return Engine(
         repository,

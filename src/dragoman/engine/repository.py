@@ -58,7 +58,7 @@ class DiskRepository(Repository):
     """Models below paths on disk, in addition to fixed ones. Each scan reads the disk again.
 
     defaults: fields of a ModelSpec for every model. version_policy: latest, all, or a list such as `1,3`.
-    live: fixed models. folders: models below these may be registered by URL. run_code: see `Search`.
+    live: fixed models. folders: models below these may be registered by URL. run_code, may_be_empty: see `Search`.
     model_name: the name of the only model, by default that of its file or folder.
     """
 
@@ -72,6 +72,7 @@ class DiskRepository(Repository):
         *,
         run_code: bool = True,
         model_name: str = "",
+        may_be_empty: bool = False,
     ) -> None:
         if model_name:
             check_name(model_name, "setting 'model_name':")
@@ -83,11 +84,12 @@ class DiskRepository(Repository):
         self._version_policy = _check_policy(version_policy)
         self._folders = tuple(folders)
         self._run_code = run_code
+        self._may_be_empty = may_be_empty
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
         by_name: dict[str, list[Found]] = {}
-        search = Search(self._run_code)
+        search = Search(self._run_code, self._may_be_empty)
         for path in self._paths:
             for found in search.models(path):
                 check_name(found.name, f"the model name of '{_location(found)}'")

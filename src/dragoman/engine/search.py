@@ -53,21 +53,25 @@ class Skipped:
 class Search:
     """A search for models. `skipped` collects the files that are not served.
 
-    Without `run_code` a Python file is never imported, and its models have the file's name instead of their own.
+    Without `run_code` a Python file is never imported, and its models have the file's name instead of their own. With
+    `may_be_empty` a folder may hold no model yet, or be missing.
     """
 
     run_code: bool = True
+    may_be_empty: bool = False
     skipped: list[Skipped] = field(default_factory=list)
     _root: Path = field(default_factory=Path)
 
     def models(self, path: str) -> list[Found]:
         """Return the models at a path. Raises InvalidInput if there are none, or if it cannot be read."""
         before = len(self.skipped)
+        if self.may_be_empty and not Path(path).exists() and not _OBJECT.fullmatch(path):
+            return []
         try:
             models = list(self._search(path))
         except OSError as error:
             raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
-        if not models:
+        if not models and not (self.may_be_empty and Path(path).is_dir()):
             reasons = [f"{each.file}: {each.reason}" for each in self.skipped[before:][:_SKIPPED_NAMED]]
             hint = "; ".join(reasons) or "expected a model file, a folder of models or module:object"
             raise InvalidInput(f"found no model in '{path}'; {hint}")

@@ -1,0 +1,44 @@
+"""The files in `deploy/`, as values."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .go_template import render_chart
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "dragoman"
+
+
+def load(path: str) -> list[Any]:
+    """Return the documents of a YAML file in `deploy/`."""
+    return [each for each in yaml.safe_load_all((DEPLOY / path).read_text()) if each is not None]
+
+
+def chart(**changes: Any) -> list[dict[str, Any]]:
+    """Return the objects of the Helm chart, with some of its values replaced."""
+    return render_chart(CHART, {**yaml.safe_load((CHART / "values.yaml").read_text()), **changes})
+
+
+def kubernetes() -> list[dict[str, Any]]:
+    """Return the objects of `deploy/kubernetes`."""
+    names = load("kubernetes/kustomization.yaml")[0]["resources"]
+    return [each for name in names for each in load(f"kubernetes/{name}")]
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every pod with a Dragoman container: its name for messages, and its spec."""
+    for name, objects in (("kubernetes", kubernetes()), ("helm", chart())):
+        (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+        yield name, deployment["spec"]["template"]["spec"]
+    for name in ("runtime-dragoman", "runtime-mlserver"):
+        (runtime,) = load(f"kserve/{name}.yaml")
+        yield name, runtime["spec"]
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    """Return the environment variables of a container that have a value of their own."""
+    return {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}

@@ -1,0 +1,176 @@
+"""The contracts of Kubernetes and KServe over plain HTTP, with a real server started as the manifests start it.
+
+The test plays the kubelet (probes through start, drain and SIGTERM), the metrics scraper of KServe, and its controller,
+which sets the variables of MLServer. No part of Kubernetes or KServe runs here.
+"""
+
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sklearn.linear_model import LinearRegression
+
+from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, wait_until
+
+from .manifests import environment, pods
+
+PODS = dict(pods())
+GATED = """
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("trouble", {path!r})
+trouble = module_from_spec(spec)
+spec.loader.exec_module(trouble)
+
+
+class Gated(trouble.SlowToLoad):
+    pass
+"""
+
+
+class Kubelet:
+    """Runs the probes of a container as the kubelet does: GET from a new connection, 200 to 399 is success."""
+
+    def __init__(self, container: Mapping[str, Any], port: int) -> None:
+        self._container = container
+        self._port = port
+
+    def probe(self, name: str) -> str:
+        """Return "success", "failure" or "refused" of the startup, readiness or liveness probe."""
+        probe = self._container[f"{name}Probe"]
+        url = f"http://127.0.0.1:{self._port}{probe['httpGet']['path']}"
+        request = urllib.request.Request(url, headers={"User-Agent": "kube-probe/1.32", "Connection": "close"})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                return "success" if 200 <= response.status < 400 else "failure"
+        except urllib.error.HTTPError:
+            return "failure"
+        except OSError:
+            return "refused"
+
+
+@contextmanager
+def container(name: str, models: Path, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Start the server with the arguments and variables of a manifest's container, on free ports."""
+    found = PODS[name]["containers"][0]
+    http_port, grpc_port = free_ports(2)
+    ports = {"8080": str(http_port), "8081": str(grpc_port), "9000": str(grpc_port)}
+    labels = {"{{.Name}}": "iris", "{{.Labels.modelClass}}": "mlserver_sklearn.SKLearnModel"}
+    replaced = {"/mnt/models": str(models), "/models": str(models), **labels}
+    values = {**environment(found), **(variables or {})}
+    values = {key: ports.get(value, replaced.get(value, value)) for key, value in values.items()}
+    words = [replaced.get(word, word) for word in found["args"]]
+    words = [word.replace("{{.Name}}", "iris").replace("0.0.0.0", "127.0.0.1") for word in words]
+    if "MLSERVER_HTTP_PORT" not in values:
+        words += [f"--http-port={http_port}", f"--grpc-port={grpc_port}"]
+    process = ServerProcess(*words, environment=values)
+    process.http_port, process.grpc_port = http_port, grpc_port
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def save_iris(folder: Path) -> None:
+    """Save a linear model of two features, x + 2 y, as `model.joblib`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    x = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    joblib.dump(LinearRegression().fit(x, x @ [1.0, 2.0]), folder / "model.joblib")
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "helm", "runtime-dragoman"])
+def test_probes_from_start_to_end(tmp_path: Path, name: str) -> None:
+    models, gate = tmp_path / "models", tmp_path / "gate"
+    models.mkdir()
+    (models / "model.py").write_text(GATED.format(path=str(MODELS / "trouble.py")))
+    with container(name, models, {"TEST_GATE": str(gate)}) as process, ThreadPoolExecutor(1) as thread:
+        kubelet = Kubelet(PODS[name]["containers"][0], process.http_port)
+        assert kubelet.probe("startup") in ("refused", "failure")
+        wait_until(gate.with_suffix(".begun").exists, "the load")
+        wait_until(lambda: kubelet.probe("liveness") == "success", "the open port")
+        assert (kubelet.probe("startup"), kubelet.probe("readiness")) == ("failure", "failure")
+        gate.touch()
+        wait_until(lambda: kubelet.probe("startup") == "success", "the startup probe")
+        assert (kubelet.probe("readiness"), kubelet.probe("liveness")) == ("success", "success")
+
+        (model,) = process.request("GET", "/v2/models")[1]["models"]
+        assert model == ("iris" if name == "runtime-dragoman" else "models")
+        assert process.infer(model, [1.0])[0] == 200
+        idle = socket.create_connection(("127.0.0.1", process.http_port))
+
+        process.terminate()  # endpoints are removed at the same time; requests still arrive
+        wait_until(lambda: kubelet.probe("readiness") == "failure", "the readiness probe to fail")
+        assert kubelet.probe("liveness") == "success"
+        assert process.infer(model, [2.0])[0] == 200
+        idle.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        idle.close()
+        process.terminate()  # ends the delay, so that the test need not wait for it
+        assert thread.submit(process.wait_for_exit).result(TIMEOUT_S) == 0
+        assert kubelet.probe("liveness") == "refused"
+
+
+def test_the_runtime_of_our_own_serves_v1_and_v2(tmp_path: Path) -> None:
+    save_iris(tmp_path / "models")
+    with container("runtime-dragoman", tmp_path / "models") as process:
+        process.wait_until_ready()
+        assert process.request("GET", "/v1/models/iris")[:2] == (200, {"name": "iris", "ready": True})
+        status, body, _ = process.request("POST", "/v1/models/iris:predict", {"instances": [[1.0, 1.0], [0.0, 3.0]]})
+        assert (status, np.round(body["predictions"], 6).tolist()) == (200, [3.0, 6.0])
+        status, metadata, _ = process.request("GET", "/v2/models/iris")
+        (tensor,) = metadata["inputs"]
+        tensor = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": [1, 2], "data": [1, 1]}
+        status, body, _ = process.request("POST", "/v2/models/iris/infer", {"inputs": [tensor]})
+        assert (status, round(body["outputs"][0]["data"][0], 6)) == (200, 3.0)
+
+
+@pytest.mark.parametrize("given", [{"MLSERVER_MODEL_NAME": "iris", "MLSERVER_MODEL_URI": "/mnt/models"}])
+def test_the_runtime_that_replaces_mlserver(tmp_path: Path, given: dict[str, str]) -> None:
+    """KServe's controller sets these variables for a runtime with `server-type: mlserver` and gives no PATH."""
+    save_iris(tmp_path / "models")
+    with container("runtime-mlserver", tmp_path / "models", given) as process:
+        process.wait_until_ready()
+        assert process.request("GET", "/v2/models/iris/ready")[0] == 200
+        tensor = {"name": "predict", "datatype": "FP64", "shape": [1, 2], "data": [1, 1]}
+        status, body, _ = process.request("POST", "/v2/models/iris/infer", {"inputs": [tensor]})
+        assert (status, round(body["outputs"][0]["data"][0], 6)) == (200, 3.0)
+
+
+def test_metrics_as_they_are_scraped(tmp_path: Path) -> None:
+    """KServe's qpext merges the exposition of a container with that of the queue proxy, so it must be well-formed."""
+    save_iris(tmp_path / "models")
+    with container("runtime-dragoman", tmp_path / "models") as process:
+        process.wait_until_ready()
+        process.request("POST", "/v1/models/iris:predict", {"instances": [[1.0, 1.0]]})
+        accept = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        status, text, headers = process.request("GET", "/metrics", headers={"Accept": accept})
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+        families = {family.name: family for family in text_string_to_metric_families(text.decode())}
+        (calls,) = (f for name, f in families.items() if name == "dragoman_call_duration_seconds")
+        counts = [s for s in calls.samples if s.name.endswith("_count") and s.labels["model"] == "iris"]
+        assert sum(sample.value for sample in counts) == 1
+
+
+def test_the_model_folder_is_read_only_and_linked(tmp_path: Path) -> None:
+    """KServe's modelcars mount the model read-only, at a path that is a link; its name is that of the setting."""
+    save_iris(tmp_path / "image" / "models")
+    link = tmp_path / "mnt"
+    link.symlink_to(tmp_path / "image" / "models")
+    (tmp_path / "image" / "models").chmod(0o555)
+    try:
+        with container("runtime-dragoman", link) as process:
+            process.wait_until_ready()
+            assert process.request("GET", "/v2/models")[1] == {"models": ["iris"]}
+    finally:
+        (tmp_path / "image" / "models").chmod(0o755)
+        shutil.rmtree(tmp_path / "image")

@@ -1,0 +1,257 @@
+"""The manifests are valid by the schemas of Kubernetes and KServe, and keep the server's rules.
+
+This is all that can be checked without a cluster: no admission webhook, no CEL rule, no container engine.
+"""
+
+import argparse
+import configparser
+import gzip
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from dragoman import __version__
+from dragoman.cli.serve import add_arguments
+from dragoman.settings import from_environment, parse_settings
+
+from .manifests import CHART, DEPLOY, ROOT, chart, environment, kubernetes, load, pods
+
+KUBERNETES = "1.32"
+SCHEMAS = Path(__file__).parent / "schemas"
+PODS = dict(pods())
+KSERVE_GRACE_S = 30  # the default of Kubernetes: a ServingRuntime does not set it
+VALUES: list[dict[str, Any]] = [
+    {},
+    {"image": {"repository": "registry/models", "tag": "1", "digest": "sha256:" + "a" * 64, "pullPolicy": "Always"}},
+    {"image": {"repository": "registry/models", "tag": "", "digest": "", "pullPolicy": "Always"}},
+    {"podLabels": {"team": "ml"}, "podAnnotations": {"note": "1"}, "imagePullSecrets": [{"name": "registry"}]},
+    {"environment": [{"name": "DRAGOMAN_TIMEOUT_S", "value": "5"}], "arguments": [], "httpPort": 9000},
+    {"models": {"claimName": "", "volume": {"nfs": {"server": "files", "path": "/models"}}}},
+    {"nodeSelector": {"gpu": "yes"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
+    {"affinity": {"podAntiAffinity": {}}, "service": {"type": "NodePort", "annotations": {"a": "b"}}},
+    {"podDisruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}},
+]
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that rejects unknown fields, as `kubectl apply` with strict validation does."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: closed(value) for key, value in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and not is_open:
+        result["additionalProperties"] = False
+    return result
+
+
+def kserve_schema(kind: str) -> Any:
+    text = gzip.decompress((SCHEMAS / f"{kind.lower()}s.json.gz").read_bytes())
+    schema = closed(json.loads(text))
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = PODS[name]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def settings_of(name: str) -> argparse.Namespace:
+    """Return the settings of a container: its variables, and its flags as `dragoman serve` parses them."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    flags = vars(parser.parse_args(container(name)["args"]))
+    given = {key: value for key, value in flags.items() if value is not None}
+    paths = given.pop("paths")
+    settings = parse_settings(from_environment(environment(container(name))), given)
+    return argparse.Namespace(paths=paths, settings=settings)
+
+
+# --- schemas -------------------------------------------------------------------------------------------------
+
+
+def test_kubernetes_manifests_are_valid() -> None:
+    for each in kubernetes():
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda v: ",".join(v) or "default")
+def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    given = {**yaml.safe_load((CHART / "values.yaml").read_text()), **values}
+    jsonschema.validate(given, schema)
+    for each in chart(**values):
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_values_of_the_chart_arrive() -> None:
+    changed = chart(**{key: value for values in VALUES[1:2] + VALUES[3:8] for key, value in values.items()})
+    (deployment,) = (each for each in changed if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry/models@sha256:" + "a" * 64
+    assert pod["containers"][0]["env"] == VALUES[4]["environment"]
+    assert pod["containers"][0]["ports"][0] == {"name": "http", "containerPort": 9000}
+    assert pod["volumes"][0] == {"name": "models", "nfs": {"server": "files", "path": "/models"}}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+    (image,) = (each for each in chart(**VALUES[2]) if each["kind"] == "Deployment")
+    assert image["spec"]["template"]["spec"]["containers"][0]["image"] == f"registry/models:{__version__}"
+    assert {each["kind"] for each in chart(**VALUES[8])} == {"Deployment", "Service"}
+
+
+def test_misspelled_fields_are_found() -> None:
+    (deployment,) = (each for each in kubernetes() if each["kind"] == "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["resourcez"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
+    (runtime,) = load("kserve/runtime-dragoman.yaml")
+    runtime["spec"]["supportedModelFormats"][0]["autoselect"] = True
+    with pytest.raises(jsonschema.ValidationError, match="autoselect"):
+        jsonschema.validate(runtime, kserve_schema("ClusterServingRuntime"))
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        jsonschema.validate({"replica": 1}, json.loads((CHART / "values.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("file", sorted((DEPLOY / "kserve").glob("*.yaml")), ids=lambda p: p.stem)
+def test_kserve_manifests_are_valid(file: Path) -> None:
+    for each in load(f"kserve/{file.name}"):
+        jsonschema.validate(each, kserve_schema(each["kind"]))
+
+
+# --- rules of the server -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_arguments_and_variables_are_settings(name: str) -> None:
+    settings = settings_of(name).settings
+    assert settings.host == "0.0.0.0" or name in ("kubernetes", "helm")  # there by the image's DRAGOMAN_HOST
+    assert settings.drain_delay_s >= 2 * container(name)["readinessProbe"]["periodSeconds"]
+    grace_s = PODS[name].get("terminationGracePeriodSeconds", KSERVE_GRACE_S)
+    assert settings.drain_delay_s + settings.drain_s + 5 <= grace_s
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_probes_ask_for_readiness(name: str) -> None:
+    found = container(name)
+    ready, live = "/v2/health/ready", "/v2/health/live"
+    paths = {probe: found[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")}
+    assert paths == {"startup": ready, "readiness": ready, "liveness": live}
+    assert found["startupProbe"]["periodSeconds"] * found["startupProbe"]["failureThreshold"] >= 600
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_containers_have_no_privileges_and_write_only_to_tmp(name: str) -> None:
+    found, pod = container(name), PODS[name]
+    security = found["securityContext"]
+    assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert (pod.get("securityContext") or security)["runAsNonRoot"] is True
+    writable = {each["mountPath"] for each in found["volumeMounts"] if not each.get("readOnly")}
+    assert writable == {"/tmp"}
+    assert {each["name"] for each in found["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+
+
+def test_the_service_and_policies_select_the_pods() -> None:
+    for objects in (kubernetes(), chart()):
+        named = {each["kind"]: each["spec"] for each in objects}
+        labels = named["Deployment"]["template"]["metadata"]["labels"].items()
+        assert named["Service"]["selector"].items() <= labels
+        assert named["Deployment"]["selector"]["matchLabels"].items() <= labels
+        assert named["PodDisruptionBudget"]["selector"]["matchLabels"].items() <= labels
+        assert named["NetworkPolicy"]["podSelector"]["matchLabels"].items() <= labels
+        ports = {each["name"] for each in named["Deployment"]["template"]["spec"]["containers"][0]["ports"]}
+        assert {each["targetPort"] for each in named["Service"]["ports"]} == ports
+        allowed = named["NetworkPolicy"]["ingress"][0]["ports"]
+        assert {each["port"] for each in allowed} == ports
+
+
+def test_kserve_conventions() -> None:
+    mlserver, own = (load(f"kserve/{name}.yaml")[0] for name in ("runtime-mlserver", "runtime-dragoman"))
+    assert mlserver["metadata"]["annotations"] == {"serving.kserve.io/server-type": "mlserver"}
+    assert own["spec"]["protocolVersions"] == ["v1", "v2", "grpc-v2"]
+    formats = {each["name"] for each in own["spec"]["supportedModelFormats"]}
+    assert formats == {"onnx", "sklearn", "xgboost", "lightgbm", "pytorch", "mlflow", "huggingface"}
+    for runtime in (mlserver, own):
+        (found,) = runtime["spec"]["containers"]
+        assert found["name"] == "kserve-container"
+        assert runtime["spec"]["annotations"]["prometheus.kserve.io/port"] == "8080"
+        known = {(each["name"], each["version"]) for each in runtime["spec"]["supportedModelFormats"]}
+        assert len(known) == len(runtime["spec"]["supportedModelFormats"])
+    served = {(each["name"], each["version"]) for each in own["spec"]["supportedModelFormats"]} | {
+        (each["name"], each["version"]) for each in mlserver["spec"]["supportedModelFormats"]
+    }
+    runtimes = {each["metadata"]["name"]: each["spec"] for each in (mlserver, own)}
+    for service in load("kserve/inferenceservices.yaml"):
+        model = service["spec"]["predictor"]["model"]
+        assert (model["modelFormat"]["name"], model["modelFormat"]["version"]) in served
+        assert model.get("protocolVersion", "v2") in runtimes[model["runtime"]]["protocolVersions"]
+    assert settings_of("runtime-dragoman").settings.model_name == "{{.Name}}"
+    assert settings_of("runtime-dragoman").settings.grpc_port == 9000
+
+
+def test_versions_are_those_of_the_package() -> None:
+    tags = {name: found["containers"][0]["image"].partition(":")[2] for name, found in PODS.items()}
+    assert {tags["runtime-dragoman"], tags["runtime-mlserver"], tags["helm"]} == {__version__}
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (described["version"], described["appVersion"]) == (__version__, __version__)
+    assert load("kubernetes/kustomization.yaml")[0]["images"][0]["newTag"] == __version__
+    assert load("compose/compose.yaml")[0]["services"]["dragoman"]["image"] == f"dragoman:{__version__}"
+
+
+# --- compose and systemd -------------------------------------------------------------------------------------
+
+
+def test_compose() -> None:
+    (compose,) = load("compose/compose.yaml")
+    services = compose["services"]
+    assert set(services) == {"dragoman", "prometheus", "grafana", "collector"}
+    folder = DEPLOY / "compose"
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"]
+        if name != "dragoman":
+            assert re.fullmatch(r"docker\.io/[\w/.-]+:v?[\d.]+@sha256:[0-9a-f]{64}", service["image"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (folder / source).exists(), source
+            elif not source.startswith("$"):
+                assert source in compose["volumes"]
+    build = services["dragoman"]["build"]
+    assert (folder / build["context"] / build["dockerfile"]).resolve() == ROOT / "Containerfile"
+    assert services["dragoman"]["read_only"] is True
+    (prometheus,) = load("compose/prometheus.yaml")
+    targets = [each for job in prometheus["scrape_configs"] for each in job["static_configs"][0]["targets"]]
+    assert [target.partition(":")[0] for target in targets] == ["dragoman", "collector"]
+    (collector,) = load("compose/collector.yaml")
+    for pipeline in collector["service"]["pipelines"].values():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) <= set(collector[kind])
+    assert services["dragoman"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"].endswith(":4318")
+
+
+def test_systemd_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "dragoman.service").read_text()
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text)
+    service = parser["Service"]
+    assert service["KillMode"] == "mixed"
+    assert int(service["TimeoutStopSec"]) > parse_settings().drain_s + parse_settings().drain_delay_s
+    assert service["ExecStart"].split()[1] == "serve"
+    if analyze := shutil.which("systemd-analyze"):
+        unit = tmp_path / "dragoman.service"
+        unit.write_text(text.replace("/opt/dragoman/bin/dragoman", "/bin/true"))
+        done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
