@@ -79,6 +79,9 @@ def container(name: str, models: Path, variables: Mapping[str, str] | None = Non
     try:
         yield process
     finally:
+        if process.popen.poll() is None:
+            process.terminate()
+            wait_until(lambda: process.status("/v2/health/ready") != 200, "the drain delay, which `kill` ends")
         process.kill()
 
 
