@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from dragoman.access.control import AccessControl
+from dragoman.access.refresh import AccessRefresher
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.server import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import check_settings, load_protocols, transport_limits
+from dragoman.server_transports import access_control, check_settings, load_protocols, transport_limits
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
@@ -22,7 +24,8 @@ _SERVER_SETTINGS = (
     "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "sagemaker", "tls_cert", "tls_key",
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
-    "drain_delay_s", "log_format", "log_level", "keep_memory",
+    "drain_delay_s", "log_format", "log_level", "keep_memory", "tls_client_ca", "tls_min_version", "admin_port",
+    "admin_host",
 )  # fmt: skip
 
 
@@ -72,8 +75,11 @@ class AsgiApplication:
             )
         if running is None or running.loop is not loop or running.task.done():
             engine, self._next = self._next or make_engine(self._paths, self._objects, self.settings), None
-            application = Application(engine, self._protocols, self._limits)
-            running = self._running = _Running(engine, application, self.settings.drain_s)
+            access = access_control(self.settings)
+            if access is not None:
+                engine.metric_sources.append(access.families)
+            application = Application(engine, self._protocols, self._limits, access=access)
+            running = self._running = _Running(engine, application, access, self.settings.drain_s)
         return running
 
     async def _stop(self) -> None:
@@ -103,10 +109,11 @@ class AsgiApplication:
 class _Running:
     """An engine in the event loop that runs it. Its task closes the engine, also if the loop ends and cancels it."""
 
-    def __init__(self, engine: Engine, application: Application, drain_s: float) -> None:
+    def __init__(self, engine: Engine, application: Application, access: AccessControl | None, drain_s: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.application = application
         self._engine = engine
+        self._access = access
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
         self._loading = self.loop.create_task(engine.start())
@@ -125,6 +132,8 @@ class _Running:
         await self.task
 
     async def _run(self) -> None:
+        refresher = AccessRefresher(self._access)
+        refresher.start()
         try:
             try:
                 await self._loading
@@ -138,6 +147,7 @@ class _Running:
             except TimeoutError:
                 log.warning("calls were still running after %g s and are cancelled", self._drain_s)
         finally:
+            await refresher.stop()
             await self._engine.close()
 
 

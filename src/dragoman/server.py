@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from dragoman import plugins
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.core.options import split_list
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.counters import METRICS_FOLDER
@@ -22,7 +23,7 @@ from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
 from dragoman.runtimes.files import preflight_check
-from dragoman.server_transports import ServerTransports, check_settings, http_addresses, split_list
+from dragoman.server_transports import ServerTransports, check_settings, http_addresses
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
@@ -48,6 +49,7 @@ class Server:
         specs = [spec_of_object(m, self.settings) for m in models if not isinstance(m, str | Path)]
         self.engine = make_engine(paths, specs, self.settings)
         self._transports = _make_transports(self.engine, self.settings)
+        self.engine.metric_sources.append(self._transports.metrics)
 
     @property
     def http_url(self) -> str:
@@ -57,9 +59,29 @@ class Server:
     @property
     def http_urls(self) -> list[str]:
         """URLs of all HTTP addresses, including those of `http_also`."""
-        scheme = "https" if self.settings.tls_cert else "http"
-        hosts = [host for host, _ in http_addresses(self.settings)]
-        return [f"{scheme}://{_client_host(h)}:{p}" for h, p in zip(hosts, self.http_ports, strict=False)]
+        bound = zip(http_addresses(self.settings), self.http_ports, strict=False)
+        return [self._url(_client_host(host), port) for (host, _), port in bound]
+
+    @property
+    def bound_urls(self) -> list[str]:
+        """URLs of all HTTP addresses as they are bound: 0.0.0.0 for every network interface."""
+        bound = zip(http_addresses(self.settings), self.http_ports, strict=False)
+        return [self._url(_bracketed(host), port) for (host, _), port in bound]
+
+    @property
+    def bound_grpc_address(self) -> str:
+        """Address of gRPC as it is bound, "" if gRPC is off."""
+        return f"{_bracketed(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
+
+    @property
+    def admin_url(self) -> str:
+        """URL of the admin port, "" without one."""
+        host = self.settings.admin_host or self.settings.host
+        port = self._transports.admin_port
+        return self._url(_client_host(host), port) if port >= 0 else ""
+
+    def _url(self, host: str, port: int) -> str:
+        return f"{'https' if self.settings.tls_cert else 'http'}://{host}:{port}"
 
     @property
     def grpc_url(self) -> str:
@@ -96,25 +118,42 @@ class Server:
 
     async def listen(self) -> None:
         """Open the ports. The server is live, but not ready until `engine.start()` has loaded its models."""
-        if not (self.settings.load_at_start or self.settings.control_token or self.settings.control_open):
+        if not (self.settings.load_at_start or self.settings.allows_control):
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
-        self._warn_if_control_is_open()
+        self._warn_if_open()
         try:
             await self._transports.start()
         except BaseException:
             await self.stop(0.0)
             raise
 
-    def _warn_if_control_is_open(self) -> None:
-        """Warn if other machines may load and unload models, except in SageMaker, whose contract is that."""
+    def _warn_if_open(self) -> None:
+        """Warn if other machines need no key, except in SageMaker, whose contract is that."""
         settings = self.settings
-        hosts = sorted({host for host, _ in http_addresses(settings) if not _is_loopback(host)})
-        if settings.control_open and not settings.control_token and hosts and not settings.sagemaker:
+        admin = [settings.admin_host] if settings.admin_port >= 0 and settings.admin_host else []
+        named = [host for host, _ in http_addresses(settings)] + admin
+        hosts = ", ".join(sorted({host for host in named if not _is_loopback(host)}))
+        if not hosts or settings.sagemaker or settings.needs_keys:
+            return
+        if settings.control_open and not settings.control_token:
             log.warning(
                 "control_open on a public address: every client of %s may load and unload models, and models can run "
-                "code; set --control-token or --host 127.0.0.1",
-                ", ".join(hosts),
+                "code; set --api-keys, --control-token or --host 127.0.0.1",
+                hosts,
             )
+        elif not settings.tls_client_ca:
+            log.warning(
+                "no authentication on a public address: every client of %s may use the models; set --api-keys "
+                "(`dragoman keys create NAME` makes a key) or --host 127.0.0.1",
+                hosts,
+            )
+
+    def reload(self) -> None:
+        """Read the files of API keys, JSON Web Key Sets and TLS certificates anew, as SIGHUP does.
+
+        A changed file is found within a second without it.
+        """
+        self._transports.reload()
 
     async def stop(self, grace_s: float) -> None:
         """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""
@@ -137,7 +176,7 @@ class Server:
         The process has its previous signal handlers again on return. With `handle_signals=False` they stay as they
         are, and cancellation of this coroutine, as by Ctrl-C under `asyncio.run`, drains and stops the server.
         """
-        with StopSignals() if handle_signals else nullcontext() as signals:
+        with StopSignals(self.reload) if handle_signals else nullcontext() as signals:
             await self.listen()
             loading = asyncio.ensure_future(self.engine.start())
             reporting = asyncio.ensure_future(started(self)) if started is not None else None
@@ -255,8 +294,9 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         ServerIdentity(
             name=settings.server_name,
             extensions=EXTENSIONS,
-            control_token=settings.control_token,
-            control_open=settings.control_open,
+            # With keys, the transports admit only callers with the role admin to model control.
+            control_token="" if settings.needs_keys else settings.control_token,
+            control_open=settings.control_open or settings.needs_keys,
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
         ),
@@ -356,5 +396,8 @@ def _is_loopback(host: str) -> bool:
 
 def _client_host(host: str) -> str:
     """Return the host for clients on this machine, as URLs have it."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return _bracketed({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host))  # noqa: S104
+
+
+def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host

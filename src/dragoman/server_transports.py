@@ -2,32 +2,41 @@
 
 import asyncio
 import re
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman import plugins
+from dragoman.access.control import AccessControl, AccessRules
+from dragoman.access.refresh import AccessRefresher
+from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import values
+from dragoman.core.metrics import Family
+from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
+from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
+from dragoman.transports.tls import TlsFiles
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Addresses to listen on: for HTTP, and for gRPC only. With `shared`, other front ends listen on them too."""
+    """Addresses to listen on: for HTTP, for gRPC only, and for administration.
+
+    With `shared`, other front ends listen on them too.
+    """
 
     http: tuple[Address, ...]
     grpc: tuple[Address, ...]
+    admin: tuple[Address, ...] = ()
     shared: bool = False
 
 
@@ -39,8 +48,13 @@ class ServerTransports:
         self._settings = settings
         self._http: Any = None
         self._grpc: Any = None
+        self._admin: Any = None
+        self._refresher = AccessRefresher(None)
+        self.access: AccessControl | None = None
+        self._tls: TlsFiles | None = None
+        self._executor: Any = None
         self.http_ports: list[int] = []
-        self.grpc_port = -1
+        self.grpc_port = self.admin_port = -1
         self.http_protocols: list[str] = []
         self.grpc_protocols: list[str] = []
 
@@ -51,25 +65,50 @@ class ServerTransports:
         """
         settings, (http, grpc) = self._settings, load_protocols(self._settings)
         ports = ports or configured_ports(settings, http, grpc)
-        tls = tls_context(settings)
+        tls, access = tls_files(settings), access_control(settings)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
+        limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
+        self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
+        self._tls, self.access = tls, access
+        self._refresher = AccessRefresher(access)
+        if tls is not None:
+            self._refresher.add(tls.files, tls.reload)
+        open_http, open_grpc = http, grpc
+        if ports.admin:
+            open_http, open_grpc = split_routes(http, grpc, administrative=False)
+            self._admin = self._http_server(*split_routes(http, grpc, administrative=True), limits)
+            (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.shared)
         if ports.http:
-            from dragoman.transports.http_server import HttpServer
-
-            grpc_too = grpc if settings.grpc_port >= 0 else ()
-            http_limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
-            self._http = HttpServer(self._engine, http, limits=http_limits, tls=tls, grpc=grpc_too, executor=executor)
+            self._http = self._http_server(open_http, open_grpc, limits)
             self.http_ports = await self._http.start(ports.http, shared=ports.shared)
         for host, port in ports.grpc:
             from dragoman.transports.grpc.server import GrpcServer
 
             # The listener sets ALPN of its context, so HTTP and gRPC have one each.
+            context, executor = tls.context() if tls is not None else None, self._executor
             self._grpc = GrpcServer(
-                self._engine, grpc, limits=transport_limits(settings), tls=tls_context(settings), executor=executor
+                self._engine, open_grpc, limits=limits, tls=context, executor=executor, access=access
             )
             self.grpc_port = await self._grpc.start(host, port, shared=ports.shared)
+        self._refresher.start()
+
+    def _http_server(self, http: Sequence[Any], grpc: Sequence[Any], limits: Limits) -> Any:
+        from dragoman.transports.http_server import HttpServer
+
+        return HttpServer(
+            self._engine,
+            http,
+            limits=limits,
+            tls=self._tls.context() if self._tls is not None else None,
+            grpc=grpc if self._settings.grpc_port >= 0 else (),
+            executor=self._executor,
+            access=self.access,
+        )
+
+    def reload(self) -> None:
+        """Read the files of keys and certificates anew."""
+        self._refresher.reload()
 
     def application(self, http: Sequence[Any], limits: Limits) -> Any:
         """Return an application for HTTP requests that other processes receive."""
@@ -77,15 +116,41 @@ class ServerTransports:
 
         return Application(self._engine, http, limits)
 
+    def metrics(self) -> tuple[Family, ...]:
+        """Return the metrics of denied requests, none if every request is open."""
+        return self.access.families() if self.access is not None else ()
+
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response; new ones are still accepted."""
-        for server in (self._http, self._grpc):
+        for server in (self._http, self._grpc, self._admin):
             if server is not None:
                 server.begin_drain()
 
     async def stop(self, grace_s: float) -> None:
         """Accept no connections and let requests in flight finish, for at most `grace_s` seconds."""
-        await asyncio.gather(*(t.stop(grace_s) for t in (self._http, self._grpc) if t is not None))
+        await self._refresher.stop()
+        servers = (self._http, self._grpc, self._admin)
+        await asyncio.gather(*(server.stop(grace_s) for server in servers if server is not None))
+
+
+def split_routes(
+    http: Sequence[HttpProtocol], grpc: Sequence[GrpcProtocol], *, administrative: bool
+) -> tuple[list[HttpProtocol], list[GrpcProtocol]]:
+    """Return the protocols with the routes of the admin port, or with all others. Both have the health checks.
+
+    The admin port also describes models, and has no inference.
+    """
+
+    def is_on(route: Route | GrpcMethod | GrpcStreamMethod) -> bool:
+        if getattr(route, "health", False):
+            return True
+        is_administrative = route.role == "admin" or getattr(route, "is_administrative", False)
+        return is_administrative or route.role == "read" if administrative else not is_administrative
+
+    https = [
+        replace(p, routes=tuple(filter(is_on, p.routes)), fallback=None if administrative else p.fallback) for p in http
+    ]
+    return https, [replace(p, methods=tuple(filter(is_on, p.methods))) for p in grpc]
 
 
 def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
@@ -98,14 +163,16 @@ def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
     """Return the addresses of the settings, as far as a protocol is served on them."""
     grpc_only = ((settings.host, settings.grpc_port),) if grpc and settings.grpc_port >= 0 else ()
-    return Ports(tuple(http_addresses(settings)) if http else (), grpc_only)
+    admin = ((settings.admin_host or settings.host, settings.admin_port),) if http and settings.admin_port >= 0 else ()
+    return Ports(tuple(http_addresses(settings)) if http else (), grpc_only, admin)
 
 
 def check_settings(settings: Settings) -> None:
     """Raise InvalidInput, as `ServerTransports.start` does, if a setting is invalid."""
     configured_ports(settings, *load_protocols(settings))
     transport_limits(settings)
-    tls_context(settings)
+    tls_files(settings)
+    access_control(settings)
 
 
 def http_addresses(settings: Settings) -> list[Address]:
@@ -126,6 +193,27 @@ def protocol_policy(settings: Settings) -> Policy:
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers)
+
+
+def access_control(settings: Settings) -> AccessControl | None:
+    """Return what decides about requests, None if every request is open. Raises InvalidInput for invalid files."""
+    if not (settings.needs_keys or settings.control_token):
+        return None
+    tokens = None
+    if settings.jwt_jwks:
+        claims = {"roles_claim": settings.jwt_roles_claim, "models_claim": settings.jwt_models_claim}
+        tokens = TokenVerifier(
+            TokenRules(jwks=settings.jwt_jwks, issuer=settings.jwt_issuer, audience=settings.jwt_audience, **claims)
+        )
+    return AccessControl(
+        AccessRules(
+            keys_file=settings.api_keys,
+            api_key=settings.api_key,
+            control_token=settings.control_token,
+            tokens=tokens,
+            failures_per_minute=settings.auth_failures_per_minute,
+        )
+    )
 
 
 def transport_limits(settings: Settings) -> Limits:
@@ -149,21 +237,20 @@ def _cors(settings: Settings) -> Cors:
         raise InvalidInput(f"setting 'cors_origin_regex': expected a regular expression: {error}") from error
 
 
-def split_list(text: str) -> tuple[str, ...]:
-    """Return the items of a setting that is a comma-separated list."""
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
-
-
-def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of the server, None without TLS. Raises InvalidInput for invalid files."""
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """Return the files of TLS, None without TLS. Raises InvalidInput for invalid files."""
     if not settings.tls_cert:
-        if settings.tls_key:
-            raise InvalidInput("setting 'tls_key' needs 'tls_cert'; without a certificate nothing would be encrypted")
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(settings, name):
+                raise InvalidInput(
+                    f"setting '{name}' needs 'tls_cert'; without a certificate nothing would be encrypted"
+                )
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    except OSError as error:
-        key = settings.tls_key or settings.tls_cert
-        raise InvalidInput(f"cannot use certificate '{settings.tls_cert}' with key '{key}': {error}") from error
-    return context
+    found = TlsFiles(
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        client_ca=settings.tls_client_ca,
+        min_version=settings.tls_min_version,
+    )
+    found.check()
+    return found

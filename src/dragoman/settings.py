@@ -160,6 +160,21 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     ] = 1
     tls_cert: Annotated[str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES)] = ""
     tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES)] = ""
+    tls_client_ca: Annotated[
+        str, Option("file with the authorities (PEM) of client certificates, which are then required", ADDRESSES)
+    ] = ""
+    tls_min_version: Annotated[Literal["1.2", "1.3"], Option("lowest version of TLS", ADDRESSES)] = "1.2"
+    admin_port: Annotated[
+        int,
+        Option(
+            "further port, for metrics and model control only, which other ports then reject; 0: any free port, "
+            "-1: none",
+            ADDRESSES,
+            least=-1,
+            most=65535,
+        ),
+    ] = -1
+    admin_host: Annotated[str, Option("address of the admin port; default: that of the other ports", ADDRESSES)] = ""
     sagemaker: Annotated[
         bool,
         Option(
@@ -177,6 +192,46 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True
 
+    api_keys: Annotated[
+        str,
+        Option(
+            "file with hashed API keys, as `dragoman keys` writes it; every request but health checks needs a key",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = ""
+    api_key: Annotated[
+        str,
+        Option(
+            "one API key for everything, of 20 characters or more; better set as environment variable",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = ""
+    jwt_jwks: Annotated[
+        str,
+        Option(
+            "file or URL of the public keys (JWKS) of JSON Web Tokens, accepted like API keys",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = ""
+    jwt_issuer: Annotated[str, Option("issuer (`iss`) that tokens must have", SECURITY, operator_only=True)] = ""
+    jwt_audience: Annotated[str, Option("audience (`aud`) that tokens must have", SECURITY, operator_only=True)] = ""
+    jwt_roles_claim: Annotated[
+        str, Option("claim with the roles of a token: infer, read, admin", SECURITY, operator_only=True)
+    ] = "roles"
+    jwt_models_claim: Annotated[
+        str, Option("claim with the only models of a token; without it all models", SECURITY, operator_only=True)
+    ] = "models"
+    auth_failures_per_minute: Annotated[
+        int,
+        Option(
+            "wrong keys that a client address may send in a minute; further ones get 429; 0: no limit",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = 30
     control_token: Annotated[
         str, Option("token for loading and unloading models through the API", SECURITY, operator_only=True)
     ] = ""
@@ -232,7 +287,17 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     @property
     def can_add_models(self) -> bool:
         """Whether clients may register models that do not exist at start."""
-        return bool(self.model_folders) and (bool(self.control_token) or self.control_open)
+        return bool(self.model_folders) and self.allows_control
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether every request but health checks needs a credential."""
+        return bool(self.api_keys or self.api_key or self.jwt_jwks)
+
+    @property
+    def allows_control(self) -> bool:
+        """Whether some clients may load and unload models."""
+        return bool(self.control_token) or self.control_open or self.needs_keys
 
     def model_defaults(self) -> dict[str, Any]:
         """Return the defaults for every model, as fields of a `ModelSpec`."""

@@ -148,6 +148,7 @@ def test_calls_have_defaults() -> None:
         "id": "",
         "deadline_s": None,
         "metadata": {},
+        "models": None,
     }
     assert values(Response(1)) == {"answer": 1, "model": "", "version": ""}
     assert values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}

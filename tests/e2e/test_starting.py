@@ -412,12 +412,16 @@ def environments(x: np.ndarray) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [("--placement", "process", "--front-ends", "2"), ("--placement", "thread")])
-def test_models_do_not_see_the_control_token(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_models_do_not_see_keys_and_tokens(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "seen.py").write_text(ENVIRONMENTS)
-    environment = {"DRAGOMAN_CONTROL_TOKEN": "sesame", "DRAGOMAN_MAX_QUEUE": "7"}
+    secrets = {"DRAGOMAN_CONTROL_TOKEN": "sesame", "DRAGOMAN_API_KEY": "sesame-of-twenty-characters"}
+    environment = {**secrets, "DRAGOMAN_MAX_QUEUE": "7"}
     with running_server(f"{tmp_path}/seen.py:environments", *flags, environment=environment) as process:
-        status, body = process.infer("environments", [1.0])
+        inputs = [{"name": "x", "shape": [1], "datatype": "FP64", "data": [1.0]}]
+        key = {"authorization": f"Bearer {secrets['DRAGOMAN_API_KEY']}"}
+        status, body, _ = process.request("POST", "/v2/models/environments/infer", {"inputs": inputs}, key)
         assert status == 200, body
+        assert process.request("POST", "/v2/models/environments/infer", {"inputs": inputs})[0] == 401
         for seen in body["outputs"][0]["data"]:
             assert "DRAGOMAN_MAX_QUEUE" in seen
             assert "sesame" not in seen

@@ -180,13 +180,13 @@ def test_idle_connections_are_closed_when_the_drain_begins(
         idle.close()
 
 
-def test_sighup_is_ignored(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+def test_sighup_ends_nothing(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
     with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", "--front-ends", "2") as process:
         answer = beside.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         for pid in (process.popen.pid, *process.workers()):
             os.kill(pid, signal.SIGHUP)
-        process.wait_for_log("SIGHUP is ignored")
+        process.wait_for_log("SIGHUP: keys and certificates are read anew")
         process.terminate()
         process.wait_for_status("/v2/health/ready", 400)
         process.popen.send_signal(signal.SIGHUP)  # nor does it cut the drain short

@@ -66,6 +66,7 @@ def events(reader: Reader) -> list[Event]:
                 result.append(Event("request", f"{head.method} {head.path}?{head.query}", bytes(body)))
                 reader.context.bodies.release(len(body))
             case RejectedRequest(head, error, fatal):
+                assert isinstance(error, HttpError)
                 result.append(Event("fatal" if fatal else "rejected", error=f"{error.status} {error.message}"))
                 if fatal:
                     reader.drop()

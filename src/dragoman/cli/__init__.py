@@ -17,6 +17,7 @@ _COMMANDS = {
     "doctor": "report what will differ for a folder of MLServer or LMI",
     "graph": "draw and check a graph of models",
     "check": "check the derivatives of a model",
+    "keys": "create, list and delete API keys",
     "completion": "print a completion script for bash, zsh or fish",
 }
 

@@ -60,9 +60,11 @@ def startup_table(server: Server, took_s: float) -> None:
     lines = ["", *table, *(["", *errors] if errors else []), ""]
     url = server.http_url
     if url:
-        lines.append(f"  HTTP  {', '.join(server.http_urls)}   {', '.join(server.http_protocols)}")
+        lines.append(f"  HTTP  {', '.join(server.bound_urls)}   {', '.join(server.http_protocols)}")
     if server.grpc_url:
-        lines.append(f"  gRPC  {server.grpc_url}   {', '.join(server.grpc_protocols)}")
+        lines.append(f"  gRPC  {server.bound_grpc_address}   {', '.join(server.grpc_protocols)}")
+    if server.admin_url:
+        lines.append(f"  admin {server.admin_url}   metrics, model control")
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
     if first is not None and url:
         lines += ["", f"  try   curl {url}/v2/models/{first}"]

@@ -314,7 +314,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     Without a `model` the call goes to the default model, or to the only one that answers such calls. `version` ""
     means the default version. `id` is the client's request id, or "". `deadline_s` is a reading of the monotonic
     clock in seconds, or None for no deadline. `metadata` is what the operator lets through to models, e.g. HTTP
-    headers; a call with metadata is never batched with others.
+    headers; a call with metadata is never batched with others. `models` are the only models that the caller may use.
     """
 
     call: Call[Answer]
@@ -323,6 +323,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True):
     id: str = ""
     deadline_s: float | None = None
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    models: frozenset[str] | None = None
 
 
 class Response(msgspec.Struct, Generic[Answer], frozen=True):

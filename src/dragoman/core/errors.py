@@ -11,6 +11,7 @@
     │   ├── NotSupported          the model does not support the call or the form of its response
     │   ├── NotReady              the model is not ready; retry later
     │   ├── Overloaded            the queue is full; retry later
+    │   ├── RateLimited           the caller has reached its limit; retry later
     │   ├── DeadlineExceeded      the request timed out
     │   ├── Unauthorized          missing or wrong token
     │   └── Forbidden             not enabled by the operator
@@ -21,7 +22,7 @@
         └── WorkerLost            the worker process exited during the call
 
 Each protocol maps these to its status in one table. Errors are pickled between processes, so each consists of its
-message alone; `retry_after_s` is an attribute of the class.
+message alone; `retry_after_s` is an attribute of the class, except for RateLimited, which no worker raises.
 """
 
 import re
@@ -83,6 +84,14 @@ class Overloaded(CallerError):
     """The queue is full."""
 
     retry_after_s = 1.0
+
+
+class RateLimited(CallerError):
+    """The caller has reached a limit of its key or its address."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(CallerError):

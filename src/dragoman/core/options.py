@@ -122,6 +122,11 @@ def values(kind: type, source: Any) -> dict[str, Any]:
     return {name: getattr(source, name) for name in options(kind)}
 
 
+def split_list(text: str) -> tuple[str, ...]:
+    """Return the items of a setting that is a comma-separated list."""
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name closest to `name`, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
@@ -174,7 +179,7 @@ class ModelOptions:
 
 
 # Settings whose values are secret, by name. Their environment variables stay in the server's process.
-SECRET_SETTINGS = ("control_token",)
+SECRET_SETTINGS = ("api_key", "control_token")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
 
 

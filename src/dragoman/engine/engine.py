@@ -2,8 +2,9 @@
 
 import asyncio
 import hmac
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -86,6 +87,7 @@ class Engine:
         self._siblings = SiblingRegistry(self._registry, self.changed, gate)
         self._repository = repository
         self._control = ModelControl(repository, self._registry, self._changed, self._siblings.of, gate, found)
+        self.metric_sources: list[Callable[[], Iterable[Family]]] = []  # of transports, for `Measure`
         self._draining = False
         self._is_leaving = False
         self.started = False
@@ -172,6 +174,7 @@ class Engine:
             return begin(self._server_response(request))
         if type(request.call) is Handle:
             request = self._registry.resolve_handler(request)
+            self._model_of(request, Handle)
         if request.model and not self._draining:
             return self._registry.find(request.model, request.version).begin(request)
         return self._find(request).begin(request)
@@ -202,7 +205,14 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._registry.find(request.model or self._only_model(type(request.call)), request.version)
+        return self._registry.find(self._model_of(request, type(request.call)), request.version)
+
+    def _model_of(self, request: Request[Any], able: type[Call[Any]]) -> str:
+        """Return the name of the model that a request means. Raises Forbidden if the caller may not use it."""
+        name = request.model or self._only_model(able, request.models)
+        if request.models is not None and name not in request.models:
+            raise Forbidden(f"this key may not use model '{name}'")
+        return name
 
     def _choose_call_type(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
         """Return which of two call types a request without a model name means."""
@@ -211,9 +221,10 @@ class Engine:
             return able if self._registry.find(default).answers(able) else otherwise
         return able if any(d.answers(able) for d in self._registry.all()) else otherwise
 
-    def _only_model(self, able: type[Call[Any]]) -> str:
-        """Return the model of calls without a model name: the default, or the only one that answers them."""
+    def _only_model(self, able: type[Call[Any]], allowed: frozenset[str] | None) -> str:
+        """Return the model of calls without a model name: the default, or the only allowed one that answers them."""
         names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
+        names = [name for name in names if allowed is None or name in allowed]
         default = self._identity.default_model
         if default and (len(names) != 1 or not self._registry.find(default).is_loaded):
             return default
@@ -250,8 +261,7 @@ class Engine:
                 wanted: type[Call[Any]] = able or Call
                 if otherwise is not None and not request.model:
                     wanted = self._choose_call_type(wanted, otherwise)
-                model = request.model or self._only_model(wanted)
-                return self._description(self._registry.find(model, request.version))
+                return self._description(self._registry.find(self._model_of(request, wanted), request.version))
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
@@ -320,7 +330,8 @@ class Engine:
             for d in self._registry.all()
         ]
         own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
-        return (*counters.families(counted), *counters.model_families(own), *counters.prometheus_families())
+        added = itertools.chain.from_iterable(source() for source in self.metric_sources)
+        return (*counters.families(counted), *counters.model_families(own), *counters.prometheus_families(), *added)
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

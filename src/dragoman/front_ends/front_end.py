@@ -40,7 +40,7 @@ class FrontEndService:
         engine: CallHandler,
         is_complete: Callable[[], bool],
         metrics: Callable[[], tuple[Family, ...]],
-        fetch: Callable[[StoredResultCall], Awaitable[Any]],
+        fetch: Callable[[StoredResultCall, frozenset[str] | None], Awaitable[Any]],
     ) -> None:
         self._engine = engine
         self._is_complete = is_complete
@@ -63,7 +63,7 @@ class FrontEndService:
         self.calls += 1
         try:
             if isinstance(request.call, StoredResultCall):
-                return Response(await self._fetch(request.call))
+                return Response(await self._fetch(request.call, request.models))
             return self._complete(await self._engine.call(request), request)
         except Exception as error:
             raise _public_error(error, request) from error

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
@@ -19,9 +18,9 @@ from dragoman.server_transports import (
     Ports,
     ServerTransports,
     StoredResultCall,
+    check_settings,
     configured_ports,
     load_protocols,
-    tls_context,
     transport_limits,
 )
 from dragoman.settings import Settings
@@ -53,8 +52,7 @@ class FrontEnds(ServerTransports):
         self._reporting: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(
             count,
-            # Front ends do not check the token; the engine does.
-            lambda number: FrontEnd(self._services[number], replace(settings, control_token=""), self._ports),
+            lambda number: FrontEnd(self._services[number], settings, self._ports),
             on_exit=self._handle_exit,
             on_restart=lambda _front_end: self._report_readiness(),
             on_heartbeats=self._handle_heartbeats,
@@ -66,7 +64,7 @@ class FrontEnds(ServerTransports):
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         self._application = self.application(http, transport_limits(settings))
-        tls_context(settings)  # report invalid files once, not from each process
+        check_settings(settings)  # report invalid files once, not from each process
         self._bind(ports or configured_ports(settings, http, grpc))
         await self._supervisor.start()
         self._reporting = asyncio.create_task(self._follow_readiness())
@@ -74,12 +72,14 @@ class FrontEnds(ServerTransports):
 
     def _bind(self, addresses: Ports) -> None:
         """Bind the ports, which are the same for all processes, also if the system chooses them."""
-        self._bound = bind_all((*addresses.http, *addresses.grpc))
+        wanted = (*addresses.http, *addresses.grpc, *addresses.admin)
+        self._bound = bind_all(wanted)
         numbers = [each.getsockname()[1] for each in self._bound]
-        bound = [(host, port) for (host, _), port in zip((*addresses.http, *addresses.grpc), numbers, strict=True)]
-        count = len(addresses.http)
-        self._ports = Ports(tuple(bound[:count]), tuple(bound[count:]), shared=True)
-        self.http_ports, self.grpc_port = numbers[:count], (numbers[count:] or [-1])[0]
+        bound = [(host, port) for (host, _), port in zip(wanted, numbers, strict=True)]
+        http, grpc = len(addresses.http), len(addresses.http) + len(addresses.grpc)
+        self._ports = Ports(tuple(bound[:http]), tuple(bound[http:grpc]), tuple(bound[grpc:]), shared=True)
+        self.http_ports = numbers[:http]
+        self.grpc_port, self.admin_port = (numbers[http:grpc] or [-1])[0], (numbers[grpc:] or [-1])[0]
 
     def begin_drain(self) -> None:
         for each in self._supervisor.running:
@@ -115,9 +115,9 @@ class FrontEnds(ServerTransports):
         supervisor = self._supervisor
         return supervisor.is_complete and not any(each.heartbeat.is_hung for each in supervisor.running)
 
-    async def _fetch(self, call: StoredResultCall) -> Any:
+    async def _fetch(self, call: StoredResultCall, models: frozenset[str] | None) -> Any:
         """Answer a request to the async result store, which is here for all front ends."""
-        return await self._application.stored_result_request(call.http)
+        return await self._application.stored_result_request(call.http, models)
 
     def _metrics(self) -> tuple[Family, ...]:
         return front_end_metrics(self._services)

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import orjson
 
 from dragoman.core.calls import Request, Response
-from dragoman.core.errors import DragomanError, Forbidden
+from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.policy import Buffer as Buffer
 from dragoman.formats.policy import Policy as Policy
@@ -26,6 +26,8 @@ from dragoman.formats.policy import Policy as Policy
 A = TypeVar("A")
 Out = TypeVar("Out")
 Headers = tuple[tuple[str, str], ...]
+# What a caller must be allowed to do: run models, read metadata and metrics, load and unload models.
+Role = Literal["infer", "read", "admin"]
 _MAX_DIGITS = 18
 
 
@@ -139,13 +141,17 @@ Endpoint = Callable[[HttpRequest], EndpointResult]
 class Route:
     """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
-    `health` marks a health check, which is answered on connections beyond the limits too.
+    `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
+    what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
+    for the role admin.
     """
 
     method: str
     pattern: str
     endpoint: Endpoint
     health: bool = False
+    role: Role = "admin"
+    is_administrative: bool = False
 
 
 class HttpError(Exception):
@@ -167,7 +173,7 @@ class HttpError(Exception):
 @dataclass(frozen=True, slots=True)
 class HttpProtocol:
     """A protocol over HTTP: its routes and its error format. `fallback` serves paths that match no route of any
-    protocol."""
+    protocol, for callers with the role infer."""
 
     name: str
     routes: tuple[Route, ...]
@@ -179,9 +185,9 @@ JSON_TYPE = ("content-type", "application/json")
 
 
 def bearer_token(headers: Mapping[str, str]) -> str:
-    """Return the token of `authorization: Bearer <token>`, "" without one."""
+    """Return the token of `authorization: Bearer <token>`, else `x-api-key`, else ""."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def control_token(headers: Mapping[str, str]) -> str:
@@ -208,8 +214,10 @@ def _is_same_origin(origin: str, host: str) -> bool:
         return False
 
 
-def retry_after(error: DragomanError) -> Headers:
-    """Return the `retry-after` header of an error, if it has one."""
+def error_headers(error: DragomanError) -> Headers:
+    """Return the headers of an error response: when to retry, or how to authenticate (RFC 6750, 3)."""
+    if isinstance(error, Unauthorized):
+        return (("www-authenticate", "Bearer"),)
     return () if error.retry_after_s is None else (("retry-after", str(math.ceil(error.retry_after_s))),)
 
 
@@ -264,11 +272,12 @@ GrpcResult = bytes | Sequence[Buffer] | GrpcResponse
 
 @dataclass(frozen=True, slots=True)
 class GrpcMethod:
-    """A unary method. `health` marks a health check, which no limit on calls stops."""
+    """A unary method. `health` marks a health check, which no limit on calls stops; `role` as for a `Route`."""
 
     name: str
     endpoint: Callable[[GrpcRequest], EngineCall[Any, bytes] | EngineCall[Any, GrpcResult]]
     health: bool = False
+    role: Role = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +291,7 @@ class GrpcStreamMethod:
     name: str
     endpoint: Callable[[GrpcRequest], GrpcStream[Any]]
     format_error: Callable[[GrpcRequest, DragomanError], bytes | None]
+    role: Role = "admin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,15 @@ log = logging.getLogger("dragoman.server")
 class StopSignals:
     """SIGTERM and SIGINT stop a server: the first sets `stop`, the second `hurry`.
 
-    After `release` another one ends the process at once. SIGHUP is logged and ignored, unless the server's terminal was
+    After `release` another one ends the process at once. SIGHUP calls `reload`, unless the server's terminal was
     closed: then it stops the server like SIGTERM. On exit of the context the process has its previous handlers again.
     Raises RuntimeError outside of the main thread, which alone can handle signals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reload: Callable[[], None]) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("signals can be handled in the main thread only: expected handle_signals=False")
+        self._reload = reload
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -69,7 +70,8 @@ class StopSignals:
         if self._has_terminal and not _is_terminal():
             self.stop.set()
         else:
-            log.info("SIGHUP is ignored: settings are read when the server starts; SIGTERM stops it")
+            log.info("SIGHUP: keys and certificates are read anew; other settings need a restart")
+            self._reload()
 
 
 def _is_terminal() -> bool:

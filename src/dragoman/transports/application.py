@@ -7,16 +7,22 @@ the protocol's endpoint, call the engine, format and compress the response. If t
 """
 
 import asyncio
+import copy
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import msgspec
 
+from dragoman.access.control import AccessControl
+from dragoman.access.grants import EVERYTHING, Grant
+from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.call_handler import CallHandler
@@ -40,7 +46,7 @@ from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
 from dragoman.transports.executor import LARGE, MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
-from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter
+from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter, with_headers
 from dragoman.transports.routing import Match, Router
 
 log = logging.getLogger("dragoman.http")
@@ -69,7 +75,11 @@ Progress = EndpointResult | StartedCall | CompressibleResponse
 
 
 class Application:
-    """Routes requests to protocols and their calls to the engine. `bodies` counts the memory of all requests."""
+    """Routes requests to protocols and their calls to the engine. `bodies` counts the memory of all requests.
+
+    If it `is_guarded`, a transport asks `authorize` for the application that serves a request before it receives the
+    body.
+    """
 
     def __init__(
         self,
@@ -77,8 +87,13 @@ class Application:
         protocols: Sequence[HttpProtocol],
         limits: Limits,
         executor: MessageExecutor | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self.limits = limits
+        self.is_guarded = access is not None
+        self._access = access
+        self._restricted: WeakKeyDictionary[Grant, Application] = WeakKeyDictionary()
+        self._models: frozenset[str] | None = None
         self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
         self.bodies = self.executor.bodies
         self._compress_min_bytes: float = limits.compress_min_bytes if limits.compress_responses else math.inf
@@ -94,10 +109,39 @@ class Application:
             raw_path = raw_path[len(root) :] or "/"
         return self._router.match(method, raw_path)
 
-    def format_error(self, error: DragomanError | HttpError, protocol: HttpProtocol | None = None) -> HttpResponse:
-        """Return the response to an error, by default in the format of the protocol that its path suggests."""
+    def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Application":
+        """Return the application as the caller of a request may use it.
+
+        Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
+        credentials, are open.
+        """
+        if self._access is None or match.health or match.endpoint is None:
+            return self
+        grant = self._access.authorize(match.role, headers, address)
+        return self if not grant.is_restricted else self._restricted.get(grant) or self._restrict(grant)
+
+    def _restrict(self, grant: Grant) -> "Application":
+        """Return this application for the holder of a restricted key."""
+        view = self._restricted[grant] = copy.copy(self)
+        view._models = grant.models
+        view._engine = RestrictedEngine(self._engine, grant)
+        return view
+
+    def format_error(
+        self,
+        error: DragomanError | HttpError,
+        protocol: HttpProtocol | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> HttpResponse:
+        """Return the response to an error, by default in the format of the protocol that its path suggests.
+
+        With the headers of the request, pages of allowed origins can read it.
+        """
         nearest = error.protocol if isinstance(error, HttpError) else None
-        return (protocol or nearest or self._default).format_error(error)
+        response = (protocol or nearest or self._default).format_error(error)
+        if self.limits.cors.is_enabled and "origin" in headers:
+            return with_headers(response, self.limits.cors.response_headers(headers))
+        return response
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
         """Return whether a request needs only its endpoint and the engine, so that `begin` may be used for it."""
@@ -253,17 +297,22 @@ class Application:
                 raise
             return format_error(error)
 
-    async def stored_result_request(self, request: HttpRequest) -> HttpResponse:
-        """Answer a request that a front end has received, about a result that is stored here."""
+    async def stored_result_request(self, request: HttpRequest, models: frozenset[str] | None) -> HttpResponse:
+        """Answer a request that a front end has received, about a result that is stored here.
+
+        `models` are the only ones that the caller may use.
+        """
+        application = self if models is None else self._restrict(Grant("", EVERYTHING, models))
         match = self.match(request.method, quote(request.path))
         assert match.endpoint is not None
-        result = await self._run_endpoint(match.endpoint, request)
+        result = await application._run_endpoint(match.endpoint, request)
         assert isinstance(result, ResultPoll | BackgroundCall)
-        return await self._use_store(result, request)
+        return await application._use_store(result, request)
 
     async def _use_store(self, result: ResultPoll | BackgroundCall, request: HttpRequest) -> HttpResponse:
         if not self.limits.keeps_answers:
-            return (await self._engine.call(stored_result_request(request))).answer
+            sent = msgspec.structs.replace(stored_result_request(request), models=self._models)
+            return (await self._engine.call(sent)).answer
         if isinstance(result, ResultPoll):
             return self._results.poll(result)
         return self._results.begin(result, partial(self._run_in_background, result, request))

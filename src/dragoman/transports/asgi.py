@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -11,6 +12,7 @@ from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, Htt
 from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, set_context
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import GrowingBody, too_large
+from dragoman.transports.clients import address_group
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match
 
@@ -149,6 +151,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
     try:
         path = relative_path(scope)
         match = application.match(scope["method"], path)
+        application = application.authorize(match, writer.headers, partial(_client_address, scope))
         if match.endpoint is not None:
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")
@@ -156,7 +159,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         # In a task of its own, because the engine cancels the tasks of calls when it closes.
         await _until_disconnect(application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
-        await writer.send(application.format_error(error, match.protocol if match else None))
+        await writer.send(application.format_error(error, match.protocol if match else None, writer.headers))
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:
@@ -171,6 +174,11 @@ async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRe
         task.cancel()  # does nothing if it is done
         # An exception of `receive` is the server's, which then closes the connection itself.
         await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+def _client_address(scope: Scope) -> str:
+    client = scope.get("client")
+    return address_group(client[0]) if client else ""
 
 
 def relative_path(scope: Scope) -> str:

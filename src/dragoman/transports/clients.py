@@ -15,12 +15,13 @@ _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0
 
 
 def client_address(transport: Any) -> str:
-    """Return a text that is equal for all connections of one client; "" if the address is not known.
-
-    A client with IPv6 usually has a whole /64 network, so that is what counts.
-    """
+    """Return a text that is equal for all connections of one client; "" if the address is not known."""
     peer = transport.get_extra_info("peername")
-    host = peer[0] if isinstance(peer, tuple) and peer and isinstance(peer[0], str) else ""
+    return address_group(peer[0]) if isinstance(peer, tuple) and peer and isinstance(peer[0], str) else ""
+
+
+def address_group(host: str) -> str:
+    """Return the address of a client, or for IPv6 its network of 64 bits, which one client usually has."""
     if ":" not in host:
         return host
     try:

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Sequence
 
+from dragoman.access.control import AccessControl
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol, HttpProtocol
 from dragoman.transports.application import Application
@@ -29,9 +30,11 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         grpc: Sequence[GrpcProtocol] = (),
         executor: MessageExecutor | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._engine = engine
-        self._application = Application(engine, protocols, limits, executor)
+        self._application = Application(engine, protocols, limits, executor, access)
+        self._access = access
         self._tls = tls
         self._grpc = grpc
         self._calls: GrpcCalls | None = None
@@ -42,7 +45,8 @@ class HttpServer:
         application, limits = self._application, self._application.limits
         streams: Http2Requests | GrpcCalls = Http2Requests(application)
         if self._grpc:
-            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, application.executor, streams)
+            executor = application.executor
+            streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, executor, streams, self._access)
         wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
         self._listener = Listener(*wires, limits=limits, tls=self._tls)
         return await self._listener.start(addresses, shared=shared)

@@ -35,6 +35,13 @@ class ResponseWriter(Protocol):
         """Close the connection or stream, so that an incomplete response is not taken for a complete one."""
 
 
+def with_headers(response: HttpResponse, added: Headers) -> HttpResponse:
+    """Return a response with further headers, unless it has them; `vary` may be repeated."""
+    known = {name for name, _ in response.headers}
+    missing = tuple(h for h in added if h[0] == "vary" or h[0] not in known)
+    return HttpResponse(response.status, response.body, (*response.headers, *missing))
+
+
 class CorsResponseWriter:
     """Adds CORS headers to each response."""
 
@@ -51,9 +58,7 @@ class CorsResponseWriter:
         return self._writer.started
 
     async def send(self, response: HttpResponse) -> None:
-        known = {name for name, _ in response.headers}
-        added = tuple(h for h in self._added if h[0] == "vary" or h[0] not in known)
-        await self._writer.send(HttpResponse(response.status, response.body, (*response.headers, *added)))
+        await self._writer.send(with_headers(response, self._added))
 
     async def start(self, status: int, headers: Headers) -> None:
         await self._writer.start(status, (*headers, *self._added))

@@ -6,25 +6,29 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from dragoman.protocols.wire import Endpoint, HttpError, HttpProtocol
+from dragoman.protocols.wire import Endpoint, HttpError, HttpProtocol, Role, Route
 
 
 @dataclass(slots=True)
 class _Node:
     parts: dict[str, "_Node"] = field(default_factory=dict)
     parameter: "tuple[str, _Node] | None" = None
-    endpoints: dict[str, tuple[Endpoint, HttpProtocol, bool]] = field(default_factory=dict)
+    endpoints: dict[str, tuple[Route, HttpProtocol]] = field(default_factory=dict)
     protocol: HttpProtocol | None = None  # the first that has a path here or below
 
 
 class Match(msgspec.Struct, frozen=True):
-    """The endpoint of a path; None for OPTIONS, whose response is `allow`. `health`: it is a health check."""
+    """The endpoint of a path; None for OPTIONS, whose response is `allow`.
+
+    `health`: it is a health check. `role`: what a caller with a key needs.
+    """
 
     endpoint: Endpoint | None
     protocol: HttpProtocol
     params: dict[str, str]
     allow: str
     health: bool = False
+    role: Role = "infer"
 
 
 class Router:
@@ -44,7 +48,7 @@ class Router:
                 for part in _segments(route.pattern):
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
-                node.endpoints.setdefault(route.method, (route.endpoint, protocol, route.health))
+                node.endpoints.setdefault(route.method, (route, protocol))
 
     def match(self, method: str, raw_path: str) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
@@ -76,7 +80,8 @@ class Router:
 def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
     found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
     if found is not None:
-        return Match(found[0], found[1], params, "", found[2])
+        route, protocol = found
+        return Match(route.endpoint, protocol, params, "", route.health, route.role)
     methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
     allow = ", ".join(sorted(methods))
     protocol = next(iter(node.endpoints.values()))[1]

@@ -61,7 +61,7 @@ class Job:
         request = self.request
         assert request is not None, "a job that is sent is not cancelled"
         fields = (request.call, request.model, request.version, request.id, request.deadline_s, request.metadata)
-        return (values(self.context), *fields)
+        return (values(self.context), *fields, *(() if request.models is None else (request.models,)))
 
 
 def _ignore(_value: Any, _error: BaseException | None, _last: bool) -> None:

@@ -13,6 +13,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    RateLimited,
     ServerError,
     Unauthorized,
 )
@@ -40,11 +41,11 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    error_headers,
     find_error_row,
     format_readiness,
     json_response,
     replace_surrogates,
-    retry_after,
 )
 
 _FIELDS = ("instances", "inputs")
@@ -59,6 +60,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (Forbidden, 403),
     (NotReady, 503),
     (Overloaded, 503),
+    (RateLimited, 429),
     (DeadlineExceeded, 504),
     (ServerError, 500),
 )
@@ -99,7 +101,10 @@ class KServeV1:
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = KServeV1(policy)
-    routes = (Route("POST", "/v1/models/{name}", at.predict), Route("GET", "/v1/models/{name}", at.ready))
+    routes = (
+        Route("POST", "/v1/models/{name}", at.predict, role="infer"),
+        Route("GET", "/v1/models/{name}", at.ready, role="read"),
+    )
     return HttpProtocol("KServe V1", routes, format_error)
 
 
@@ -108,7 +113,7 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
     if isinstance(error, HttpError):
         return json_response({"error": error.message}, error.status, error.headers)
     (status,) = find_error_row(error, _STATUS) or (500,)
-    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(error)
+    headers = (("www-authenticate", "Bearer"),) if status == 401 else error_headers(error)
     return json_response({"error": replace_surrogates(error.message)}, status, headers)
 
 

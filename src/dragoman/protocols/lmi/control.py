@@ -49,15 +49,15 @@ def routes(policy: Policy) -> list[Route]:
 
     return [
         Route("GET", "/ping", _ping, health=True),
-        Route("GET", "/models", _models),
-        Route("POST", "/models", register),
-        Route("GET", "/models/{model}", _model),
-        Route("GET", "/models/{model}/adapters", _adapters),
-        Route("GET", "/models/{model}/{version}", _model),
-        Route("PUT", "/models/{model}", scale),
-        Route("PUT", "/models/{model}/{version}", scale),
-        Route("DELETE", "/models/{model}", _unregister),
-        Route("DELETE", "/models/{model}/{version}", _unregister),
+        Route("GET", "/models", _models, role="read"),
+        Route("POST", "/models", register, role="admin"),
+        Route("GET", "/models/{model}", _model, role="read"),
+        Route("GET", "/models/{model}/adapters", _adapters, role="read"),
+        Route("GET", "/models/{model}/{version}", _model, role="read"),
+        Route("PUT", "/models/{model}", scale, role="admin"),
+        Route("PUT", "/models/{model}/{version}", scale, role="admin"),
+        Route("DELETE", "/models/{model}", _unregister, role="admin"),
+        Route("DELETE", "/models/{model}/{version}", _unregister, role="admin"),
     ]
 
 

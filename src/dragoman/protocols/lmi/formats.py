@@ -19,6 +19,7 @@ from dragoman.core.errors import (
     OutOfMemory,
     Overloaded,
     PathNotFound,
+    RateLimited,
     ServerError,
     Unauthorized,
 )
@@ -26,7 +27,7 @@ from dragoman.core.text import Generation, PromptInfo, Text, Token
 from dragoman.protocols.lmi.model import TEXT_ONLY, LmiModel, format_text_only
 from dragoman.protocols.lmi.request import LmiRequest
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, finite, most_likely_first, split_by_token
-from dragoman.protocols.wire import JSON_TYPE, Headers, HttpError, HttpResponse, find_error_row, retry_after
+from dragoman.protocols.wire import JSON_TYPE, Headers, HttpError, HttpResponse, error_headers, find_error_row
 
 _KINDS: Mapping[str, Headers] = {
     "json": (JSON_TYPE,),
@@ -247,6 +248,7 @@ _TYPES: Sequence[tuple[type[DragomanError], int | str, str]] = (
     (Forbidden, 403, "ForbiddenException"),
     (NotReady, "wlm_error", "ServiceUnavailableException"),
     (Overloaded, "throttle_error", "WlmCapacityException"),
+    (RateLimited, 429, "ThrottlingException"),
     (DeadlineExceeded, "timeout", "TimeoutException"),
 )
 _HTTP_TYPES: Mapping[int, str] = {404: "ResourceNotFoundException", 405: "MethodNotAllowedException"}
@@ -286,7 +288,7 @@ class LmiErrors:
             return _json({"error": error.message, "code": 424}, 424)
         code, name = row
         status = self._codes[code] if isinstance(code, str) else code
-        return _json({"code": status, "type": name, "message": error.message}, status, retry_after(error))
+        return _json({"code": status, "type": name, "message": error.message}, status, error_headers(error))
 
     def format_failure(self, error: DragomanError, request: LmiRequest, formatter: Formatter) -> HttpResponse:
         """Format an error that occurred before the first chunk was sent."""

@@ -218,5 +218,5 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     errors = LmiErrors(parse_codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
-    routes = [Route("POST", path, at.invoke) for path in _PATHS]
+    routes = [Route("POST", path, at.invoke, role="infer") for path in _PATHS]
     return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write)

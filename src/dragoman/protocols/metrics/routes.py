@@ -5,9 +5,19 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qs
 
 from dragoman.core.calls import Measure, Request, Response
-from dragoman.core.errors import DragomanError, PathNotFound
+from dragoman.core.errors import DragomanError, Forbidden, NotReady, PathNotFound, RateLimited, Unauthorized
 from dragoman.core.metrics import Family, Sample
-from dragoman.protocols.wire import EngineCall, HttpError, HttpProtocol, HttpRequest, HttpResponse, Policy, Route
+from dragoman.protocols.wire import (
+    EngineCall,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    Route,
+    error_headers,
+    find_error_row,
+)
 
 Labels = Mapping[str, str]
 _CALLS = "dragoman_calls_total"
@@ -114,6 +124,8 @@ def _without(labels: Labels, *names: str) -> Labels:
 
 _DJL = "/server/metrics"  # the path in DJL-Serving, on which LMI runs
 _TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
+_TEXT = ("content-type", "text/plain")
+_STATUS = ((PathNotFound, 404), (Unauthorized, 401), (Forbidden, 403), (RateLimited, 429), (NotReady, 503))
 _Families = Callable[[Iterable[Family]], Iterable[Family]]
 # Further metrics under the names of other servers, by `metrics_as`.
 _NAMES: Mapping[str, _Families] = {"tgi": families}
@@ -127,7 +139,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     def metrics(http: HttpRequest) -> EngineCall[tuple[Family, ...], HttpResponse]:
         return _metrics(http, also)
 
-    return HttpProtocol("metrics", tuple(Route("GET", path, metrics) for path in paths), _format_error)
+    routes = tuple(Route("GET", path, metrics, role="read", is_administrative=True) for path in paths)
+    return HttpProtocol("metrics", routes, _format_error)
 
 
 def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Family, ...], HttpResponse]:
@@ -163,5 +176,8 @@ def _number(value: float) -> str:
 
 
 def _format_error(error: DragomanError | HttpError) -> HttpResponse:
-    status = error.status if isinstance(error, HttpError) else 404 if isinstance(error, PathNotFound) else 500
-    return HttpResponse(status, (error.message.encode(),), (("content-type", "text/plain"),))
+    text = error.message.encode(errors="replace")
+    if isinstance(error, HttpError):
+        return HttpResponse(error.status, (text,), (_TEXT, *error.headers))
+    (status,) = find_error_row(error, _STATUS) or (500,)
+    return HttpResponse(status, (text,), (_TEXT, *error_headers(error)))

@@ -14,6 +14,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    RateLimited,
     Unauthorized,
 )
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
@@ -42,10 +43,10 @@ from dragoman.protocols.wire import (
     HttpStream,
     Policy,
     Route,
+    error_headers,
     find_error_row,
     json_response,
     replace_surrogates,
-    retry_after,
 )
 
 _DEFAULT_MAX_TOKENS = 20  # by the extension
@@ -98,6 +99,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (Forbidden, 403),
     (NotReady, 503),
     (Overloaded, 429),
+    (RateLimited, 429),
     (DeadlineExceeded, 504),
     (ModelFailed, 424),
 )
@@ -170,8 +172,8 @@ def protocol(policy: Policy) -> HttpProtocol:
     endpoints = OpenInferenceGenerate(policy)
     routes = []
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes.append(Route("POST", f"{model}/generate", endpoints.generate))
-        routes.append(Route("POST", f"{model}/generate_stream", endpoints.generate_stream))
+        routes.append(Route("POST", f"{model}/generate", endpoints.generate, role="infer"))
+        routes.append(Route("POST", f"{model}/generate_stream", endpoints.generate_stream, role="infer"))
     return HttpProtocol("Open Inference generate", tuple(routes), format_error)
 
 
@@ -180,4 +182,4 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
     if isinstance(error, HttpError):
         return json_response({"error": error.message}, error.status, error.headers)
     (status,) = find_error_row(error, _STATUS) or (500,)
-    return json_response({"error": replace_surrogates(error.message)}, status, retry_after(error))
+    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))

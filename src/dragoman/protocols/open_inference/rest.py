@@ -30,6 +30,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    RateLimited,
     ServerError,
     Unauthorized,
 )
@@ -63,10 +64,10 @@ from dragoman.protocols.wire import (
     Policy,
     Route,
     control_token,
+    error_headers,
     find_error_row,
     json_response,
     replace_surrogates,
-    retry_after,
 )
 
 _JSON_HEADERS: Headers = (JSON_TYPE,)
@@ -80,6 +81,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (Forbidden, 403),
     (NotReady, 503),
     (Overloaded, 503),
+    (RateLimited, 429),
     (DeadlineExceeded, 504),
     (ServerError, 500),
 )
@@ -224,20 +226,20 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     endpoints = OpenInferenceRest(policy)
     routes = [
-        Route("GET", "/v2", endpoints.server),
+        Route("GET", "/v2", endpoints.server, role="read"),
         Route("GET", "/v2/health/live", endpoints.live, health=True),
         Route("GET", "/v2/health/ready", endpoints.ready, health=True),
-        Route("GET", "/v2/models", endpoints.models),
-        Route("POST", "/v2/repository/index", endpoints.index),
-        Route("POST", "/v2/repository/models/{model}/load", endpoints.load),
-        Route("POST", "/v2/repository/models/{model}/unload", endpoints.unload),
+        Route("GET", "/v2/models", endpoints.models, role="read"),
+        Route("POST", "/v2/repository/index", endpoints.index, role="admin"),
+        Route("POST", "/v2/repository/models/{model}/load", endpoints.load, role="admin"),
+        Route("POST", "/v2/repository/models/{model}/unload", endpoints.unload, role="admin"),
     ]
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            Route("GET", model, endpoints.model),
+            Route("GET", model, endpoints.model, role="read"),
             Route("GET", f"{model}/ready", endpoints.ready, health=True),
-            Route("POST", f"{model}/infer", endpoints.infer),
-            Route("POST", f"{model}/infer_stream", endpoints.infer_stream),
+            Route("POST", f"{model}/infer", endpoints.infer, role="infer"),
+            Route("POST", f"{model}/infer_stream", endpoints.infer_stream, role="infer"),
         ]
     return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle)
 
@@ -247,8 +249,7 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
     if isinstance(error, HttpError):
         return json_response({"error": error.message}, error.status, error.headers)
     (status,) = find_error_row(error, _STATUS) or (500,)
-    headers = (("www-authenticate", "Bearer"),) if status == 401 else retry_after(error)
-    return json_response({"error": replace_surrogates(error.message)}, status, headers)
+    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
 
 
 def _format_event(response: HttpResponse) -> bytes:

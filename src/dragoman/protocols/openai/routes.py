@@ -46,9 +46,9 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    error_headers,
     format_readiness,
     json_response,
-    retry_after,
 )
 
 _MOST_INPUTS = 2048
@@ -202,15 +202,18 @@ class OpenAi:
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = OpenAi(policy)
-    routes = [Route("GET", "/v1/models", at.models), Route("GET", "/v1/models/{name}", at.model)]
-    routes += [Route("GET", "/version", at.version), Route("GET", "/load", at.load)]
-    routes += [Route("POST", "/detokenize", at.detokenize)]
-    routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize))
+    routes = [
+        Route("GET", "/v1/models", at.models, role="read"),
+        Route("GET", "/v1/models/{name}", at.model, role="read"),
+    ]
+    routes += [Route("GET", "/version", at.version, role="read"), Route("GET", "/load", at.load, role="read")]
+    routes += [Route("POST", "/detokenize", at.detokenize, role="infer")]
+    routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize, role="infer"))
     for base in ("/v1", "/models/{model}/v1"):
         routes += [
-            Route("POST", f"{base}/chat/completions", at.chat),
-            Route("POST", f"{base}/completions", at.completions),
-            Route("POST", f"{base}/embeddings", at.embeddings),
+            Route("POST", f"{base}/chat/completions", at.chat, role="infer"),
+            Route("POST", f"{base}/completions", at.completions, role="infer"),
+            Route("POST", f"{base}/embeddings", at.embeddings, role="infer"),
         ]
     return HttpProtocol("OpenAI", tuple(routes), write_error)
 
@@ -221,4 +224,4 @@ def write_error(error: DragomanError | HttpError) -> HttpResponse:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         value = {"error": {"message": error.message, "type": kind, "param": None, "code": None}}
         return json_response(value, error.status, error.headers)
-    return json_response(error_body(error), status_of(error), retry_after(error))
+    return json_response(error_body(error), status_of(error), error_headers(error))

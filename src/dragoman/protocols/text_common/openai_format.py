@@ -18,6 +18,7 @@ from dragoman.core.errors import (
     NotSupported,
     Overloaded,
     PathNotFound,
+    RateLimited,
     TooLong,
     Unauthorized,
 )
@@ -255,6 +256,7 @@ _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
     (Forbidden, 403, _INVALID_REQUEST, None),
     (NotReady, 503, "service_unavailable", None),
     (Overloaded, 503, "service_unavailable", "overloaded"),
+    (RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
     (DeadlineExceeded, 504, "timeout", None),
 )
 

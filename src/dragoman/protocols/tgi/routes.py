@@ -29,6 +29,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    RateLimited,
     Unauthorized,
     WorkerLost,
 )
@@ -65,10 +66,10 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    error_headers,
     find_error_row,
     json_response,
     replace_surrogates,
-    retry_after,
 )
 
 _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
@@ -80,6 +81,7 @@ _TYPES: Sequence[tuple[type[DragomanError], int, str]] = (
     (Forbidden, 403, "forbidden"),
     (NotReady, 503, "healthcheck"),
     (Overloaded, 429, "overloaded"),
+    (RateLimited, 429, "overloaded"),
     (DeadlineExceeded, 504, "generation"),
     (ModelFailed, 424, "generation"),
     (InvalidOutput, 500, "incomplete_generation"),
@@ -239,20 +241,20 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = Tgi(policy)
     routes = [
-        Route("POST", "/", at.generate_or_stream),
-        Route("POST", "/models/{model}", at.generate_or_stream),
+        Route("POST", "/", at.generate_or_stream, role="infer"),
+        Route("POST", "/models/{model}", at.generate_or_stream, role="infer"),
         Route("GET", "/", at.health, health=True),
     ]
-    routes.append(Route("POST", "/models/{model}/{version}", at.generate_hub_path))
+    routes.append(Route("POST", "/models/{model}/{version}", at.generate_hub_path, role="infer"))
     for base in ("", "/models/{model}"):
         routes += [
-            Route("POST", f"{base}/generate", at.generate),
-            Route("POST", f"{base}/generate_stream", at.generate_stream),
-            Route("POST", f"{base}/vertex", at.vertex),
-            Route("POST", f"{base}/tokenize", at.tokenize),
-            Route("POST", f"{base}/chat_tokenize", at.chat_tokenize),
+            Route("POST", f"{base}/generate", at.generate, role="infer"),
+            Route("POST", f"{base}/generate_stream", at.generate_stream, role="infer"),
+            Route("POST", f"{base}/vertex", at.vertex, role="infer"),
+            Route("POST", f"{base}/tokenize", at.tokenize, role="infer"),
+            Route("POST", f"{base}/chat_tokenize", at.chat_tokenize, role="infer"),
             Route("GET", f"{base}/health", at.health, health=True),
-            Route("GET", f"{base}/info", at.info),
+            Route("GET", f"{base}/info", at.info, role="read"),
         ]
     return HttpProtocol("TGI", tuple(routes), write_error)
 
@@ -265,7 +267,7 @@ def write_error(error: DragomanError | HttpError) -> HttpResponse:
     if isinstance(error, HttpError):
         kind = "validation" if error.status < 500 else "generation"
         return json_response({"error": error.message, "error_type": kind}, error.status, error.headers)
-    return json_response(_error_body(error), _row(error)[0], retry_after(error))
+    return json_response(_error_body(error), _row(error)[0], error_headers(error))
 
 
 def _row(error: DragomanError) -> tuple[int, str]:

@@ -33,6 +33,7 @@ from dragoman.core.errors import (
     NotReady,
     NotSupported,
     Overloaded,
+    RateLimited,
     ServerError,
     Unauthorized,
 )
@@ -53,10 +54,10 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    error_headers,
     find_error_row,
     json_response,
     replace_surrogates,
-    retry_after,
 )
 
 PROTOCOL_VERSION = 1.0
@@ -81,6 +82,7 @@ _ERRORS: Sequence[tuple[type[DragomanError], int, str]] = (
     (Forbidden, 403, "Forbidden"),
     (NotReady, 503, "NotReady"),
     (Overloaded, 503, "Overloaded"),
+    (RateLimited, 429, "RateLimited"),
     (DeadlineExceeded, 504, "DeadlineExceeded"),
     (InvalidOutput, 500, "InvalidOutput"),
     (ServerError, 500, "ModelError"),
@@ -226,7 +228,7 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
         kind = "InvalidInput" if error.status < 500 else "ServerError"
         return _error_response(kind, error.message, error.status, error.headers)
     status, kind = find_error_row(error, _ERRORS) or (500, "ServerError")
-    return _error_response(kind, error.message, status, retry_after(error))
+    return _error_response(kind, error.message, status, error_headers(error))
 
 
 def _format_verb_error(verb: str, error: DragomanError) -> HttpResponse:
@@ -247,19 +249,25 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     endpoints = UmBridge(policy)
     routes = [
-        Route("GET", "/Info", endpoints.info),
-        Route("POST", "/ModelInfo", endpoints.model_info),
+        Route("GET", "/Info", endpoints.info, role="read"),
+        Route("POST", "/ModelInfo", endpoints.model_info, role="read"),
         Route(
             "POST",
             "/InputSizes",
             partial(endpoints.sizes, "inputSizes", lambda v: [s.size for s in v.inputs]),
+            role="read",
         ),
         Route(
             "POST",
             "/OutputSizes",
             partial(endpoints.sizes, "outputSizes", lambda v: [s.size for s in v.outputs]),
+            role="read",
         ),
-        Route("POST", "/Evaluate", endpoints.evaluate),
-        *(Route("POST", f"/{verb}", partial(endpoints.derivative, verb)) for verb in VERBS if verb != "Evaluate"),
+        Route("POST", "/Evaluate", endpoints.evaluate, role="infer"),
+        *(
+            Route("POST", f"/{verb}", partial(endpoints.derivative, verb), role="infer")
+            for verb in VERBS
+            if verb != "Evaluate"
+        ),
     ]
     return HttpProtocol("UM-Bridge", tuple(routes), format_error)

@@ -50,8 +50,8 @@ _BYTES = 8
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes, which are those of UM-Bridge with `ShMem` appended."""
     endpoints = UmBridge(policy)
-    routes = [Route("POST", f"/{verb}ShMem", partial(_call, endpoints, verb)) for verb in VERBS]
-    routes.append(Route("POST", "/TestShMem", partial(_test_segments, policy)))
+    routes = [Route("POST", f"/{verb}ShMem", partial(_call, endpoints, verb), role="infer") for verb in VERBS]
+    routes.append(Route("POST", "/TestShMem", partial(_test_segments, policy), role="infer"))
     return HttpProtocol("UM-Bridge, shared memory", tuple(routes), format_error)
 
 

@@ -3,8 +3,13 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from weakref import WeakValueDictionary
+from dataclasses import replace
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from dragoman.access.control import AccessControl
+from dragoman.access.grants import Grant
+from dragoman.access.restricted_engine import RestrictedEngine
+from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.system.request_context import new_context, running_in_thread
@@ -12,7 +17,7 @@ from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
-from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, table_handlers
+from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, status_error, table_handlers
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.grpc.streaming import StreamCall
 from dragoman.transports.grpc.unary import UnaryCall
@@ -105,6 +110,7 @@ class GrpcCalls:
         limits: Limits,
         executor: MessageExecutor,
         others: Http2Service | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
@@ -113,6 +119,10 @@ class GrpcCalls:
         self.others = others
         self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
+        self._engine = engine
+        self._protocols = protocols
+        self._access = access
+        self._restricted: WeakKeyDictionary[Grant, Mapping[str, Handler]] = WeakKeyDictionary()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
         self._calls: set[GrpcCall] = set()
         self._admission = Admission(limits)
@@ -127,7 +137,13 @@ class GrpcCalls:
         call_headers: CallHeaders | None = headers.note[0]
         if call_headers is None:
             return self._other(stream, headers, ended)
-        error = call_headers.error or self._admission.enter(stream.connection, call_headers.health)
+        error = call_headers.error
+        if self._access is not None and error is None and not call_headers.health:
+            try:
+                call_headers = self._authorize(self._access, call_headers, headers.path, stream.connection)
+            except GrpcError as denied:
+                error = denied
+        error = error or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
             request_id = encode_request_id(new_context(call_headers.request_id))
             stream.send_headers(trailers_only(error) + request_id, ended=True)
@@ -139,6 +155,24 @@ class GrpcCalls:
         if ended:
             call.receive(b"", 0, 0, True)
         return call
+
+    def _authorize(
+        self, access: AccessControl, call: CallHeaders, path: str, connection: StreamConnection
+    ) -> CallHeaders:
+        """Return the headers with the handler for this caller. Raises GrpcError."""
+        assert call.handler is not None, "an unknown method is an error"
+        try:
+            grant = access.authorize(call.handler.role, call.metadata, lambda: connection.address)
+        except DragomanError as error:
+            raise status_error(self._protocols[0], error) from error
+        if not grant.is_restricted:
+            return call
+        handlers = self._restricted.get(grant)
+        if handlers is None:
+            engine = RestrictedEngine(self._engine, grant)
+            handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
+            self._restricted[grant] = handlers
+        return replace(call, handler=handlers[path])
 
     def _other(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
         if self.others is not None:

@@ -20,6 +20,7 @@ from dragoman.protocols.wire import (
     GrpcRequest,
     GrpcResponse,
     GrpcStreamMethod,
+    Role,
 )
 from dragoman.system import request_context
 from dragoman.system.coroutines import Start
@@ -74,6 +75,7 @@ class UnaryHandler:
     answer: Callable[[GrpcRequest], Coroutine[Any, Any, Reply | GrpcResponse]]
     begin: "Callable[[GrpcRequest], Begun] | None" = None
     health: bool = False
+    role: Role = "read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class StreamHandler:
 
     talk: Callable[[Peer], Coroutine[Any, Any, None]]
     health: bool = False
+    role: Role = "read"
 
 
 Handler = UnaryHandler | StreamHandler
@@ -98,7 +101,9 @@ def table_handlers(
                 case GrpcMethod():
                     handler: Handler = UnaryMethod(engine, protocol, method, executor).handler()
                 case GrpcStreamMethod():
-                    handler = StreamHandler(StreamMethod(engine, protocol, method, stopping, executor).talk)
+                    handler = StreamHandler(
+                        StreamMethod(engine, protocol, method, stopping, executor).talk, role=method.role
+                    )
             found[f"/{protocol.service}/{method.name}"] = handler
     return found
 
@@ -113,7 +118,7 @@ class UnaryMethod:
     executor: MessageExecutor
 
     def handler(self) -> UnaryHandler:
-        return UnaryHandler(self.answer, self.begin, self.method.health)
+        return UnaryHandler(self.answer, self.begin, self.method.health, self.method.role)
 
     async def answer(self, request: GrpcRequest) -> Reply | GrpcResponse:
         """Return the response; cancelled if the client disconnects."""

@@ -4,6 +4,7 @@ import errno
 import ssl
 from collections.abc import Sequence
 
+from dragoman.access.control import AccessControl
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.transports.bodies import BodyMemory
@@ -29,17 +30,19 @@ class GrpcServer:
         limits: Limits,
         tls: ssl.SSLContext | None = None,
         executor: MessageExecutor | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._engine = engine
         self._protocols = tuple(protocols)
         self._limits = limits
         self._executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
         self._tls = tls
+        self._access = access
         self._calls: GrpcCalls | None = None
         self._listener: Listener | None = None
 
     def make_calls(self) -> GrpcCalls:
-        return GrpcCalls(self._engine, self._protocols, self._limits, self._executor)
+        return GrpcCalls(self._engine, self._protocols, self._limits, self._executor, access=self._access)
 
     async def start(self, host: str, port: int, *, shared: bool = False) -> int:
         """Listen and return the port, which the system chooses for port 0. Raises OSError if it cannot be bound."""

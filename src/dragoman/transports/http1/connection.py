@@ -7,10 +7,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, set_context
-from dragoman.transports.clients import TOO_MANY_CONNECTIONS
+from dragoman.transports.clients import TOO_MANY_CONNECTIONS, client_address
 from dragoman.transports.executor import is_large
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
@@ -32,10 +33,12 @@ class Http1Connection(asyncio.BufferedProtocol):
     """Passes requests to the application and its responses to the transport."""
 
     __slots__ = (
+        "_application",
         "_body_size",
         "_budget",
         "_context",
         "_ignores_input",
+        "_is_guarded",
         "_is_health_only",
         "_is_idle",
         "_is_queued",
@@ -62,7 +65,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._context = context
         self._budget = budget
         self._listener = listener
-        self._reader = RequestReader(context)
+        self._application = context.application  # as the client of the current request may use it
+        self._is_guarded = context.application.is_guarded
+        self._reader = RequestReader(context, self._authorize if self._is_guarded else None)
         self._writer = Http1ResponseWriter(outgoing, listener.loop)
         self._writer.draining = listener.draining
         self._transport: Any = None
@@ -194,9 +199,14 @@ class Http1Connection(asyncio.BufferedProtocol):
             return False
         try:
             match: Any = head.match
+            error = self._authorize(head) if self._is_guarded else None
             request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
             self._writer.context = self._context.running.context = new_number()
-            response = copy_context().run(context.application.begin, match, request, self._writer)
+            response = (
+                copy_context().run(self._application.begin, match, request, self._writer)
+                if error is None
+                else match.protocol.format_error(error)
+            )
             if type(response) is HttpResponse:
                 self._since_s = self._listener.loop.time()
                 self._writer.write_plain(head, response)
@@ -210,6 +220,18 @@ class Http1Connection(asyncio.BufferedProtocol):
         finally:
             self._context.running.context = ()
         return True
+
+    def _authorize(self, head: Http1Headers) -> DragomanError | None:
+        """Set the application for the client of a request; return why the request is rejected, if it is."""
+        match: Any = head.match
+        try:
+            self._application = self._context.application.authorize(match, head.headers, self._client_address)
+        except DragomanError as error:
+            return error
+        return None
+
+    def _client_address(self) -> str:
+        return client_address(self._transport)
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
         """Run a coroutine that responds; the body of the request is counted from now on."""
@@ -259,7 +281,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _reject(self, rejected: RejectedRequest) -> None:
         head = rejected.head
         protocol = head.match.protocol if head is not None and head.match is not None else None
-        response = self._context.application.format_error(rejected.error, protocol)
+        headers = head.headers if head is not None else {}
+        response = self._context.application.format_error(rejected.error, protocol, headers)
         self._identify(head)
         self._writer.begin(head)
         self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
@@ -270,6 +293,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _start_request(self, event: Http1Request) -> None:
         head = event.head
         match: Any = head.match
+        if head.whole >= 0:
+            self._last_headers = head
         if self._is_health_only and not match.health:
             self._context.bodies.release(len(event.body))
             self._reject(RejectedRequest(head, TOO_MANY_CONNECTIONS, fatal=True))
@@ -302,7 +327,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._advance()
 
     def _respond(self, head: Http1Headers, request: HttpRequest) -> None:
-        writer, application = self._writer, self._context.application
+        writer, application = self._writer, self._application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
         self._context.running.context = writer.context

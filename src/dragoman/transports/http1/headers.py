@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
+from dragoman.formats.policy import CREDENTIALS
 from dragoman.protocols.wire import HttpError
 from dragoman.system.request_context import HEADER, client_request_id
 from dragoman.transports.application import Application
@@ -21,8 +22,6 @@ _ABSOLUTE = re.compile(r"https?://([^/?]*)", re.ASCII | re.IGNORECASE)
 # Clients that keep their connection repeat their headers. Size of the cache, and bytes of the longest entry.
 _MAX_CACHED = 512
 MAX_CACHED_BYTES = 2048
-# Headers with credentials are not shared between connections; a request id makes headers unique.
-_NOT_CACHED = ("authorization", "cookie", "proxy-authorization", HEADER)
 
 
 class Http1Headers(msgspec.Struct, frozen=True):
@@ -193,10 +192,12 @@ class HeaderCache:
         parser = self.parser()
         parser.feed(raw)
         head = self.parse_end(parser)
-        if len(raw) > MAX_CACHED_BYTES or any(name in head.headers for name in _NOT_CACHED):
+        if len(raw) > MAX_CACHED_BYTES or HEADER in head.headers:  # a request id makes headers unique
             return head, False
         if head.plain:
             head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)
+        if any(name in head.headers for name in CREDENTIALS):
+            return head, False  # not shared: the connection remembers its last headers itself
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
         self._cache[raw] = head

@@ -1,7 +1,9 @@
 """Parse the bytes of one HTTP/1.1 connection into requests, without I/O."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, HttpError
 from dragoman.system.request_context import running_in_thread
 from dragoman.transports.application import Application
@@ -30,7 +32,7 @@ class RejectedRequest:
     """A request that is answered with an error. `fatal`: what follows on the connection cannot be parsed."""
 
     head: Http1Headers | None
-    error: HttpError
+    error: HttpError | DragomanError
     fatal: bool
 
 
@@ -57,10 +59,14 @@ class Http1Context:
 
 
 class RequestReader:
-    """Parses what is put in with `free_space` and `advance`, or with `append`; `next` returns requests, or None."""
+    """Parses what is put in with `free_space` and `advance`, or with `append`; `next` returns requests, or None.
+
+    `authorize` returns why a request with these headers is rejected before its body is received, or None.
+    """
 
     __slots__ = (
         "_at",
+        "_authorize",
         "_body",
         "_chunks",
         "_context",
@@ -74,8 +80,11 @@ class RequestReader:
         "_skipping",
     )
 
-    def __init__(self, context: Http1Context) -> None:
+    def __init__(
+        self, context: Http1Context, authorize: Callable[[Http1Headers], DragomanError | None] | None = None
+    ) -> None:
         self._context = context
+        self._authorize = authorize
         self._data = b""  # unparsed from _at on
         self._at = 0
         self._parser: HeaderParser | None = None  # of incomplete headers; _parsed bytes of them so far
@@ -201,6 +210,8 @@ class RequestReader:
         length, max_bytes = head.length, self._context.limits.max_body_bytes
         if head.error is not None:
             return self._reject(head, head.error)
+        if self._authorize is not None and (error := self._authorize(head)) is not None:
+            return self._reject(head, error)
         if not length:
             return Http1Request(head, b"")
         if length > max_bytes:
@@ -243,8 +254,8 @@ class RequestReader:
 
     # --- rejected requests -----------------------------------------------------------------------------------------
 
-    def _reject(self, head: Http1Headers, error: HttpError) -> RejectedRequest:
-        """Reject a request without an endpoint, and skip its body unless it is too long."""
+    def _reject(self, head: Http1Headers, error: HttpError | DragomanError) -> RejectedRequest:
+        """Reject a request by its headers, and skip its body unless it is too long."""
         if head.length == CHUNKED or head.expects_continue or head.length > _MAX_SKIPPED:
             return RejectedRequest(head, error, fatal=True)
         self._skipping = head.length

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, set_context
@@ -51,6 +52,7 @@ class Http2Request:
     def __init__(self, service: Http2Requests, stream: Http2Stream, headers: Http2Headers) -> None:
         self.is_disconnected = self.started = False
         self._service = service
+        self._application = service.application
         self._stream = stream
         self._request_headers = headers
         self._headers = _merge_fields(headers.fields)
@@ -68,7 +70,7 @@ class Http2Request:
             return
         try:
             self._prepare()
-        except HttpError as error:
+        except (DragomanError, HttpError) as error:
             self._reject(error)
 
     @property
@@ -81,6 +83,7 @@ class Http2Request:
         self._match = application.match(self._request_headers.method, self._request_headers.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
+        self._application = application.authorize(self._match, self._headers, self._client_address)
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
@@ -88,6 +91,9 @@ class Http2Request:
             if length > 0
             else GrowingBody(application.limits.max_body_bytes, application.bodies)
         )
+
+    def _client_address(self) -> str:
+        return self._stream.connection.address
 
     # --- request ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +150,7 @@ class Http2Request:
         request = HttpRequest(
             self._request_headers.method, unquote(path), self._match.params, self._headers, body, query
         )
-        start = Start(self._service.application.answer(self._match, request, self), self._service.loop)
+        start = Start(self._application.answer(self._match, request, self), self._service.loop)
         self._task = start.task
         if start.task is not None:
             start.task.add_done_callback(self._done)
@@ -166,10 +172,11 @@ class Http2Request:
         if not self._stream.local_ended and not self.started:
             self._stream.reset(frames.INTERNAL_ERROR)
 
-    def _reject(self, error: HttpError) -> None:
+    def _reject(self, error: HttpError | DragomanError) -> None:
         """Respond with an error without calling the application."""
         if not self._is_answered and not self.started:
-            self._send(self._service.application.format_error(error, self._match.protocol if self._match else None))
+            protocol = self._match.protocol if self._match else None
+            self._send(self._service.application.format_error(error, protocol, self._headers))
         self._release()
 
     def _release(self) -> None:

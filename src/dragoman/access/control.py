@@ -1,0 +1,146 @@
+"""The one place that decides whether a request may be served: credential, role, expiry."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.access.failures import EXPIRED, FORBIDDEN, INVALID, MISSING, FailedAttempts
+from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
+from dragoman.access.keys import digest_of, read_keys, single_key
+from dragoman.access.tokens import TokenVerifier
+from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotReady, Unauthorized
+from dragoman.core.metrics import Family
+from dragoman.protocols.wire import Role
+
+log = logging.getLogger("dragoman.access")
+
+# Longer credentials are rejected before anything is computed from them.
+_MAX_CREDENTIAL = 8192
+_EXPECTED = "expected a header 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+_CONTROL_EXPECTED = "This API is restricted, expecting header 'Authorization: Bearer <control token>'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessRules:
+    """Where credentials come from: a file of hashed keys, a key for everything, a token for model control, tokens."""
+
+    keys_file: str = ""
+    api_key: str = ""
+    control_token: str = ""
+    tokens: TokenVerifier | None = None
+    failures_per_minute: int = 30
+
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether every request but health checks needs a credential."""
+        return bool(self.keys_file or self.api_key or self.tokens)
+
+
+class AccessControl:
+    """Decides about requests. Without keys and tokens only model control needs a credential, the control token.
+
+    Raises InvalidInput if the key file is invalid. If it becomes invalid later, every request is rejected until it is
+    valid again.
+    """
+
+    def __init__(self, rules: AccessRules) -> None:
+        self._rules = rules
+        self.tokens = rules.tokens
+        self._open_roles: frozenset[str] = frozenset() if rules.needs_credentials else frozenset(("infer", "read"))
+        self._grants: dict[bytes, Grant] = {}
+        self._control = Grant("control_token", EVERYTHING) if rules.control_token else None
+        self._closed = ""  # why no key is accepted
+        self.failures = FailedAttempts(rules.failures_per_minute)
+        self._grants = self._read()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files whose changes `reload` reads."""
+        own = (Path(self._rules.keys_file),) if self._rules.keys_file else ()
+        return own if self.tokens is None else (*own, *self.tokens.files)
+
+    def reload(self) -> None:
+        """Read the files anew. A key that did not change keeps the state of its limits."""
+        try:
+            self._grants, self._closed = self._read(), ""
+        except InvalidInput as error:
+            self._grants, self._closed = {}, "the API keys of this server cannot be read; its log has more"
+            log.error("no API key is accepted until this is fixed: %s", error.message)
+        else:
+            log.info("API keys reloaded: keys=%d", len(self._grants))
+        if self.tokens is not None:
+            self.tokens.reload()
+
+    def _read(self) -> dict[bytes, Grant]:
+        rules = self._rules
+        stored = read_keys(rules.keys_file) if rules.keys_file else []
+        if rules.api_key:
+            stored.append(single_key(rules.api_key))
+        found = {key.digest: key.grant for key in stored}
+        for digest, grant in found.items():
+            before = self._grants.get(digest)
+            if before is not None and before.is_equivalent(grant):
+                found[digest] = before
+        if self._control is not None:
+            found[digest_of(rules.control_token)] = self._control
+        return found
+
+    def authorize(self, role: Role, headers: Mapping[str, str], address: Callable[[], str]) -> Grant:
+        """Return what the caller may do. Raises Unauthorized, Forbidden, RateLimited, or NotReady without keys.
+
+        `address` returns the client's address; it is called only if the credential is not a known key.
+        """
+        if role in self._open_roles:
+            return ANONYMOUS
+        credential = credential_of(headers)
+        grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
+        if grant is None or grant is self._control or grant.expires_s <= time.time():
+            grant = self._resolve(credential, grant, address)
+        if role not in grant.roles:
+            self.failures.counts[FORBIDDEN] += 1
+            raise Forbidden(f"key '{grant.name}' does not have the role '{role}' that this request needs")
+        return grant
+
+    def _resolve(self, credential: str, grant: Grant | None, address: Callable[[], str]) -> Grant:
+        """Return the grant of the control token or of a JSON Web Token, neither of which is tried without limit."""
+        if not credential:
+            self.failures.counts[MISSING] += 1
+            raise self._unauthorized("this request has no key")
+        if grant is None and self.tokens is not None:
+            known = self.tokens.find(credential)
+            if known is not None:
+                return known
+        client = address()
+        self.failures.check(client)
+        if grant is not None and grant is self._control:
+            return grant
+        if grant is not None:
+            self.failures.add(client, EXPIRED)
+            raise self._unauthorized(f"key '{grant.name}' has expired")
+        if self.tokens is not None and credential.count(".") == 2 and len(credential) <= _MAX_CREDENTIAL:
+            try:
+                return self.tokens.verify(credential)
+            except Unauthorized as error:
+                self.failures.add(client, EXPIRED if "expired" in error.message else INVALID)
+                raise
+        if self._closed:
+            raise NotReady(self._closed)
+        self.failures.add(client, INVALID)
+        raise self._unauthorized("this key is not valid")
+
+    def _unauthorized(self, why: str) -> DragomanError:
+        return Unauthorized(_CONTROL_EXPECTED if self._open_roles else f"{why}; {_EXPECTED}")
+
+    def families(self) -> tuple[Family, ...]:
+        """Return the metrics of denied requests."""
+        return self.failures.families()
+
+
+def credential_of(headers: Mapping[str, str]) -> str:
+    """Return the bearer token of a request, else its `x-api-key`, else ""."""
+    value = headers.get("authorization", "")
+    if value[:7].lower() == "bearer ":
+        return value[7:].strip()
+    return headers.get("x-api-key", "")

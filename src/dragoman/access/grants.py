@@ -1,0 +1,95 @@
+"""Grants: what the holder of a credential may do, and how much of it."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dragoman.core.errors import RateLimited
+from dragoman.protocols.wire import Role
+
+ROLES: tuple[Role, ...] = ("infer", "read", "admin")
+
+
+class CallLimiter:
+    """Limits of one key: a token bucket for the rate, and a count of the calls in progress."""
+
+    def __init__(
+        self, name: str, calls_per_s: float, max_concurrent: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._calls_per_s = calls_per_s
+        self._burst = max(1.0, calls_per_s)
+        self._tokens = self._burst
+        self._max_concurrent = max_concurrent
+        self._clock = clock
+        self._updated_s = clock()
+        self._running = 0
+
+    def acquire(self) -> "Permit":
+        """Count a call, which ends when its permit is released. Raises RateLimited."""
+        if self._max_concurrent and self._running >= self._max_concurrent:
+            limit = f"{self._max_concurrent} concurrent calls"
+            raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", 1.0)
+        if self._calls_per_s:
+            now_s = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now_s - self._updated_s) * self._calls_per_s)
+            self._updated_s = now_s
+            if self._tokens < 1.0:
+                wait_s = (1.0 - self._tokens) / self._calls_per_s
+                limit = f"{self._calls_per_s:g} calls per second"
+                raise RateLimited(f"key '{self._name}' has reached its limit of {limit}", wait_s)
+            self._tokens -= 1.0
+        self._running += 1
+        return Permit(self)
+
+    def release(self) -> None:
+        self._running -= 1
+
+
+class Permit:
+    """One call in progress. It ends with `release`, or when nothing refers to the call any more."""
+
+    __slots__ = ("_limiter",)
+
+    def __init__(self, limiter: CallLimiter) -> None:
+        self._limiter: CallLimiter | None = limiter
+
+    def release(self) -> None:
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            limiter.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Grant:
+    """Roles of a caller. `models`: the only models that it may use, or None. `expires_s`: Unix time.
+
+    `calls_per_s` and `max_concurrent` limit its calls to models; 0 is no limit.
+    """
+
+    name: str
+    roles: frozenset[str]
+    models: frozenset[str] | None = None
+    calls_per_s: float = 0.0
+    max_concurrent: int = 0
+    expires_s: float = math.inf
+    limiter: CallLimiter | None = field(init=False, default=None, repr=False)
+    is_restricted: bool = field(init=False, default=False)  # whether its calls need checks beyond the role
+
+    def __post_init__(self) -> None:
+        if self.calls_per_s or self.max_concurrent:
+            object.__setattr__(self, "limiter", CallLimiter(self.name, self.calls_per_s, self.max_concurrent))
+        object.__setattr__(self, "is_restricted", self.models is not None or self.limiter is not None)
+
+    def is_equivalent(self, other: "Grant | None") -> bool:
+        """Return whether another grant says the same."""
+        return other is not None and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
+
+
+_FIELDS = ("name", "roles", "models", "calls_per_s", "max_concurrent", "expires_s")
+EVERYTHING = frozenset(ROLES)
+ANONYMOUS = Grant("", EVERYTHING)

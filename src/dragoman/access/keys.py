@@ -1,0 +1,156 @@
+"""API keys: random keys for clients, and the file that stores their SHA-256 hashes."""
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from dragoman.access.grants import EVERYTHING, ROLES, Grant
+from dragoman.core.errors import InvalidInput
+from dragoman.protocols.wire import Role
+
+# Scanners for leaked secrets find keys by this prefix.
+PREFIX = "drg_"
+# Shorter keys could be guessed from their hash.
+MIN_LENGTH = 20
+_HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only hashes are stored.\n"
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry as it is written in the file."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    roles: Annotated[list[Role], msgspec.Meta(min_length=1)]
+    models: Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
+    calls_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    max_concurrent: Annotated[int, msgspec.Meta(ge=0)] = 0
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    key: list[_Entry] = []
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """An entry of a key file: the hash of a key and what the key grants."""
+
+    digest: bytes
+    grant: Grant
+
+
+def create_key() -> str:
+    """Return a new key: 32 random bytes."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def single_key(key: str) -> StoredKey:
+    """Return the entry of a key that has every role. Raises InvalidInput if it is too short."""
+    if len(key) < MIN_LENGTH:
+        raise InvalidInput(f"setting 'api_key': expected at least {MIN_LENGTH} characters, got {len(key)}")
+    return StoredKey(digest_of(key), Grant("api_key", EVERYTHING))
+
+
+def read_keys(path: str | Path) -> list[StoredKey]:
+    """Return the entries of a key file. Raises InvalidInput that names the entry and the field."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"key file '{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return parse_keys(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"key file '{path}': {error.message}") from error
+
+
+def parse_keys(text: str) -> list[StoredKey]:
+    """Return the entries of the text of a key file."""
+    try:
+        document = msgspec.convert(tomllib.loads(text), _KeyFile)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"expected TOML: {error}") from error
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidInput(str(error)) from error
+    found = [_stored_key(entry) for entry in document.key]
+    for field, values in (("name", [k.grant.name for k in found]), ("sha256", [k.digest.hex() for k in found])):
+        repeated = next((value for value in values if values.count(value) > 1), None)
+        if repeated is not None:
+            raise InvalidInput(f"two keys have the {field} '{repeated}'")
+    return found
+
+
+def _stored_key(entry: "_Entry") -> StoredKey:
+    models = None if entry.models is None else frozenset(entry.models)
+    expires_s = math.inf if entry.expires is None else entry.expires.timestamp()
+    grant = Grant(entry.name, expand_roles(entry.roles), models, entry.calls_per_s, entry.max_concurrent, expires_s)
+    return StoredKey(bytes.fromhex(entry.sha256), grant)
+
+
+def expand_roles(roles: Iterable[str]) -> frozenset[str]:
+    """Return the known roles among these; admin includes the others."""
+    found = EVERYTHING.intersection(roles)
+    return EVERYTHING if "admin" in found else found
+
+
+def format_keys(keys: Iterable[StoredKey]) -> str:
+    """Return the text of a key file."""
+    return _HEADER + "".join(map(_format_entry, keys))
+
+
+def _format_entry(key: StoredKey) -> str:
+    grant = key.grant
+    fields: dict[str, Any] = {"name": grant.name, "sha256": key.digest.hex()}
+    fields["roles"] = ["admin"] if grant.roles == EVERYTHING else [role for role in ROLES if role in grant.roles]
+    if grant.models is not None:
+        fields["models"] = sorted(grant.models)
+    if grant.calls_per_s:
+        fields["calls_per_s"] = grant.calls_per_s
+    if grant.max_concurrent:
+        fields["max_concurrent"] = grant.max_concurrent
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    if grant.expires_s != math.inf:
+        lines.append(f"expires = {format_time(grant.expires_s)}")
+    return "\n[[key]]\n" + "\n".join(lines) + "\n"
+
+
+def format_time(time_s: float) -> str:
+    return datetime.fromtimestamp(int(time_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write_keys(path: Path, keys: Iterable[StoredKey]) -> None:
+    """Replace a key file in one step; a new one is readable by its owner only. Raises InvalidInput if an
+    entry is invalid."""
+    text = format_keys(keys)
+    parse_keys(text)
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
+        target = path.resolve()
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(temporary).chmod(mode)
+            Path(temporary).replace(target)
+        except BaseException:
+            with suppress(OSError):
+                Path(temporary).unlink()
+            raise
+    except OSError as error:
+        raise InvalidInput(f"key file '{path}' cannot be written: {error.strerror or error}") from error

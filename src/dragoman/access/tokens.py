@@ -1,0 +1,198 @@
+"""JSON Web Tokens: verified by the public keys of a JWKS file or URL, with PyJWT."""
+
+import asyncio
+import hashlib
+import importlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.access.grants import Grant
+from dragoman.access.keys import expand_roles
+from dragoman.core.errors import InvalidInput, Unauthorized
+
+log = logging.getLogger("dragoman.access")
+
+# Verified tokens are kept this long at most, and so many of them: a signature costs a hundred times a look-up.
+_KEPT_S = 300.0
+_MAX_KEPT = 10_000
+# Tolerated difference between the clocks of the issuer and of this machine.
+_LEEWAY_S = 60
+# Interval of reading a URL anew, and the shortest one, for tokens signed by an unknown key.
+REFRESH_S, COOLDOWN_S = 300.0, 30.0
+_FETCH_TIMEOUT_S = 10.0
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRules:
+    """Which tokens are accepted. `jwks`: a file, or an https URL. `roles_claim` may be a path as `realm.roles`."""
+
+    jwks: str
+    issuer: str
+    audience: str
+    roles_claim: str = "roles"
+    models_claim: str = "models"
+
+
+class TokenVerifier:
+    """Verifies tokens. The algorithm is that of the issuer's key, never the token's choice.
+
+    Raises InvalidInput if a file of keys is invalid, or PyJWT is missing. A URL that cannot be read rejects tokens.
+    """
+
+    def __init__(self, rules: TokenRules) -> None:
+        try:
+            self._jwt = importlib.import_module("jwt")
+        except ImportError as error:
+            raise InvalidInput("JSON Web Tokens need PyJWT: pip install 'dragoman[jwt]'") from error
+        if not rules.issuer or not rules.audience:
+            raise InvalidInput("setting 'jwt_jwks' needs 'jwt_issuer' and 'jwt_audience', which tokens must have")
+        self._rules = rules
+        self._keys: dict[str, Any] = {}
+        self._kept: dict[bytes, Grant] = {}
+        self.is_remote = rules.jwks.startswith(("https://", "http://"))
+        self._wants_refresh = False
+        if not self.is_remote:
+            self._set_keys(self._read_file())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return () if self.is_remote else (Path(self._rules.jwks),)
+
+    # --- keys ------------------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read the file anew; if that fails, no token is accepted. A URL is read again by `refresh`."""
+        if self.is_remote:
+            self._wants_refresh = True
+            return
+        try:
+            self._set_keys(self._read_file())
+        except InvalidInput as error:
+            self._set_keys({})
+            log.error("no JSON Web Token is accepted until this is fixed: %s", error.message)
+
+    async def refresh(self) -> None:
+        """Read the URL now, regularly, and soon after a token that is signed by an unknown key."""
+        while True:
+            await self._use_fetched()
+            waited_s = 0.0
+            while waited_s < REFRESH_S and not (self._wants_refresh and waited_s >= COOLDOWN_S):
+                await asyncio.sleep(_TICK_S)
+                waited_s += _TICK_S
+
+    async def _use_fetched(self) -> None:
+        """Use the keys at the URL. The last keys stay if it cannot be read."""
+        self._wants_refresh = False
+        keys = await asyncio.to_thread(self._fetch)
+        if keys is None:
+            self._wants_refresh = not self._keys
+        else:
+            self._set_keys(keys)
+
+    def _fetch(self) -> dict[str, Any] | None:
+        client = self._jwt.PyJWKClient(self._rules.jwks, cache_jwk_set=False, timeout=_FETCH_TIMEOUT_S)
+        try:
+            return self._usable(client.get_jwk_set().keys)
+        except (self._jwt.PyJWTError, OSError, ValueError) as error:
+            log.error("JWKS cannot be read, the last keys stay: url=%s error=%s", self._rules.jwks, error)
+            return None
+
+    def _set_keys(self, keys: dict[str, Any]) -> None:
+        self._keys = keys
+        self._kept.clear()
+
+    def _read_file(self) -> dict[str, Any]:
+        path = self._rules.jwks
+        try:
+            document = json.loads(Path(path).read_bytes())
+            return self._usable(self._jwt.PyJWKSet.from_dict(document).keys)
+        except OSError as error:
+            raise InvalidInput(f"JWKS file '{path}' cannot be read: {error.strerror or error}") from error
+        except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidInput(f"JWKS file '{path}': expected a JSON Web Key Set: {error}") from error
+
+    def _usable(self, keys: list[Any]) -> dict[str, Any]:
+        """Return public keys for signatures by their ids. Symmetric keys would let every server forge tokens."""
+        found = {k.key_id or "": k for k in keys if k.key_type in ("RSA", "EC", "OKP") and k.public_key_use != "enc"}
+        if not found:
+            raise ValueError("it has no public key for signatures (RSA, EC or OKP)")
+        return found
+
+    # --- tokens ----------------------------------------------------------------------------------------------------
+
+    def find(self, token: str) -> Grant | None:
+        """Return the grant of a token that has been verified before."""
+        found = self._kept.get(_digest(token))
+        return None if found is None or found.expires_s <= time.time() else found
+
+    def verify(self, token: str) -> Grant:
+        """Return the grant of a token. Raises Unauthorized."""
+        jwt, rules = self._jwt, self._rules
+        try:
+            key = self._key_of(jwt.get_unverified_header(token))
+            claims = jwt.decode(
+                token,
+                key.key,
+                algorithms=[key.algorithm_name],
+                audience=rules.audience,
+                issuer=rules.issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.ExpiredSignatureError as error:
+            raise Unauthorized("the token has expired") from error
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            raise Unauthorized(f"the token is not valid: {error}") from error
+        grant = self._grant(claims)
+        if len(self._kept) >= _MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[_digest(token)] = grant
+        return grant
+
+    def _key_of(self, header: Mapping[str, Any]) -> Any:
+        kid = header.get("kid", "")
+        found = self._keys.get(kid) if isinstance(kid, str) else None
+        if found is None and not kid and len(self._keys) == 1:
+            (found,) = self._keys.values()
+        if found is None:
+            self._wants_refresh = self.is_remote
+            raise ValueError("it is signed by an unknown key")
+        return found
+
+    def _grant(self, claims: Mapping[str, Any]) -> Grant:
+        models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)
+        roles = _texts(_claim(claims, self._rules.roles_claim), self._rules.roles_claim) or ()
+        expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _KEPT_S)
+        subject = str(claims.get("sub", ""))[:64]
+        return Grant(subject, expand_roles(roles), None if models is None else frozenset(models), expires_s=expires_s)
+
+
+def _claim(claims: Mapping[str, Any], path: str) -> Any:
+    """Return a claim, or one inside objects by a path with dots; None if there is none."""
+    if path in claims:
+        return claims[path]
+    value: Any = claims
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _texts(value: Any, claim: str) -> tuple[str, ...] | None:
+    """Return a claim that is a list of strings, or one string with spaces; None without it. Raises Unauthorized."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return tuple(value.split())
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise Unauthorized(f"the token is not valid: claim '{claim}': expected a list of strings")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

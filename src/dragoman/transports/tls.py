@@ -1,0 +1,76 @@
+"""TLS: certificates, client certificates, versions, and their reload without a restart."""
+
+import logging
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dragoman.core.errors import InvalidInput
+
+log = logging.getLogger("dragoman.server")
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """Files of a TLS server. With `client_ca`, clients need a certificate that it has signed (mutual TLS)."""
+
+    cert: str
+    key: str = ""
+    client_ca: str = ""
+    min_version: str = "1.2"
+    _contexts: list[ssl.SSLContext] = field(default_factory=list, repr=False)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(Path(name) for name in (self.cert, self.key, self.client_ca) if name)
+
+    def context(self) -> ssl.SSLContext:
+        """Return a new context, which `reload` will update. Raises InvalidInput for invalid files."""
+        context = self._load()
+        self._contexts.append(context)
+        return context
+
+    def check(self) -> None:
+        """Raise InvalidInput for invalid files."""
+        self._load()
+
+    def reload(self) -> None:
+        """Use changed files for new connections. Invalid files are logged and change nothing.
+
+        Certificates of clients stay valid until a restart if their authority was removed from `client_ca`.
+        """
+        try:
+            self._load()  # a pair that does not match would break the contexts in use
+            for context in self._contexts:
+                self._load_into(context)
+        except InvalidInput as error:
+            log.error("the TLS certificate is not reloaded: %s", error.message)
+        else:
+            log.info("TLS certificate reloaded: file=%s", self.cert)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = _VERSIONS[self.min_version]
+        self._load_into(context)
+        if self.client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self.cert, self.key or None, password=_no_password)
+        except OSError as error:
+            key = self.key or self.cert
+            raise InvalidInput(f"cannot use certificate '{self.cert}' with key '{key}': {error}") from error
+        if self.client_ca:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except OSError as error:
+                raise InvalidInput(f"cannot use 'tls_client_ca' '{self.client_ca}': {error}") from error
+
+
+def _no_password() -> str:
+    """Fail instead of asking the terminal for the password of an encrypted key."""
+    return ""
