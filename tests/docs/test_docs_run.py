@@ -17,6 +17,9 @@ from e2e.server_process import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+OTHER_PAGES = [
+    ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "deploy/grafana/README.md")
+]
 _BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml))`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
 
@@ -122,7 +125,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
         file = page.parent / target if target else page

@@ -1,0 +1,121 @@
+"""What a release consists of: the source distribution, its metadata, bills of materials, the audit."""
+
+import email
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from dragoman import __version__
+
+ROOT = Path(__file__).parents[2]
+# Files that setuptools adds.
+_ADDED = {"PKG-INFO", "setup.cfg"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], Path]:
+    """The files of the repository, and the source distribution that is built from a copy of them."""
+    folder = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    names = {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+    for name in names:
+        target = folder / "copy" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    code = "import setuptools.build_meta as b; print(b.build_sdist('../built'))"
+    subprocess.run([sys.executable, "-c", code], cwd=folder / "copy", check=True, capture_output=True)
+    (built,) = (folder / "built").iterdir()
+    return names, built
+
+
+def test_the_source_distribution_is_complete(source: tuple[set[str], Path]) -> None:
+    names, built = source
+    with tarfile.open(built) as archive:
+        top = f"dragoman-{__version__}/"
+        found = {name.removeprefix(top) for name in archive.getnames() if archive.getmember(name).isfile()}
+    added = {name for name in found if name in _ADDED or ".egg-info/" in name}
+    assert found - added == names
+
+
+def test_metadata(source: tuple[set[str], Path]) -> None:
+    with tarfile.open(source[1]) as archive:
+        file = archive.extractfile(f"dragoman-{__version__}/PKG-INFO")
+        assert file is not None
+        metadata = email.message_from_bytes(file.read())
+    assert (metadata["Name"], metadata["Version"]) == ("dragoman", __version__)
+    assert (metadata["Author"], metadata["License-Expression"]) == ("The Dragoman maintainers", "Apache-2.0")
+    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL") or ())
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert all(url.startswith(urls["Homepage"]) for url in urls.values())
+    classifiers = metadata.get_all("Classifier") or []
+    assert "Typing :: Typed" in classifiers
+    assert {f"Programming Language :: Python :: {v}" for v in ("3.11", "3.12", "3.13")} <= set(classifiers)
+
+
+def test_bills_of_materials(tmp_path: Path) -> None:
+    subprocess.run([ROOT / "scripts" / "sbom", tmp_path], check=True, capture_output=True)
+    for name in ("container", "container-torch"):
+        document = json.loads((tmp_path / f"dragoman-{name}.cdx.json").read_text())
+        assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+        root = document["metadata"]["component"]
+        assert (root["name"], root["version"]) == ("dragoman", __version__)
+        packages = {each["name"]: each for each in document["components"]}
+        assert packages["numpy"]["purl"] == f"pkg:pypi/numpy@{packages['numpy']['version']}"
+        assert packages["numpy"]["externalReferences"][0]["hashes"][0]["alg"] == "SHA-256"
+        assert ("torch" in packages) == (name == "container-torch")
+
+
+@contextmanager
+def osv(vulnerable: str) -> Iterator[str]:
+    """Serve a vulnerability database in the format of OSV, with one vulnerable package; yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            is_vulnerable = asked["package"]["name"] == vulnerable
+            found = {"id": "TEST-1", "summary": "s", "details": "d", "modified": "2026-01-01T00:00:00Z", "affected": []}
+            body = json.dumps({"vulns": [found]} if is_vulnerable else {}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("vulnerable", "status"), [("nothing", 0), ("orjson", 1)])
+def test_the_audit_finds_vulnerable_packages(vulnerable: str, status: int) -> None:
+    with osv(vulnerable) as url:
+        command: list[str] = [str(ROOT / "scripts" / "audit"), "--vulnerability-service", "osv", "--osv-url", url]
+        environment = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("TEST-1" in done.stdout) == bool(status)
