@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"core", "derivatives"},
     "generation": {"core", "native"},
     "runtimes": {"core", "plugins", "formats", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
-    "engine": {"core", "plugins", "settings", "workers", "compat", "runtimes", "_version"},
+    "engine": {"core", "formats", "plugins", "settings", "workers", "compat", "runtimes", "_version"},
     "transports": {"access", "core", "formats", "protocols", "engine", "settings"},
     "server_transports": {"access", "core", "plugins", "formats", "engine", "protocols", "transports", "settings"},
     "front_ends": {"core", "engine", "server_transports", "settings", "workers"},

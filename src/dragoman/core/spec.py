@@ -48,6 +48,7 @@ class ModelSpec(ModelOptions):
     url: the path it was registered from at run time; "" for models of the repository.
     target: a live Python object instead of a uri; worker processes import it by name.
     siblings: access to the other models, for a model in the server's process; set by the server.
+    warmup: path of a file of requests that the model answers before it is ready; "" for none.
     platform, inputs, outputs: override what the model declares.
     parameters: further settings for the runtime.
     protocols: settings for protocols, by their names, e.g. how LMI formats responses.
@@ -79,6 +80,9 @@ class ModelSpec(ModelOptions):
     outputs: Annotated[
         tuple[TensorSpec, ...], Option("outputs, each with name, datatype and shape; default: the model's own")
     ] = ()
+    warmup: Annotated[
+        str, Option("file of Open Inference requests that the model answers before it is ready, relative to this file")
+    ] = ""
     parameters: Annotated[Mapping[str, Any], Option("parameters of the runtime")] = field(default_factory=dict)
     protocols: Annotated[Mapping[str, Mapping[str, Any]], Option("a table of parameters for each protocol")] = field(
         default_factory=dict

@@ -20,6 +20,7 @@ from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
+from dragoman.engine.warmup import warm_up
 from dragoman.system.coroutines import Pending, begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
@@ -57,15 +58,18 @@ class Deployment:
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(_check_protocols, self.spec)
-            self._pool, self._loaded = await self._load()
+            pool, loaded = await self._load()
+            binder = Binder(loaded, self.spec.name)
+            if self.spec.warmup:
+                await self._warm_up(pool, loaded, binder)
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
             self._changed()
             raise
-        self._batcher = self._make_batcher(self._pool, self._loaded)
-        self._binder = Binder(self._loaded, self.spec.name)
-        self._compute = self._pool.call if self._batcher is None else self._compute_in_batches
+        self._pool, self._loaded, self._binder = pool, loaded, binder
+        self._batcher = self._make_batcher(pool, loaded)
+        self._compute = pool.call if self._batcher is None else self._compute_in_batches
         self.state, self.reason = "READY", ""
         self._changed()
 
@@ -104,6 +108,13 @@ class Deployment:
         pool: Pool = plugins.find("pools", placement)(spec, self._changed)
         try:
             return pool, await pool.start()
+        except BaseException:
+            await pool.close()
+            raise
+
+    async def _warm_up(self, pool: Pool, loaded: Loaded, binder: Binder) -> None:
+        try:
+            await warm_up(self.spec, pool, loaded, binder)
         except BaseException:
             await pool.close()
             raise

@@ -79,6 +79,8 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
     for name, parameters in settings.get("protocols", {}).items():
         if not isinstance(parameters, dict):
             raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
+    if settings.get("warmup"):
+        settings["warmup"] = str((path if path.is_dir() else path.parent) / settings["warmup"])
     for key in ("inputs", "outputs"):
         if key in settings:
             settings[key] = tuple(_parse_tensor(t, f"{path}: setting '{key}'") for t in settings[key])

@@ -1,0 +1,78 @@
+"""Warm-up: requests that a model answers before it is ready."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from dragoman.core.calls import Infer, Request
+from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.binder import Binder
+from dragoman.formats.body import parse_request
+from dragoman.formats.policy import Policy
+from dragoman.system.coroutines import complete
+from dragoman.workers.pool import Loaded, Pool
+
+
+async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
+    """Send each request of the model's warm-up file to every replica, one request after the other.
+
+    Raises ModelFailed that names the request if one fails, and NotReady if the model may load later.
+    """
+    replicas = spec.replicas if pool.replicated else 1
+    for number, call in enumerate(await asyncio.to_thread(_read_requests, spec), 1):
+        answers = (_answer(Request(call, spec.name, spec.version), pool, loaded, binder) for _ in range(replicas))
+        try:
+            await asyncio.gather(*answers)
+        except NotReady:
+            raise
+        except DragomanError as error:
+            raise _error(spec, f"request {number}: {error.message}") from error
+
+
+async def _answer(request: Request[Any], pool: Pool, loaded: Loaded, binder: Binder) -> None:
+    """Compute one request, without a batcher, which would merge those for several replicas."""
+    if Infer not in loaded.calls:
+        raise InvalidInput("expected a model that supports inference requests")
+
+    async def call_pool(request: Request[Any]) -> Any:
+        return await complete(pool.call(request))
+
+    bound = binder.bind(request.call)
+    if bound is None:  # the sizes of the model depend on the config of the request
+        bound = binder.bind(request.call, await binder.signature_for(request, call_pool))
+    request = structs.replace(request, call=bound)
+    if not loaded.streams:
+        await call_pool(request)
+        return
+    async with aclosing(pool.stream(request)) as chunks:
+        async for _ in chunks:
+            pass
+
+
+def _read_requests(spec: ModelSpec) -> list[Infer]:
+    """Return the requests of the warm-up file: one Open Inference request in JSON, or a list of them."""
+    file = Path(spec.warmup)
+    try:
+        text = file.read_bytes()
+        bodies = msgspec.json.decode(text, type=list[msgspec.Raw]) if text.lstrip().startswith(b"[") else [text]
+    except (OSError, msgspec.DecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise _error(spec, f"the file '{file.name}' cannot be read: {reason}") from error
+    return [_parse(spec, bytes(body), number) for number, body in enumerate(bodies, 1)]
+
+
+def _parse(spec: ModelSpec, text: bytes, number: int) -> Infer:
+    try:
+        body = parse_request(text, None, Policy())
+    except DragomanError as error:
+        raise _error(spec, f"request {number}: {error.message}") from error
+    return Infer(body.inputs, tuple(output.name for output in body.outputs), body.parameters)
+
+
+def _error(spec: ModelSpec, reason: str) -> ModelFailed:
+    return ModelFailed(f"failed to load '{spec.name}', warm-up: {reason}")
