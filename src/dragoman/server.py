@@ -234,7 +234,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
         )
     server = Server(*models, **settings)
     if not logging.getLogger().handlers:
-        logs.set_up(server.settings.log_format, server.settings.log_level)
+        logs.set_up(server.settings.log_format, server.settings.log_level, debugged_loggers(server.settings))
 
     async def started(server: Server) -> None:
         log.info("listening: %s", " ".join(filter(None, (*server.http_urls, server.grpc_url))))
@@ -245,6 +245,11 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
             log.info("model %s: %s %s", name, deployment.reported_state.lower(), deployment.reason)
 
     run(server, started, handle_signals)
+
+
+def debugged_loggers(settings: Settings) -> tuple[str, ...]:
+    """Return the loggers that log at level debug whatever `log_level` is."""
+    return ("dragoman.batching",) if settings.explain_batches else ()
 
 
 def run(server: Server, started: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:

@@ -117,8 +117,9 @@ class ServerTransports:
         return Application(self._engine, http, limits)
 
     def metrics(self) -> tuple[Family, ...]:
-        """Return the metrics of denied requests, none if every request is open."""
-        return self.access.families() if self.access is not None else ()
+        """Return the metrics of requests and connections, and of denied requests unless every request is open."""
+        denied = self.access.families() if self.access is not None else ()
+        return (*(() if self._executor is None else self._executor.metrics()), *denied)
 
     def begin_drain(self) -> None:
         """Close idle connections, and all others after their next response; new ones are still accepted."""

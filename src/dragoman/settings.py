@@ -41,8 +41,10 @@ class ProtocolOptions:
     health_json: Annotated[bool, Option("health endpoints return a JSON body", PROTOCOLS)] = False
     metrics_path: Annotated[str, Option('path of Prometheus metrics; "" disables them', PROTOCOLS)] = "/metrics"
     metrics_as: Annotated[
-        Literal["", "tgi"],
-        Option("also export metrics of text models under the names of another server: tgi", PROTOCOLS),
+        Literal["", "vllm", "tgi", "triton"],
+        Option(
+            "also export metrics under the names of another server: vllm or tgi (text models), or triton", PROTOCOLS
+        ),
     ] = ""
     strict_parameters: Annotated[
         bool,
@@ -283,6 +285,7 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING)
     ] = "info"
+    explain_batches: Annotated[bool, Option("log for each batch why it was dispatched when it was", LOGGING)] = False
 
     @property
     def can_add_models(self) -> bool:

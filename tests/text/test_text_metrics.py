@@ -17,6 +17,8 @@ async def fetch_samples(server: TextServer) -> Samples:
     assert len({family.name for family in families}) == len(families)
     result: Samples = {}
     for sample in (sample for family in families for sample in family.samples):
+        if "model" not in sample.labels:  # of the server
+            continue
         assert sample.labels.pop("model") == "ReverseModel"
         assert sample.labels.pop("version") == ""
         labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))

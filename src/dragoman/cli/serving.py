@@ -13,7 +13,7 @@ from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets
-from dragoman.server import Server, run, settings_for
+from dragoman.server import Server, debugged_loggers, run, settings_for
 from dragoman.settings import from_environment, parse_settings, sagemaker_paths
 from dragoman.system import logs, process
 
@@ -55,7 +55,7 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     settings = settings_for(paths, environment, flags)
     if not paths and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
-    logs.set_up(settings.log_format, settings.log_level)
+    logs.set_up(settings.log_format, settings.log_level, debugged_loggers(settings))
     if settings.keep_memory:
         process.keep_freed_memory()
     process.raise_open_files_limit()

@@ -42,9 +42,10 @@ class Histogram:
         self._buckets = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._buckets[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, weight: int = 1) -> None:
+        """Count a value, `weight` times if it stands for so many."""
+        self._buckets[bisect_left(self._bounds, value)] += weight
+        self._sum += value * weight
 
     def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
         """Return the samples of a family with this name."""

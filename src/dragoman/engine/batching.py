@@ -1,6 +1,7 @@
 """Merge calls that are queued for a busy model into batches, and split the responses."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,13 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
 from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
+from dragoman.engine.batch_counters import BatchCounters, Reason
 from dragoman.engine.batch_delay import BatchDelay
 from dragoman.system.coroutines import complete
-from dragoman.system.request_context import Context, get_context, set_context
+from dragoman.system.request_context import Context, get_context, request_id, set_context
 from dragoman.workers.pool import Pool
 
+log = logging.getLogger("dragoman.batching")
 Key = tuple[Any, ...]
 
 # Event loops count timers in milliseconds: for a shorter delay the clock is read once per turn.
@@ -130,13 +133,20 @@ class Batcher:
     max_rows : largest batch.
     max_wait_s : how long an incomplete batch waits for more calls even if a worker is idle.
     delay_fraction : see `BatchDelay`.
+    model : name in log lines, which explain each batch at the level `debug`.
     """
 
-    def __init__(self, pool: Pool, max_rows: int, max_wait_s: float, delay_fraction: float = 0.0) -> None:
+    def __init__(
+        self, pool: Pool, max_rows: int, max_wait_s: float, delay_fraction: float = 0.0, model: str = ""
+    ) -> None:
         self._pool = pool
         self._max_rows = max_rows
         self._max_wait_s = max_wait_s
         self._delay = BatchDelay(delay_fraction)
+        self._model = model
+        self.counters = BatchCounters(lambda: sum(map(len, self._waiting.values())))
+        self._was_delayed = False  # the next batch waits for the adaptive delay
+        self._was_busy = False  # calls wait because all workers are busy
         self._waiting: OrderedDict[Key, deque[_Member]] = OrderedDict()
         self._running: dict[asyncio.Task[None], _Batch] = {}
         self._timer: asyncio.Handle | None = None
@@ -205,6 +215,7 @@ class Batcher:
             waits_s = {key: self._wait_s(queue, delay_s, now_s) for key, queue in self._waiting.items()}
             key = min(waits_s, key=waits_s.__getitem__)
             if waits_s[key] > 0:
+                self._was_delayed = delay_s > 0
                 self._wake(waits_s[key], exactly=delay_s > 0)
                 return
             queue = self._waiting.pop(key)
@@ -212,10 +223,44 @@ class Batcher:
             if queue:  # the rest goes to the end, so that no key starves another
                 self._waiting[key] = queue
             if members:
+                self._count(members, now_s)
                 batch = _Batch(members)
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 self._running[task] = batch
                 task.add_done_callback(self._finished)
+
+        self._was_busy = bool(self._waiting)
+
+    def _count(self, members: list[_Member], now_s: float) -> None:
+        """Count a batch and why it is dispatched now, and explain that in the log at the level `debug`."""
+        total = sum(member.rows for member in members)
+        waits_s = [now_s - member.arrived_s for member in members]
+        reason: Reason = "idle_worker"
+        if total >= self._max_rows:
+            reason = "full"
+        elif 0 < self._max_wait_s <= waits_s[0]:
+            reason = "max_wait"
+        elif self._was_delayed:
+            reason = "batch_delay"
+        elif self._was_busy:
+            reason = "worker_free"
+        self._was_delayed = False
+        self.counters.count(waits_s, total, reason)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "
+                "workers=%d left_in_queue=%d request_ids=%s",
+                self._model,
+                reason,
+                len(members),
+                total,
+                self._max_rows,
+                waits_s[0] * 1e3,
+                len(self._running),
+                self._pool.capacity,
+                sum(map(len, self._waiting.values())),
+                request_id([member.context for member in members]),
+            )
 
     def _wait_s(self, queue: deque[_Member], delay_s: float, now_s: float) -> float:
         if (self._max_wait_s <= 0 and delay_s <= 0) or sum(m.rows for m in queue) >= self._max_rows:

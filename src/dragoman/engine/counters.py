@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +11,17 @@ from typing import Any, get_args
 from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import SECONDS, Family, Histogram, Kind, Sample
 from dragoman.engine.generation_counters import GenerationCounters, GenerationUsage, generation_families
+from dragoman.system import process
 
 OK = "ok"
+_PROCESS: Mapping[str, tuple[Kind, str]] = {
+    "process_cpu_seconds_total": ("counter", "User and system CPU seconds of the server's process."),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of the server's process."),
+    "process_virtual_memory_bytes": ("gauge", "Virtual memory of the server's process."),
+    "process_open_fds": ("gauge", "Open file descriptors of the server's process."),
+    "process_max_fds": ("gauge", "Limit on open file descriptors."),
+    "process_start_time_seconds": ("gauge", "Start of the server's process, as a Unix time."),
+}
 # Environment variable that names the folder of prometheus_client's multiprocess mode.
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -99,6 +109,17 @@ def model_families(reported: Iterable[tuple[Mapping[str, str], Sequence[Family]]
     for name, family in first.items():
         samples = tuple(Sample(sample, dict(labels), value) for (sample, labels), value in values[name].items())
         yield Family(name, family.kind, family.help, samples)
+
+
+def server_families(version: str) -> Iterable[Family]:
+    """Return the version of the server, and the metrics of its process under the names of Prometheus' libraries."""
+    labels = {"version": version, "python_version": platform.python_version()}
+    info = (Sample("dragoman_build_info", labels, 1),)
+    yield Family("dragoman_build_info", "gauge", "Versions of the server and of Python; the value is 1.", info)
+    usage = process.resource_usage()
+    for name, (kind, help_text) in _PROCESS.items():
+        if name in usage:
+            yield Family(name, kind, help_text, (Sample(name, {}, usage[name]),))
 
 
 def prometheus_families() -> Iterable[Family]:

@@ -16,6 +16,7 @@ from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSup
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
+from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
@@ -79,10 +80,10 @@ class Deployment:
         """
         spec = self.spec
         if spec.max_batch_size > 1 and loaded.signature.batched:
-            return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger)
+            return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger, spec.name)
         self._model_batch_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
         if self._model_batch_size > 1 and loaded.signature.batched:
-            return Batcher(pool, self._model_batch_size, 0.0)
+            return Batcher(pool, self._model_batch_size, 0.0, model=spec.name)
         return None
 
     async def _load(self) -> tuple[Pool, Loaded]:
@@ -187,6 +188,11 @@ class Deployment:
     def measurements(self) -> Sequence[Family]:
         """Return the model's own metrics, if it is loaded."""
         return self._pool.measurements() if self._pool is not None else ()
+
+    @property
+    def batch_counters(self) -> BatchCounters | None:
+        """The counters of batches, if calls are merged."""
+        return None if self._batcher is None else self._batcher.counters
 
     @property
     def handlers(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.spec import SiblingModels, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters
+from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
@@ -330,8 +330,15 @@ class Engine:
             for d in self._registry.all()
         ]
         own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
-        added = itertools.chain.from_iterable(source() for source in self.metric_sources)
-        return (*counters.families(counted), *counters.model_families(own), *counters.prometheus_families(), *added)
+        batches = [({"model": d.spec.name, "version": d.spec.version}, d.batch_counters) for d in self._registry.all()]
+        return (
+            *counters.families(counted),
+            *batch_families(batches),
+            *counters.model_families(own),
+            *counters.prometheus_families(),
+            *counters.server_families(self._identity.version),
+            *(family for source in self.metric_sources for family in source()),
+        )
 
     def _authorize(self, token: str) -> None:
         wanted = self._identity.control_token

@@ -62,13 +62,13 @@ class EngineClient(JobSender, JobRunner):
         self._change = asyncio.Event()
         self.begin_drain: Callable[[], None] = lambda: None
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
+        self.channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
         close_files(memory or ())
 
     def send_control(self, kind: FrameKind, value: object = None) -> None:
         """Send a frame that belongs to no call, at once."""
-        self._channel.send(encode(kind, 0, value), now=True)
-        self._channel.flush_all()
+        self.channel.send(encode(kind, 0, value), now=True)
+        self.channel.flush_all()
 
     def ready(self) -> bool:
         return self._ready
@@ -81,7 +81,7 @@ class EngineClient(JobSender, JobRunner):
         return response
 
     def submit(self, job: Job) -> None:
-        if self._channel.closed:
+        if self.channel.closed:
             raise _engine_lost()
         self.send(job, self.encode(job))
 

@@ -212,6 +212,10 @@ class CacheManager:
         self.prefixes = PrefixCache(prefix_tokens // BLOCK)
         self._stores_prefixes, self._clears = prefix_tokens >= BLOCK, clears
 
+    @property
+    def budget(self) -> int:
+        return self.cache.budget
+
     def fits(self, slots: int, length: int) -> bool:
         return self.cache.fits(slots, length)
 

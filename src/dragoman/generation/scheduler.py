@@ -35,6 +35,10 @@ class SchedulerTask(Protocol):
 class CacheCapacity(Protocol):
     """Cache memory as the scheduler uses it."""
 
+    @property
+    def budget(self) -> int:
+        """Tokens that fit into memory, of all slots together."""
+
     def fits(self, slots: int, length: int) -> bool: ...
     def reserve(self, slots: int, length: int) -> None: ...
     def move(self, source: int, target: int, length: int) -> None: ...
@@ -86,6 +90,12 @@ class Scheduler:
     def active(self) -> int:
         """Number of sequences in memory."""
         return sum(len(task.sequences) for task in self.running)
+
+    @property
+    def cache_tokens(self) -> tuple[int, int]:
+        """Tokens in the key-value cache, and how many it has memory for. Callable from any thread."""
+        tokens = [len(each.tokens) for task in [*self.running] for each in [*task.sequences]]
+        return sum(tokens), self._capacity.budget
 
     def plan(self) -> list[StepWork]:
         """Return the work of the next step: decoding sequences by slot, then prompts in order of arrival."""
@@ -202,6 +212,9 @@ def _slots(task: SchedulerTask) -> list[int]:
 _STEPS = "dragoman_text_steps_total"
 _STEP = "dragoman_text_step_seconds"
 _FORWARD = "dragoman_text_forward_seconds"
+_CACHE = "dragoman_text_cache_usage"
+_BLOCKS = "dragoman_text_cache_blocks"
+_BLOCK_SIZE = 16  # tokens
 _QUEUE = "dragoman_text_queue_size"
 _BATCH = "dragoman_text_batch_size"
 _MOST = "dragoman_text_batch_max_tokens"
@@ -257,12 +270,16 @@ def queue_metrics(scheduler: Scheduler, active: int) -> Iterable[Family]:
     jobs = [cast("GenerationJob", task) for task in list(scheduler.running)]
     texts = [(job, len(job.sequences)) for job in jobs]
     max_tokens = sum((len(job.request.tokens) + job.request.length) * count for job, count in texts)
+    used, budget = scheduler.cache_tokens
     for name, line, value in (
+        (_CACHE, "Tokens in the key-value cache, as a fraction of its memory.", used / max(1, budget)),
         (_QUEUE, "Prompts in the queue of the text engine.", max(0, active - len(jobs))),
         (_BATCH, "Sequences in the batch of the text engine.", sum(n for _, n in texts)),
         (_MOST, "Maximum number of tokens of these sequences.", max_tokens),
     ):
         yield Family(name, "gauge", line, (Sample(name, {}, value),))
+    blocks = Sample(_BLOCKS, {"block_size": str(_BLOCK_SIZE)}, budget // _BLOCK_SIZE)
+    yield Family(_BLOCKS, "gauge", "Blocks of tokens for which the key-value cache has memory.", (blocks,))
 
 
 def _samples(name: str, by_method: dict[str, Histogram]) -> tuple[Sample, ...]:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from dragoman.system.request_context import log_fields
@@ -59,8 +60,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
-    """Log to standard error. Workers that this process starts do the same, by environment variables."""
+def set_up(style: Literal["text", "json"] | str, level: str = "info", debugged: Sequence[str] = ()) -> None:
+    """Log to standard error; loggers in `debugged` at level debug.
+
+    Workers that this process starts do the same, by environment variables.
+    """
     os.environ["DRAGOMAN_LOG_FORMAT"] = style
     os.environ["DRAGOMAN_LOG_LEVEL"] = level
     handler = logging.StreamHandler(sys.stderr)
@@ -68,6 +72,8 @@ def set_up(style: Literal["text", "json"] | str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    for name in debugged:
+        logging.getLogger(name).setLevel(logging.DEBUG)
     # JAX logs each missing accelerator at INFO.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 

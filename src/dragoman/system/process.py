@@ -6,7 +6,9 @@ Only programs call this that own their process: the command line and front ends.
 import ctypes
 import os
 import sys
+import time
 from collections.abc import MutableMapping
+from pathlib import Path
 
 # malloc.h: number of the option, environment variable with the same meaning, and value.
 _MALLOC_OPTIONS = (
@@ -71,3 +73,22 @@ def open_files_limit() -> int:
 def shorten_switch_interval() -> None:
     """Let threads that parse large requests release the interpreter lock to the event loop sooner."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def resource_usage() -> dict[str, float]:
+    """Return CPU time, memory, open files and start time of this process, by the names of Prometheus' libraries.
+
+    Values that the system does not report are missing.
+    """
+    usage = {"process_cpu_seconds_total": time.process_time(), "process_max_fds": float(open_files_limit())}
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        boot_s = next(float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+        usage["process_virtual_memory_bytes"] = float(fields[20])
+        usage["process_resident_memory_bytes"] = float(fields[21]) * page
+        usage["process_start_time_seconds"] = boot_s + float(fields[19]) / ticks
+        usage["process_open_fds"] = float(len(os.listdir("/proc/self/fd")))
+    except (OSError, ValueError, StopIteration):  # not Linux
+        pass
+    return usage

@@ -43,6 +43,7 @@ from dragoman.system.coroutines import ensure_task
 from dragoman.system.request_context import request_id
 from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
 from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.counters import SAMPLED
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
 from dragoman.transports.executor import LARGE, MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
@@ -98,7 +99,9 @@ class Application:
         self.bodies = self.executor.bodies
         self._compress_min_bytes: float = limits.compress_min_bytes if limits.compress_responses else math.inf
         self._engine = engine
-        self._router = Router(protocols)
+        self.counters = self.executor.counters
+        self._router = Router(protocols, self.counters)
+        self._until_measured = SAMPLED
         self._default = protocols[0]
         self._results = AsyncResultStore()
 
@@ -152,12 +155,22 @@ class Application:
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
         """Return the response to a plain request if it is there at once; else a coroutine that sends it."""
+        self._until_measured -= 1
+        if not self._until_measured:
+            self._until_measured = SAMPLED
+            match = self._measured(match, SAMPLED)
         progress = self._run_at_once(match, request)
         if type(progress) is HttpResponse:
             return progress
         if type(progress) is CompressibleResponse and "accept-encoding" not in request.headers:
             return _with_vary(progress.response)
         return self.answer(match, request, writer, progress)
+
+    def _measured(self, match: Match, weight: int) -> Match:
+        """Return the endpoint with its codec times measured, as those of `weight` requests."""
+        assert match.endpoint is not None
+        endpoint = self.counters.measure_endpoint(match.protocol.name, match.endpoint, weight)
+        return msgspec.structs.replace(match, endpoint=endpoint)
 
     def _run_at_once(self, match: Match, request: HttpRequest) -> Progress:
         """Handle a plain request as far as that is possible without waiting."""
@@ -229,7 +242,9 @@ class Application:
                 self.bodies.reserve(len(request.body))
                 decompressed_size = len(request.body)
             if progress is None:
-                progress = await self._run_endpoint(match.endpoint, request)
+                measured = self._measured(match, 1).endpoint
+                assert measured is not None
+                progress = await self._run_endpoint(measured, request)
             elif isinstance(progress, StartedCall) and isinstance(progress.call, PreliminaryCall):
                 response = await _resolve(progress.response)
                 progress = await self._resolve_preliminary(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from dragoman.system.request_context import HEADER, client_request_id, new_conte
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.clients import address_group
+from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
 from dragoman.transports.routing import Match
 
@@ -33,7 +35,7 @@ class ResponseAborted(Exception):
 class AsgiRequest:
     """One request; it is the `ResponseWriter` of its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, counters: TransportCounters) -> None:
         self.is_disconnected = self.started = False
         self.headers = _merge_headers(scope["headers"])
         self._context = new_context(client_request_id(self.headers))
@@ -45,6 +47,7 @@ class AsgiRequest:
         self._send = send
         self._limits = limits
         self._is_aborted = False
+        self.statuses: Counter[int] = counters.unmatched
 
     # --- request body --------------------------------------------------------------------------------------------
 
@@ -93,6 +96,7 @@ class AsgiRequest:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
+        self.statuses[status] += 1
         encoded = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
             for name, value in (*headers, (HEADER, request_id(self._context)))
@@ -134,7 +138,7 @@ class AsgiRequest:
 
 async def respond(application: Application, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one HTTP request. Raises ResponseAborted if a response was begun and could not be completed."""
-    writer = AsgiRequest(scope, receive, send, application.limits)
+    writer = AsgiRequest(scope, receive, send, application.limits, application.counters)
     body = GrowingBody(application.limits.max_body_bytes, application.bodies)
     try:
         await _respond(application, scope, writer, body)
@@ -151,6 +155,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
     try:
         path = relative_path(scope)
         match = application.match(scope["method"], path)
+        writer.statuses = match.statuses
         application = application.authorize(match, writer.headers, partial(_client_address, scope))
         if match.endpoint is not None:
             await writer.read(body)

@@ -24,6 +24,7 @@ class BodyMemory:
         self._limit = limit
         self._requests = self._unread = 0
         self.is_over_limit = False
+        self.rejected = 0  # requests
 
     @property
     def size(self) -> int:
@@ -39,6 +40,7 @@ class BodyMemory:
         if limit and size > 0 and requests + self._unread > limit:
             is_small = max(size, body_size) <= SMALL_BODY
             if not is_small or requests > limit + limit // SMALL_SHARE:
+                self.rejected += 1
                 text = f"the requests in flight take all of the {limit} bytes that bodies may take together"
                 raise HttpError(503, text, (("retry-after", "1"), ("connection", "close")))
         self._requests = requests

@@ -1,16 +1,18 @@
 """Parse and format messages without keeping the event loop from other clients."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Inference
 from dragoman.core.datatypes import BYTES
+from dragoman.core.metrics import Family
 from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
 from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.counters import TransportCounters
 from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget
 
 A = TypeVar("A")
@@ -27,12 +29,21 @@ _BYTES_ELEMENT_SIZE = 64
 
 
 class MessageExecutor:
-    """Parses and formats messages: small ones at once, large ones within `budget`, very large ones in threads."""
+    """Parses and formats messages: small ones at once, large ones within `budget`, very large ones in threads.
+
+    The transports of a server share it, with the memory of bodies and the counters.
+    """
 
     def __init__(self, bodies: BodyMemory) -> None:
         self.bodies = bodies
+        self.counters = TransportCounters()
         self.budget = LoopBudget()
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
+
+    def metrics(self) -> Iterable[Family]:
+        """Return the metrics of the transports."""
+        self.counters.rejected["bodies_memory"] = self.bodies.rejected
+        return self.counters.families()
 
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
         """Return `function(argument)`, which parses `size` bytes."""

@@ -48,7 +48,7 @@ class HttpServer:
             executor = application.executor
             streams = self._calls = GrpcCalls(self._engine, self._grpc, limits, executor, streams, self._access)
         wires = http1(Http1Context(application)), http2(streams, http2_limits(limits), application.executor)
-        self._listener = Listener(*wires, limits=limits, tls=self._tls)
+        self._listener = Listener(*wires, limits=limits, tls=self._tls, counters=application.counters)
         return await self._listener.start(addresses, shared=shared)
 
     def begin_drain(self) -> None:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from dragoman.transports.clients import Reserve, Warnings
+from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
 from dragoman.transports.timer_wheel import TimerWheel
 
@@ -73,8 +74,16 @@ class Listener:
     """Listens on some addresses and keeps all connections from there."""
 
     def __init__(
-        self, http1: Wire, http2: Wire | None = None, *, limits: Limits, tls: ssl.SSLContext | None = None
+        self,
+        http1: Wire,
+        http2: Wire | None = None,
+        *,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        counters: TransportCounters | None = None,
     ) -> None:
+        self._counters = counters or TransportCounters()
+        self._counters.open_connections.append(lambda: len(self._open))
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s)
@@ -179,6 +188,7 @@ class Listener:
             await self.loop.connect_accepted_socket(self._accept, accepted, **options)
 
     def _accept(self) -> Any:
+        self._counters.accepted += 1
         if self._http2 is None and self._tls is None:
             return self.open(self._http1)
         return _ProtocolDetector(self, self._http1, self._http2)
@@ -191,7 +201,10 @@ class Listener:
 
         If not, the server has too many: the connection is for one health check and may be aborted for another one.
         """
-        return self._reserve.admits(connection, transport, len(self._open))
+        is_admitted = self._reserve.admits(connection, transport, len(self._open))
+        if type(connection) is not _ProtocolDetector:  # whose successor is counted
+            self._counters.rejected["connections"] += not is_admitted
+        return is_admitted
 
 
 class _ProtocolDetector(asyncio.BufferedProtocol):

@@ -1,5 +1,6 @@
 """Find the endpoint of a path: the routes of all protocols in one tree."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
@@ -7,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from dragoman.protocols.wire import Endpoint, HttpError, HttpProtocol, Role, Route
+from dragoman.transports.counters import TransportCounters
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class _Node:
 class Match(msgspec.Struct, frozen=True):
     """The endpoint of a path; None for OPTIONS, whose response is `allow`.
 
-    `health`: it is a health check. `role`: what a caller with a key needs.
+    `health`: it is a health check. `role`: what a caller with a key needs. `statuses` counts the responses of
+    the protocol by status.
     """
 
     endpoint: Endpoint | None
@@ -29,6 +32,7 @@ class Match(msgspec.Struct, frozen=True):
     allow: str
     health: bool = False
     role: Role = "infer"
+    statuses: Counter[int] = msgspec.field(default_factory=Counter)
 
 
 class Router:
@@ -37,12 +41,14 @@ class Router:
     The first protocol that has a route serves it.
     """
 
-    def __init__(self, protocols: Iterable[HttpProtocol]) -> None:
+    def __init__(self, protocols: Iterable[HttpProtocol], counters: TransportCounters | None = None) -> None:
+        self._counters = counters or TransportCounters()
         self._root = _Node()
         self._fallback: Match | None = None
         for protocol in protocols:
             if protocol.fallback is not None:
-                self._fallback = Match(protocol.fallback, protocol, {}, "")
+                statuses = self._counters.statuses(protocol.name)
+                self._fallback = Match(protocol.fallback, protocol, {}, "", statuses=statuses)
             for route in protocol.routes:
                 node = self._root
                 for part in _segments(route.pattern):
@@ -68,7 +74,7 @@ class Router:
             node = found
         if not node.endpoints:
             return self._no_route(raw_path, node.protocol)
-        return _by_method(node, method, params)
+        return self._by_method(node, method, params)
 
     def _no_route(self, raw_path: str, nearest: HttpProtocol | None) -> Match:
         nearest = None if "//" in raw_path else nearest  # an empty segment belongs to no protocol
@@ -76,19 +82,19 @@ class Router:
             return self._fallback if nearest is None else msgspec.structs.replace(self._fallback, protocol=nearest)
         raise HttpError(404, f"no such path: {raw_path[:256]}", (), nearest)
 
-
-def _by_method(node: _Node, method: str, params: dict[str, str]) -> Match:
-    found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
-    if found is not None:
-        route, protocol = found
-        return Match(route.endpoint, protocol, params, "", route.health, route.role)
-    methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
-    allow = ", ".join(sorted(methods))
-    protocol = next(iter(node.endpoints.values()))[1]
-    if method == "OPTIONS":
-        return Match(None, protocol, params, allow)
-    text = f"method {method[:32]} is not allowed here; expected one of {allow}"
-    raise HttpError(405, text, (("allow", allow),), protocol)
+    def _by_method(self, node: _Node, method: str, params: dict[str, str]) -> Match:
+        found = node.endpoints.get("GET" if method == "HEAD" and "HEAD" not in node.endpoints else method)
+        if found is not None:
+            route, protocol = found
+            statuses = self._counters.statuses(protocol.name)
+            return Match(route.endpoint, protocol, params, "", route.health, route.role, statuses)
+        methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
+        allow = ", ".join(sorted(methods))
+        protocol = next(iter(node.endpoints.values()))[1]
+        if method == "OPTIONS":
+            return Match(None, protocol, params, allow, statuses=self._counters.statuses(protocol.name))
+        text = f"method {method[:32]} is not allowed here; expected one of {allow}"
+        raise HttpError(405, text, (("allow", allow),), protocol)
 
 
 def _segments(path: str) -> list[str]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
-from dragoman.core.metrics import Family
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.inline import unloading
 from dragoman.workers.jobs import Job, JobRunner
@@ -35,6 +35,7 @@ class ProcessPool(JobRunner):
         self._changed = changed
         self._queue: deque[Job] = deque()
         self._was_ready = False
+        self._restarts = 0
         self._concurrent = False
         self._open = False
         self.supervisor = Supervisor(
@@ -70,7 +71,9 @@ class ProcessPool(JobRunner):
         return loaded[0]
 
     def measurements(self) -> Sequence[Family]:
-        return ()
+        name = "dragoman_worker_restarts_total"
+        restarts = (Sample(name, {}, self._restarts),)
+        return (Family(name, "counter", "Worker processes that were started again.", restarts),)
 
     async def close(self) -> None:
         self._open = False
@@ -168,6 +171,7 @@ class ProcessPool(JobRunner):
         self._requeue(waiting)
 
     def _handle_restart(self, _replica: Replica) -> None:
+        self._restarts += 1
         self._report_readiness()
         self._dispatch()
 

@@ -1,4 +1,4 @@
-"""Metrics of the server and its models in the Prometheus text format (0.0.4), also by the names of TGI."""
+"""Metrics of the server and its models in the Prometheus formats, also by the names of TGI, vLLM and Triton."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from urllib.parse import parse_qs
 from dragoman.core.calls import Measure, Request, Response
 from dragoman.core.errors import DragomanError, Forbidden, NotReady, PathNotFound, RateLimited, Unauthorized
 from dragoman.core.metrics import Family, Sample
+from dragoman.protocols.metrics import exposition, triton_names, vllm_names
 from dragoman.protocols.wire import (
     EngineCall,
     HttpError,
@@ -123,12 +124,15 @@ def _without(labels: Labels, *names: str) -> Labels:
 
 
 _DJL = "/server/metrics"  # the path in DJL-Serving, on which LMI runs
-_TYPE = ("content-type", "text/plain; version=0.0.4; charset=utf-8")
 _TEXT = ("content-type", "text/plain")
 _STATUS = ((PathNotFound, 404), (Unauthorized, 401), (Forbidden, 403), (RateLimited, 429), (NotReady, 503))
 _Families = Callable[[Iterable[Family]], Iterable[Family]]
 # Further metrics under the names of other servers, by `metrics_as`.
-_NAMES: Mapping[str, _Families] = {"tgi": families}
+_NAMES: Mapping[str, _Families] = {
+    "tgi": families,
+    "triton": triton_names.families,
+    "vllm": vllm_names.families,
+}
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -150,29 +154,10 @@ def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Fami
     def format_response(response: Response[tuple[Family, ...]]) -> HttpResponse:
         exported = response.answer if also is None else (*response.answer, *also(response.answer))
         selected = [family for family in exported if not names or family.name in names]
-        return HttpResponse(200, ("".join(_lines(selected)).encode(),), (_TYPE,))
+        text, content_type = exposition.encode(selected, http.headers.get("accept", ""))
+        return HttpResponse(200, (text,), (("content-type", content_type),))
 
     return EngineCall(Request(Measure()), format_response)
-
-
-def _lines(families: Iterable[Family]) -> Iterable[str]:
-    for family in families:
-        help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
-        yield f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"
-        for sample in family.samples:
-            yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}" if labels else ""
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _format_error(error: DragomanError | HttpError) -> HttpResponse:

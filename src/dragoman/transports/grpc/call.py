@@ -184,12 +184,17 @@ class GrpcCall:
         """Send the result of the task."""
         raise NotImplementedError
 
+    def count(self, status: str) -> None:
+        """Count the end of the call."""
+        self._server.executor.counters.statuses(self.headers.service)[status] += 1
+
     # --- the end -------------------------------------------------------------------------------------------------
 
     def fail(self, error: GrpcError) -> None:
         """End the call with an error and cancel its task."""
         if not self._is_closed:
             self._is_closed = True
+            self.count(error.status)
             if self._has_started:
                 self._stream.send_trailers(trailers(error))
             else:
@@ -202,6 +207,8 @@ class GrpcCall:
 
     def closed(self, code: int) -> None:
         """The client has reset the stream or disconnected."""
+        if not self._is_closed:
+            self.count("CANCELLED")
         self._is_closed = True
         self._stop()
 

@@ -91,6 +91,7 @@ class CallHeaders:
     error: GrpcError | None
     health: bool = False
     request_id: str = ""
+    service: str = "none"
 
 
 def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
@@ -115,7 +116,8 @@ def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -
     metadata = {name: value for name, value in fields.items() if _is_metadata(name)}
     health = handler is not None and handler.health
     encoding = "" if encoding == "identity" else encoding
-    return CallHeaders(handler, metadata, timeout_s, encoding, error, health, client_request_id(fields))
+    service = "none" if handler is None else headers.path.split("/")[1]
+    return CallHeaders(handler, metadata, timeout_s, encoding, error, health, client_request_id(fields), service)
 
 
 def _is_metadata(name: str) -> bool:

@@ -145,6 +145,9 @@ class GrpcCalls:
                 error = denied
         error = error or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
+            counters = self.executor.counters
+            counters.statuses(call_headers.service)[error.status] += 1
+            counters.rejected["grpc_calls"] += call_headers.error is None
             request_id = encode_request_id(new_context(call_headers.request_id))
             stream.send_headers(trailers_only(error) + request_id, ended=True)
             return IgnoredRequest()

@@ -48,7 +48,7 @@ class GrpcServer:
         """Listen and return the port, which the system chooses for port 0. Raises OSError if it cannot be bound."""
         calls = self.make_calls()
         wire = http2(calls, http2_limits(self._limits), self._executor)
-        listener = Listener(wire, limits=self._limits, tls=self._tls)
+        listener = Listener(wire, limits=self._limits, tls=self._tls, counters=self._executor.counters)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
         try:

@@ -125,6 +125,7 @@ class StreamCall(GrpcCall):
             )
         elif not self._is_closed:
             self._is_closed = True
+            self.count("OK")
             if not self._has_started:
                 self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
             self._stream.send_trailers(OK)

@@ -68,7 +68,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._application = context.application  # as the client of the current request may use it
         self._is_guarded = context.application.is_guarded
         self._reader = RequestReader(context, self._authorize if self._is_guarded else None)
-        self._writer = Http1ResponseWriter(outgoing, listener.loop)
+        self._writer = Http1ResponseWriter(outgoing, context.counters, listener.loop)
         self._writer.draining = listener.draining
         self._transport: Any = None
         self._stage = Stage.NEW
@@ -101,6 +101,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         return self._context.scratch if self._is_idle or self._ignores_input else self._reader.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._context.counters.received += nbytes
         if self._is_idle:
             data = bytes(self._context.scratch[:nbytes])
             if self._respond_at_once(data):
@@ -115,6 +116,7 @@ class Http1Connection(asyncio.BufferedProtocol):
                 self._read_limiter.count(nbytes)
 
     def begin(self, data: bytes) -> None:
+        self._context.counters.received += len(data)
         self._reader.append(data)
         self._advance()
 

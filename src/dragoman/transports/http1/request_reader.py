@@ -52,6 +52,7 @@ class Http1Context:
         self.application = application
         self.limits = application.limits
         self.bodies = application.bodies
+        self.counters = application.counters
         self.heads = HeaderCache(application)
         self.running = running_in_thread()
         # A transport uses the buffer at once after it has asked for it, so that connections can share one.

@@ -6,6 +6,7 @@ from typing import Any
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
 from dragoman.system.request_context import PREFIX, request_id
 from dragoman.transports.clients import Warnings
+from dragoman.transports.counters import TransportCounters
 from dragoman.transports.http1.headers import Http1Headers
 from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderWriter
 
@@ -26,6 +27,7 @@ class Http1ResponseWriter:
 
     __slots__ = (
         "_can_write",
+        "_counters",
         "_head",
         "_loop",
         "_outgoing",
@@ -43,7 +45,10 @@ class Http1ResponseWriter:
         "started",
     )
 
-    def __init__(self, outgoing: ResponseHeaderWriter, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, outgoing: ResponseHeaderWriter, counters: TransportCounters, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._counters = counters
         self.is_disconnected = False
         self.started = False
         self.is_paused = False
@@ -89,6 +94,7 @@ class Http1ResponseWriter:
         """Write a complete response without waiting."""
         text = self._start(response.status, response.headers, size, close)
         self.size = size
+        self._counters.sent += size
         parts, transport = response.body, self._transport
         if not size or (self._head is not None and self._head.method == "HEAD"):
             transport.write(text)
@@ -111,11 +117,15 @@ class Http1ResponseWriter:
         self.close = False
         self.size = size
         body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._transport.write(b"%b%d\r\nx-request-id: %b%08x\r\n\r\n%b" % (text, size, PREFIX, self.context, body))
+        message = b"%b%d\r\nx-request-id: %b%08x\r\n\r\n%b" % (text, size, PREFIX, self.context, body)
+        self._transport.write(message)
+        head.match.statuses[response.status] += 1  # type: ignore[union-attr]  # a plain request has an endpoint
+        self._counters.sent += len(message)
 
     async def _send_in_chunks(self, response: HttpResponse, size: int) -> None:
         self._transport.write(self._start(response.status, response.headers, size, False))
         self.size = size
+        self._counters.sent += size
         if self._head is not None and self._head.method == "HEAD":
             return
         for part in response.body:
@@ -134,6 +144,10 @@ class Http1ResponseWriter:
         )
         self.close = close or (bool(headers) and ("connection", "close") in headers)
         self.started = True
+        counters = self._counters
+        counters.sent += len(text)
+        match = None if head is None else head.match
+        (counters.unmatched if match is None else match.statuses)[status] += 1
         return text
 
     def send_continue(self) -> None:
@@ -190,6 +204,7 @@ class Http1ResponseWriter:
         self.size = size
         if not parts:
             return
+        self._counters.sent += size
         self._parts, self._parts_size = [], 0
         if self.is_disconnected or self._transport.is_closing():
             return

@@ -39,6 +39,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         executor: MessageExecutor,
     ) -> None:
         self.slot = 0
+        self._counters = executor.counters
         self._listener = listener
         self._limits = limits = listener.limits
         self._scratch = scratch
@@ -75,6 +76,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def begin(self, data: bytes) -> None:
         """Handle bytes that were read from the socket before this protocol was chosen."""
+        self._counters.received += len(data)
         self._handle_input(self.connection.receive, data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -83,6 +85,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         return self._scratch if room is None else room
 
     def buffer_updated(self, size: int) -> None:
+        self._counters.received += size
         if self._direct:
             self._handle_input(self.connection.filled, size)
         else:
@@ -126,6 +129,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         transport = self._transport
+        self._counters.sent += sum(map(len, buffers))
         if len(buffers) == 1:
             transport.write(buffers[0])
         else:

@@ -207,6 +207,8 @@ class Http2Request:
         self._stream.send_trailers(b"")
 
     def _block(self, status: int, headers: Headers) -> bytes:
+        counters = self._service.application.counters
+        (counters.unmatched if self._match is None else self._match.statuses)[status] += 1
         return _encode_headers(status, headers) + _encode_date(int(time.time())) + encode_request_id(self._context)
 
     async def start(self, status: int, headers: Headers) -> None:

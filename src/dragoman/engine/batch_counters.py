@@ -1,0 +1,60 @@
+"""Counters of the batches of one deployment: sizes, time in the queue, and why each was dispatched when it was."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
+
+# Why a batch was dispatched at its moment: a worker was idle; all were busy and one became free; the batch was full;
+# `max_batch_wait_s` or the adaptive batch delay had passed.
+Reason = Literal["idle_worker", "worker_free", "full", "max_wait", "batch_delay"]
+_SIZES: Final = tuple(float(1 << power) for power in range(13))
+_HISTOGRAMS: Final = {
+    "dragoman_queue_seconds": "Seconds that a batched call waited in the queue.",
+    "dragoman_batch_calls": "Calls of a batch.",
+    "dragoman_batch_rows": "Rows of a batch.",
+}
+_DISPATCHED: Final = "dragoman_batches_total"
+_QUEUED: Final = "dragoman_queued_calls"
+
+
+class BatchCounters:
+    """The counters; `queued` returns the number of calls that wait now."""
+
+    __slots__ = ("_histograms", "queued", "reasons")
+
+    def __init__(self, queued: Callable[[], int]) -> None:
+        self.reasons: Counter[Reason] = Counter()
+        self.queued = queued
+        self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
+
+    def count(self, waits_s: Sequence[float], rows: int, reason: Reason) -> None:
+        """Count a batch whose calls waited so long."""
+        queue, calls, all_rows = self._histograms
+        for wait_s in waits_s:
+            queue.observe(wait_s)
+        calls.observe(len(waits_s))
+        all_rows.observe(rows)
+        self.reasons[reason] += 1
+
+    def samples(self, labels: Mapping[str, str]) -> Iterable[tuple[str, Sample]]:
+        """Yield the samples, each with the name of its family."""
+        for name, histogram in zip(_HISTOGRAMS, self._histograms, strict=True):
+            for sample in histogram.samples(name, labels):
+                yield name, sample
+        yield _QUEUED, Sample(_QUEUED, labels, self.queued())
+        for reason, count in sorted(self.reasons.items()):
+            yield _DISPATCHED, Sample(_DISPATCHED, {**labels, "reason": reason}, count)
+
+
+def batch_families(deployments: Iterable[tuple[Mapping[str, str], BatchCounters | None]]) -> Iterable[Family]:
+    """Return the metrics of the deployments that batch, each with its labels."""
+    rows = [row for labels, counters in deployments if counters is not None for row in counters.samples(labels)]
+    if rows:
+        for name, help_text in _HISTOGRAMS.items():
+            yield Family(name, "histogram", help_text, tuple(sample for family, sample in rows if family == name))
+        queued = tuple(sample for family, sample in rows if family == _QUEUED)
+        yield Family(_QUEUED, "gauge", "Calls that wait for a batch.", queued)
+        samples = tuple(sample for family, sample in rows if family == _DISPATCHED)
+        yield Family(_DISPATCHED, "counter", "Batches by the reason why they were dispatched.", samples)

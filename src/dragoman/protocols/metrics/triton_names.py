@@ -1,0 +1,77 @@
+"""Metrics of models under the names of Triton, for its dashboards, autoscalers and the endpoint picker of llm-d."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from dragoman.core.metrics import Family, Kind, Sample
+
+_MICROSECONDS = 1e6
+_Key = tuple[str, str]  # model and version
+# Triton's reasons of failures, by the outcome of a call; all others are "BACKEND".
+_REASONS = {"Cancelled": "CANCELED", "Overloaded": "REJECTED", "InvalidInput": "OTHER", "NotReady": "OTHER"}
+
+
+def families(ours: Iterable[Family]) -> Iterable[Family]:
+    """Yield Triton's families, as far as they follow from ours; they count calls of type Infer.
+
+    Counters without the suffix `_total` are untyped, as newer formats require.
+    """
+    known = {family.name: family.samples for family in ours}
+    calls = [s for s in known.get("dragoman_calls_total", ()) if s.labels["call"] == "Infer"]
+    succeeded = _sum(calls, lambda s: s.labels["outcome"] == "ok")
+    batches = _sum(known.get("dragoman_batch_calls", ()), _is_count)
+    batched_calls = _sum(known.get("dragoman_batch_calls", ()), _is_sum)
+    rows = _sum(known.get("dragoman_batch_rows", ()), _is_sum)
+    # A call that is not merged is one execution of one inference.
+    alone = {key: max(0.0, count - batched_calls.get(key, 0.0)) for key, count in succeeded.items()}
+    durations = [s for s in known.get("dragoman_call_duration_seconds", ()) if s.labels["call"] == "Infer"]
+    queue = _sum(known.get("dragoman_queue_seconds", ()), _is_sum)
+    total = _sum(durations, _is_sum)
+    yield _family("nv_inference_request_success", "Inference requests that succeeded.", succeeded)
+    yield _failures([s for s in calls if s.labels["outcome"] != "ok"])
+    yield _family("nv_inference_count", "Inferences; a batch of n rows counts n.", _add(alone, rows))
+    yield _family("nv_inference_exec_count", "Executions of the model.", _add(alone, batches))
+    waiting = _sum(known.get("dragoman_queued_calls", ()), lambda _: True)
+    models = dict.fromkeys(_sum(known.get("dragoman_model_ready", ()), lambda _: True), 0.0)
+    yield _family("nv_inference_pending_request_count", "Requests in the queue.", models | waiting, "gauge")
+    microseconds = {key: seconds * _MICROSECONDS for key, seconds in total.items()}
+    yield _family("nv_inference_request_duration_us", "Duration of requests in microseconds.", microseconds)
+    waited = {key: queue.get(key, 0.0) * _MICROSECONDS for key in total}
+    yield _family("nv_inference_queue_duration_us", "Time in the queue in microseconds.", waited)
+
+
+def _is_sum(sample: Sample) -> bool:
+    return sample.name.endswith("_sum")
+
+
+def _is_count(sample: Sample) -> bool:
+    return sample.name.endswith("_count")
+
+
+def _sum(samples: Iterable[Sample], is_wanted: Callable[[Sample], bool]) -> dict[_Key, float]:
+    sums: dict[_Key, float] = {}
+    for sample in filter(is_wanted, samples):
+        key = sample.labels["model"], sample.labels["version"]
+        sums[key] = sums.get(key, 0.0) + sample.value
+    return sums
+
+
+def _add(first: Mapping[_Key, float], second: Mapping[_Key, float]) -> dict[_Key, float]:
+    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in {**first, **second}}
+
+
+def _failures(calls: Iterable[Sample]) -> Family:
+    name = "nv_inference_request_failure"
+    sums: dict[tuple[str, str, str], float] = {}
+    for call in calls:
+        key = call.labels["model"], call.labels["version"], _REASONS.get(call.labels["outcome"], "BACKEND")
+        sums[key] = sums.get(key, 0.0) + call.value
+    samples = [
+        Sample(name, {"model": model, "version": version, "reason": reason}, count)
+        for (model, version, reason), count in sums.items()
+    ]
+    return Family(name, "untyped", "Inference requests that failed.", tuple(samples))
+
+
+def _family(name: str, line: str, values: Mapping[_Key, float], kind: Kind = "untyped") -> Family:
+    samples = (Sample(name, {"model": key[0], "version": key[1]}, value) for key, value in values.items())
+    return Family(name, kind, line, tuple(samples))
