@@ -1,4 +1,4 @@
-"""A server with a stand-in for the engine, and a channel to it."""
+"""A server with a fake engine, and a channel to it."""
 
 from collections.abc import AsyncIterator
 from typing import Any

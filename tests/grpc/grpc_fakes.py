@@ -1,4 +1,4 @@
-"""A stand-in for the engine and short ways to speak the protocol, for the tests of gRPC."""
+"""A fake engine, a server and messages for the tests of gRPC."""
 
 import asyncio
 import ssl
@@ -49,20 +49,20 @@ def method(name: str) -> GrpcMethod | GrpcStreamMethod:
     return next(row for row in TABLE.methods if row.name == name)
 
 
-def ask(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> EngineCall[Any, Any]:
+def parse_request(name: str, body: bytes, metadata: Mapping[str, str] | None = None) -> EngineCall[Any, Any]:
     row = method(name)
     assert isinstance(row, GrpcMethod)
     return row.endpoint(GrpcRequest(body, metadata or {}))
 
 
-def ask_stream(body: bytes, metadata: Mapping[str, str] | None = None) -> GrpcStream[Any]:
+def parse_stream_request(body: bytes, metadata: Mapping[str, str] | None = None) -> GrpcStream[Any]:
     row = method("ModelStreamInfer")
     assert isinstance(row, GrpcStreamMethod)
     return row.endpoint(GrpcRequest(body, metadata or {}))
 
 
 def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
-    """A ModelInferRequest with the INT32 input `x` of the elements 1 and 2."""
+    """Return a ModelInferRequest with the INT32 input `x`, the elements 1 and 2."""
     message = m.ModelInferRequest(model_name=model, **fields)
     tensor = message.inputs.add(name="x", datatype="INT32", shape=[2])
     if raw:
@@ -72,13 +72,13 @@ def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:
     return message
 
 
-def call_of(asked: EngineCall[Any, Any] | GrpcStream[Any]) -> Any:
-    """The call that was read, of whichever kind it is."""
-    return asked.request.call
+def parsed_call(parsed: EngineCall[Any, Any] | GrpcStream[Any]) -> Any:
+    """Return the call of a parsed request."""
+    return parsed.request.call
 
 
 def make_server(engine: Any, limits: Limits = LIMITS, tls: tuple[Path, Path, bool] | None = None) -> GrpcServer:
-    """A server; `tls` are the files of its key and chain, and whether that also signs for clients."""
+    """Return a server; `tls`: the files of key and certificates, and whether clients need one too."""
     context = None
     if tls is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -89,22 +89,22 @@ def make_server(engine: Any, limits: Limits = LIMITS, tls: tuple[Path, Path, boo
     return GrpcServer(engine, [TABLE], limits=limits, tls=context)
 
 
-async def failed(awaitable: Any) -> Any:
+async def rpc_error(awaitable: Any) -> Any:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await awaitable
     return caught.value
 
 
 class FakeEngine:
-    """Answers inference with its own inputs.
+    """Returns the inputs of inference.
 
-    The model `slow` never ends, `wide` negates, `headed` sets a header, those in `faults` raise.
+    The model `slow` never ends, `wide` negates, `headed` sets a header, those in `errors` raise.
     """
 
     def __init__(self) -> None:
-        self.faults: dict[str, Exception] = {}
-        self.seen: list[Request[Any]] = []
-        self.pieces = 3
+        self.errors: dict[str, Exception] = {}
+        self.requests: list[Request[Any]] = []
+        self.chunk_count = 3
         self.sent_chunks = 0
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -117,7 +117,7 @@ class FakeEngine:
     def ready(self) -> bool:
         return self._ready
 
-    def turn(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
         self._ready = ready
         self._change.set()
         self._change = asyncio.Event()
@@ -126,19 +126,19 @@ class FakeEngine:
         await self._change.wait()
 
     async def call(self, request: Request[A]) -> Response[A]:
-        self.seen.append(request)
-        if request.model in self.faults:
-            raise self.faults[request.model]
+        self.requests.append(request)
+        if request.model in self.errors:
+            raise self.errors[request.model]
         if request.model == "slow":
             await self._forever()
         return Response(cast("A", _answer(request)), request.model, "1")
 
     async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        self.seen.append(request)
-        if request.model in self.faults:
-            raise self.faults[request.model]
+        self.requests.append(request)
+        if request.model in self.errors:
+            raise self.errors[request.model]
         try:
-            for _ in range(self.pieces):
+            for _ in range(self.chunk_count):
                 self.sent_chunks += 1
                 yield Response(cast("A", _answer(request)), request.model, "1")
             if request.model == "slow":

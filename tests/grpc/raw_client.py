@@ -1,4 +1,4 @@
-"""A client of gRPC made with the `h2` package, which does what no good client does."""
+"""A gRPC client on the `h2` package, for requests that no gRPC library sends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -14,13 +14,13 @@ from grpc_fakes import SERVICE
 TIMEOUT_S = 20.0
 
 
-def framed(message: bytes, flag: int = 0) -> bytes:
+def frame_message(message: bytes, flag: int = 0) -> bytes:
     return bytes((flag,)) + len(message).to_bytes(4) + message
 
 
 @dataclass
-class Heard:
-    """What came on one stream."""
+class RawStream:
+    """What has been received on one stream."""
 
     headers: list[dict[str, str]] = field(default_factory=list)
     body: bytes = b""
@@ -29,7 +29,7 @@ class Heard:
 
     @property
     def status(self) -> tuple[int, str]:
-        """gRPC's status and message."""
+        """Return the gRPC status and its message."""
         return int(self.headers[-1]["grpc-status"]), self.headers[-1].get("grpc-message", "")
 
     @property
@@ -40,47 +40,47 @@ class Heard:
 
 
 class Raw:
-    """A connection; where it `takes` nothing, the server gets no room for more."""
+    """A connection. Unless it `acknowledges` data, the flow-control windows are not refilled."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer, self.takes = reader, writer, True
+        self.reader, self.writer, self.acknowledges = reader, writer, True
         config = h2.config.H2Configuration(header_encoding="utf-8", validate_outbound_headers=False)
         self.h2 = h2.connection.H2Connection(config)
-        self.streams: dict[int, Heard] = {}
-        self.over: Any = None
+        self.streams: dict[int, RawStream] = {}
+        self.end_reason: Any = None
         self.h2.initiate_connection()
         self.flush()
 
     @classmethod
     @asynccontextmanager
     async def to(cls, port: int) -> AsyncIterator[Self]:
-        made = cls(*await asyncio.open_connection("127.0.0.1", port))
-        yield made
-        made.writer.transport.abort()
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        yield client
+        client.writer.transport.abort()
 
     def flush(self) -> None:
         self.writer.write(self.h2.data_to_send())
 
-    def ask(
+    def request(
         self, method: str, *data: bytes, end: bool = True, path: str = "", fields: Mapping[str, str] | None = None
     ) -> int:
         number: int = self.h2.get_next_available_stream_id()
         pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path or SERVICE + method), (":authority", "x")]
         plain = {"content-type": "application/grpc", "te": "trailers"}
         plain |= fields or {}
-        self.streams[number] = Heard()
+        self.streams[number] = RawStream()
         self.h2.send_headers(number, [*pseudo, *plain.items()], end_stream=end and not data)
-        for at, piece in enumerate(data, 1):
-            self.say(number, piece, end=end and at == len(data))
+        for at, chunk in enumerate(data, 1):
+            self.send(number, chunk, end=end and at == len(data))
         self.flush()
         return number
 
-    def say(self, number: int, data: bytes, *, end: bool = False) -> None:
+    def send(self, number: int, data: bytes, *, end: bool = False) -> None:
         self.h2.send_data(number, data, end_stream=end)
         self.flush()
 
-    async def response(self, number: int) -> Heard:
-        """All that comes on a stream, until it ends or is reset."""
+    async def response(self, number: int) -> RawStream:
+        """Return what is received on a stream until it ends or is reset."""
         received = self.streams[number]
         await self.until(lambda: received.ended or received.reset is not None)
         return received
@@ -90,8 +90,8 @@ class Raw:
             while not happened():
                 data = await self.reader.read(1 << 16)
                 if not data:
-                    self.over = self.over if self.over is not None else "cut off"
-                    assert happened(), "the server has hung up"
+                    self.end_reason = self.end_reason if self.end_reason is not None else "disconnected"
+                    assert happened(), "the server closed the connection"
                     return
                 self.receive_data(data)
 
@@ -102,17 +102,17 @@ class Raw:
                     self.streams[event.stream_id].headers.append(dict(event.headers))
                 case h2.events.DataReceived():
                     self.streams[event.stream_id].body += event.data
-                    if self.takes:
+                    if self.acknowledges:
                         self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 case h2.events.StreamEnded():
                     self.streams[event.stream_id].ended = True
                 case h2.events.StreamReset():
                     self.streams[event.stream_id].reset = event.error_code
                 case h2.events.ConnectionTerminated():
-                    self.over = event.error_code
+                    self.end_reason = event.error_code
         self.flush()
 
-    async def end(self) -> Any:
-        """Why the server ended the connection."""
-        await self.until(lambda: self.over is not None)
-        return self.over
+    async def wait_for_end(self) -> Any:
+        """Wait until the server ends the connection; return the error code of GOAWAY or "disconnected"."""
+        await self.until(lambda: self.end_reason is not None)
+        return self.end_reason

@@ -1,4 +1,4 @@
-"""Other people's clients of gRPC on our own server: grpclib, and grpcio with its every kind of call, on both loops."""
+"""gRPC clients of other projects: grpclib, and every kind of call of grpcio, on both event loops."""
 
 import asyncio
 import random
@@ -61,8 +61,8 @@ async def test_grpclib(port: int, engine: FakeEngine) -> None:
         channel.close()
 
 
-def talk(target: str) -> list[str]:
-    """Everything that a synchronous grpcio client may do."""
+def call_every_way(target: str) -> list[str]:
+    """Make every kind of call of a synchronous grpcio client; describe the responses."""
     with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         infer = channel.unary_unary(SERVICE + "ModelInfer")
         text = []
@@ -83,28 +83,28 @@ def talk(target: str) -> list[str]:
         return text
 
 
-TOLD = [*["same"] * 3, *map(str, range(50)), *["a"] * 6, "DEADLINE_EXCEEDED"]
+EXPECTED = [*["same"] * 3, *map(str, range(50)), *["a"] * 6, "DEADLINE_EXCEEDED"]
 
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_grpcio_on_each_loop(loops: Any) -> None:
+def test_grpcio_on_both_event_loops(loops: Any) -> None:
     async def run() -> list[str]:
         server = make_server(FakeEngine())
         port = await server.start("127.0.0.1", 0)
         try:
-            return await asyncio.to_thread(talk, f"127.0.0.1:{port}")
+            return await asyncio.to_thread(call_every_way, f"127.0.0.1:{port}")
         finally:
             await server.stop(0)
 
     with asyncio.Runner(loop_factory=loops) as runner:
-        assert runner.run(run()) == TOLD
+        assert runner.run(run()) == EXPECTED
 
 
 # --- in memory -------------------------------------------------------------------------------------------------------
 
 
-def said() -> bytes:
-    """Calls of every size, one beside the other, one packed by nothing, one to nowhere."""
+def recorded_requests() -> bytes:
+    """Return the bytes of concurrent calls of every size, one with an unknown encoding and one of an unknown method."""
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"content-type", b"application/grpc")]
     parts = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 24}), frames.window_update(0, 1 << 24)]
     small, large = infer_message(id="7").SerializeToString(), LARGE.SerializeToString()[:40_000]
@@ -120,7 +120,7 @@ def said() -> bytes:
     return b"".join(parts)
 
 
-SAID = said()
+RECORDED = recorded_requests()
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
-    """All that is answered, if the client's part comes in these pieces."""
+def respond(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
+    """Return all bytes of the server if the client sends these chunks."""
 
     async def run() -> bytes:
         out: list[Buffer] = []
@@ -154,16 +154,16 @@ def answered(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
     return loop.run_until_complete(run())
 
 
-def test_the_talk_is_answered(loop: asyncio.AbstractEventLoop) -> None:
-    whole = answered(loop, [SAID])
+def test_the_recorded_requests_get_responses(loop: asyncio.AbstractEventLoop) -> None:
+    whole = respond(loop, [RECORDED])
     assert b"there is no method" in whole
     assert b"is marked as compressed" in whole
     assert whole.count(b"grpc-status\x010") == 1
 
 
 @settings(deadline=None)
-@given(places=st.lists(st.integers(0, len(SAID)), max_size=30))
-def test_any_cut_gives_the_same_answers(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
-    at = [0, *sorted(places), len(SAID)]
-    found = [answered(loop, pieces) for pieces in ([SAID[a:b] for a, b in pairwise(at)], [SAID])]
+@given(places=st.lists(st.integers(0, len(RECORDED)), max_size=30))
+def test_chunking_does_not_change_responses(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
+    at = [0, *sorted(places), len(RECORDED)]
+    found = [respond(loop, pieces) for pieces in ([RECORDED[a:b] for a, b in pairwise(at)], [RECORDED])]
     assert len({re.sub(rb"[0-9a-f]{16}-[0-9a-f]{8}", b"id", each) for each in found}) == 1

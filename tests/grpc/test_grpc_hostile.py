@@ -1,4 +1,4 @@
-"""gRPC with unusual, slow and hostile clients: each gets its status in time and affects no other."""
+"""gRPC with unusual, slow and hostile clients: each gets a status in time and does not affect others."""
 
 import asyncio
 import gzip
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grpc_fakes import LIMIT, LIMITS, FakeEngine, infer_message, make_server
-from raw_client import Raw, framed
+from raw_client import Raw, frame_message
 
 from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc.handlers import GrpcError
@@ -33,7 +33,7 @@ async def port(engine: FakeEngine) -> AsyncIterator[int]:
 
 @pytest.fixture
 async def strict(engine: FakeEngine) -> AsyncIterator[int]:
-    """A server with little patience."""
+    """Start a server with short timeouts."""
     server = make_server(engine, SHORT)
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
@@ -47,22 +47,22 @@ async def raw(port: int) -> AsyncIterator[Raw]:
 
 @pytest.fixture
 async def hasty(strict: int) -> AsyncIterator[Raw]:
-    """A client of the server with little patience."""
+    """Connect to the server with short timeouts."""
     async with Raw.to(strict) as client:
         yield client
 
 
 async def responses(raw: Raw) -> bool:
-    """Whether an ordinary call is answered."""
-    received = await raw.response(raw.ask("ModelInfer", framed(MESSAGE)))
+    """Return whether an ordinary call gets a response."""
+    received = await raw.response(raw.request("ModelInfer", frame_message(MESSAGE)))
     return received.status[0] == OK and m.ModelInferResponse.FromString(received.message).id == "7"
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_answered_in_whatever_pieces_it_comes(raw: Raw) -> None:
-    data = framed(MESSAGE)
+async def test_a_message_may_arrive_in_any_chunks(raw: Raw) -> None:
+    data = frame_message(MESSAGE)
     for pieces in (
         [data],
         [data[:3], data[3:]],
@@ -70,7 +70,7 @@ async def test_a_call_is_answered_in_whatever_pieces_it_comes(raw: Raw) -> None:
         [data, b""],
         [data[n : n + 1] for n in range(len(data))],
     ):
-        received = await raw.response(raw.ask("ModelInfer", *pieces))
+        received = await raw.response(raw.request("ModelInfer", *pieces))
         assert received.status == (OK, "")
         assert received.headers[0].pop("x-request-id")
         assert received.headers[0] == {":status": "200", "content-type": "application/grpc"}
@@ -78,20 +78,20 @@ async def test_a_call_is_answered_in_whatever_pieces_it_comes(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "identity"])
-async def test_packed_messages(raw: Raw, name: str) -> None:
+async def test_compressed_messages(raw: Raw, name: str) -> None:
     packed = {"gzip": gzip.compress(MESSAGE), "deflate": zlib.compress(MESSAGE), "identity": MESSAGE}[name]
     received = await raw.response(
-        raw.ask("ModelInfer", framed(packed, int(name != "identity")), fields={"grpc-encoding": name})
+        raw.request("ModelInfer", frame_message(packed, int(name != "identity")), fields={"grpc-encoding": name})
     )
     assert received.status == (OK, "")
     received = await raw.response(
-        raw.ask("ModelInfer", framed(MESSAGE), fields={"grpc-encoding": name})
-    )  # may be left unpacked
+        raw.request("ModelInfer", frame_message(MESSAGE), fields={"grpc-encoding": name})
+    )  # or uncompressed
     assert received.status == (OK, "")
 
 
-async def test_an_unknown_encoding_is_told_what_is_known(raw: Raw) -> None:
-    received = await raw.response(raw.ask("ModelInfer", framed(MESSAGE, 1), fields={"grpc-encoding": "br"}))
+async def test_an_unknown_encoding_is_unimplemented_and_lists_known_ones(raw: Raw) -> None:
+    received = await raw.response(raw.request("ModelInfer", frame_message(MESSAGE, 1), fields={"grpc-encoding": "br"}))
     assert received.status == (
         UNIMPLEMENTED,
         "the encoding 'br' is not supported; expected one of identity, gzip, deflate",
@@ -100,63 +100,66 @@ async def test_an_unknown_encoding_is_told_what_is_known(raw: Raw) -> None:
     assert len(received.headers) == 1
 
 
+BOMB = gzip.compress(bytes(2 * LIMIT))
 BAD: dict[str, tuple[list[bytes], dict[str, str], int, str]] = {
     "no message": ([], {}, INTERNAL, "expected one message, got none"),
     "an empty body": ([b""], {}, INTERNAL, "expected one message, got none"),
     "half a prefix": ([b"\0\0\0"], {}, INTERNAL, "expected one message, got none"),
-    "half a message": ([framed(MESSAGE)[:-1]], {}, INTERNAL, "expected one message, got none"),
-    "two messages": ([framed(MESSAGE) * 2], {}, INTERNAL, "expected one message, got more"),
-    "more than a message": ([framed(MESSAGE), b"\0"], {}, INTERNAL, "expected one message, got more"),
-    "a flag of two": ([framed(MESSAGE, 2)], {}, INTERNAL, "expected a message, whose flag is 0 or 1, got 2"),
-    "packed by nothing": ([framed(MESSAGE, 1)], {}, INTERNAL, "a message is marked as compressed"),
-    "packed wrongly": ([framed(b"what", 1)], {"grpc-encoding": "gzip"}, INTERNAL, "the message is not valid gzip"),
-    "a bomb": ([framed(gzip.compress(bytes(2 * LIMIT)), 1)], {"grpc-encoding": "gzip"}, EXHAUSTED, "the decompressed"),
+    "half a message": ([frame_message(MESSAGE)[:-1]], {}, INTERNAL, "expected one message, got none"),
+    "two messages": ([frame_message(MESSAGE) * 2], {}, INTERNAL, "expected one message, got more"),
+    "more than a message": ([frame_message(MESSAGE), b"\0"], {}, INTERNAL, "expected one message, got more"),
+    "a flag of two": ([frame_message(MESSAGE, 2)], {}, INTERNAL, "expected a message, whose flag is 0 or 1, got 2"),
+    "compressed without an encoding": ([frame_message(MESSAGE, 1)], {}, INTERNAL, "a message is marked as compressed"),
+    "not gzip": ([frame_message(b"abc", 1)], {"grpc-encoding": "gzip"}, INTERNAL, "the message is not valid gzip"),
+    "a bomb": ([frame_message(BOMB, 1)], {"grpc-encoding": "gzip"}, EXHAUSTED, "the decompressed"),
     "too large": ([b"\0\x7f\xff\xff\xff"], {}, EXHAUSTED, "the message of 2147483647 bytes is larger than the limit"),
-    "a bad timeout": ([framed(MESSAGE)], {"grpc-timeout": "soon"}, INTERNAL, "malformed grpc-timeout 'soon'"),
-    "an unknown method": ([framed(MESSAGE)], {"path": "/a/B"}, UNIMPLEMENTED, "there is no method /a/B"),
+    "a bad timeout": ([frame_message(MESSAGE)], {"grpc-timeout": "soon"}, INTERNAL, "malformed grpc-timeout 'soon'"),
+    "an unknown method": ([frame_message(MESSAGE)], {"path": "/a/B"}, UNIMPLEMENTED, "there is no method /a/B"),
     "no message in health": ([], {"path": "/grpc.health.v1.Health/Watch"}, INTERNAL, "expected one message"),
-    "no health question": ([framed(b"\xff")], {"path": "/grpc.health.v1.Health/Check"}, 3, "the message is no"),
+    "no health question": ([frame_message(b"\xff")], {"path": "/grpc.health.v1.Health/Check"}, 3, "the message is no"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_what_is_no_call_gets_a_status(raw: Raw, name: str) -> None:
+async def test_invalid_calls_get_a_status(raw: Raw, name: str) -> None:
     pieces, fields, code, text = BAD[name]
     path = fields.get("path", "")
-    received = await raw.response(raw.ask("ModelInfer", *pieces, path=path, fields={} if path else fields))
+    received = await raw.response(raw.request("ModelInfer", *pieces, path=path, fields={} if path else fields))
     assert received.status[0] == code
     assert received.status[1].startswith(text)
     assert await responses(raw)
 
 
-async def test_a_message_too_large_is_refused_before_it_comes(raw: Raw) -> None:
-    number = raw.ask("ModelInfer", b"\0\x10\0\0\0" + bytes(100), end=False)
+async def test_a_too_large_message_is_rejected_before_it_arrives(raw: Raw) -> None:
+    number = raw.request("ModelInfer", b"\0\x10\0\0\0" + bytes(100), end=False)
     assert (await raw.response(number)).status[0] == EXHAUSTED
     assert raw.streams[number].reset in (None, 0)
     assert await responses(raw)
 
 
-async def test_other_requests_than_calls(raw: Raw) -> None:
-    received = await raw.response(raw.ask("ModelInfer", b"{}", fields={"content-type": "application/json"}))
+async def test_requests_that_are_not_grpc(raw: Raw) -> None:
+    received = await raw.response(raw.request("ModelInfer", b"{}", fields={"content-type": "application/json"}))
     assert received.headers == [{":status": "415", "content-length": "0"}]
     assert (
-        await raw.response(raw.ask("ModelInfer", framed(MESSAGE), fields={"content-type": "application/grpc+proto"}))
+        await raw.response(
+            raw.request("ModelInfer", frame_message(MESSAGE), fields={"content-type": "application/grpc+proto"})
+        )
     ).status[0] == OK
 
 
-async def test_messages_of_faults_are_percent_encoded(raw: Raw, engine: FakeEngine) -> None:
+async def test_error_messages_are_percent_encoded(raw: Raw, engine: FakeEngine) -> None:
     from dragoman.core.errors import InvalidInput
 
-    engine.faults = {"bad": InvalidInput("50 % of é\nis too much ")}
-    received = await raw.response(raw.ask("ModelInfer", framed(infer_message("bad").SerializeToString())))
+    engine.errors = {"bad": InvalidInput("50 % of é\nis too much ")}
+    received = await raw.response(raw.request("ModelInfer", frame_message(infer_message("bad").SerializeToString())))
     assert received.status == (3, "50 %25 of %C3%A9%0Ais too much")
 
 
-async def test_what_is_not_for_models_is_no_metadata(raw: Raw, engine: FakeEngine) -> None:
+async def test_reserved_headers_are_not_metadata(raw: Raw, engine: FakeEngine) -> None:
     await raw.response(
-        raw.ask("ModelInfer", framed(MESSAGE), fields={"x-a": "b", "x-bin": "AAAA", "grpc-timeout": "5S"})
+        raw.request("ModelInfer", frame_message(MESSAGE), fields={"x-a": "b", "x-bin": "AAAA", "grpc-timeout": "5S"})
     )
-    metadata = dict(engine.seen[-1].metadata)
+    metadata = dict(engine.requests[-1].metadata)
     assert "x-bin" not in metadata
     assert not any(name.startswith((":", "grpc-")) for name in metadata)
 
@@ -164,25 +167,25 @@ async def test_what_is_not_for_models_is_no_metadata(raw: Raw, engine: FakeEngin
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_that_is_there_takes_no_task(raw: Raw, engine: FakeEngine) -> None:
+async def test_an_immediate_response_needs_no_task(raw: Raw, engine: FakeEngine) -> None:
     tasks: list[Any] = []
     call = engine.call
 
-    async def seen(request: Any) -> Any:
+    async def record(request: Any) -> Any:
         tasks.append(asyncio.current_task())
         return await call(request)
 
-    engine.call = seen  # type: ignore[method-assign]
+    engine.call = record  # type: ignore[method-assign]
     both: tuple[dict[str, str], ...] = ({}, {"grpc-timeout": "60S"})
     for fields in both:
-        assert (await raw.response(raw.ask("ModelInfer", framed(MESSAGE), fields=fields))).status[0] == OK
+        assert (await raw.response(raw.request("ModelInfer", frame_message(MESSAGE), fields=fields))).status[0] == OK
     assert tasks == [None, None]
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 async def test_a_deadline_ends_a_call(raw: Raw, engine: FakeEngine, method: str) -> None:
-    slow = framed(infer_message("slow").SerializeToString())
-    received = await raw.response(raw.ask(method, slow, end=method == "ModelInfer", fields={"grpc-timeout": "50m"}))
+    slow = frame_message(infer_message("slow").SerializeToString())
+    received = await raw.response(raw.request(method, slow, end=method == "ModelInfer", fields={"grpc-timeout": "50m"}))
     assert received.status == (LATE, "Request timeout expired")
     await asyncio.wait_for(engine.cancelled.wait(), 10)
     assert await responses(raw)
@@ -190,8 +193,8 @@ async def test_a_deadline_ends_a_call(raw: Raw, engine: FakeEngine, method: str)
 
 @pytest.mark.parametrize("leave", ["reset", "hang up", "cut"])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-async def test_a_client_that_leaves_cancels(raw: Raw, engine: FakeEngine, leave: str, method: str) -> None:
-    number = raw.ask(method, framed(infer_message("slow").SerializeToString()), end=method == "ModelInfer")
+async def test_a_reset_cancels_the_call(raw: Raw, engine: FakeEngine, leave: str, method: str) -> None:
+    number = raw.request(method, frame_message(infer_message("slow").SerializeToString()), end=method == "ModelInfer")
     await engine.started.wait()
     if leave == "reset":
         raw.h2.reset_stream(number, 8)
@@ -203,22 +206,25 @@ async def test_a_client_that_leaves_cancels(raw: Raw, engine: FakeEngine, leave:
     await asyncio.wait_for(engine.cancelled.wait(), 10)
 
 
-async def test_a_client_that_never_greets_is_cut_off(strict: int) -> None:
+async def test_a_client_without_preface_is_disconnected(strict: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", strict)
     assert b"SETTINGS not received" in await asyncio.wait_for(reader.read(), 10)
     writer.close()
 
 
 @pytest.mark.parametrize("said", [b"\0\0\x09\1", b"\0\0\x20\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1\0\1a"])
-async def test_a_frame_that_never_ends_is_not_awaited(hasty: Raw, said: bytes) -> None:
+async def test_an_incomplete_frame_times_out(hasty: Raw, said: bytes) -> None:
     assert await responses(hasty)
     hasty.writer.write(said)
-    assert await hasty.end() == 11
+    assert await hasty.wait_for_end() == 11
 
 
-async def test_a_message_that_never_ends_is_not_awaited(hasty: Raw) -> None:
-    numbers = [hasty.ask("ModelInfer", framed(MESSAGE)[:9], end=False), hasty.ask("ModelInfer", end=False)]
-    numbers.append(hasty.ask("ModelStreamInfer", framed(MESSAGE)[:9], end=False))
+async def test_an_incomplete_message_times_out(hasty: Raw) -> None:
+    numbers = [
+        hasty.request("ModelInfer", frame_message(MESSAGE)[:9], end=False),
+        hasty.request("ModelInfer", end=False),
+    ]
+    numbers.append(hasty.request("ModelStreamInfer", frame_message(MESSAGE)[:9], end=False))
     for number in numbers:
         code, text = (await hasty.response(number)).status
         assert code == LATE
@@ -226,23 +232,23 @@ async def test_a_message_that_never_ends_is_not_awaited(hasty: Raw) -> None:
     assert await responses(hasty)
 
 
-async def test_a_stream_may_be_silent_between_messages(hasty: Raw) -> None:
-    number = hasty.ask("ModelStreamInfer", framed(MESSAGE), end=False)
+async def test_a_stream_may_be_idle_between_messages(hasty: Raw) -> None:
+    number = hasty.request("ModelStreamInfer", frame_message(MESSAGE), end=False)
     await asyncio.sleep(0.6)
-    hasty.say(number, framed(MESSAGE), end=True)
+    hasty.send(number, frame_message(MESSAGE), end=True)
     assert (await hasty.response(number)).status[0] == OK
 
 
-async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
-    hasty.takes = False
+async def test_a_client_without_window_times_out(hasty: Raw) -> None:
+    hasty.acknowledges = False
     message = m.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype="UINT8", shape=[200_000])
     message.raw_input_contents.append(bytes(200_000))
-    data = framed(message.SerializeToString())
-    number = hasty.ask("ModelInfer", end=False)
+    data = frame_message(message.SerializeToString())
+    number = hasty.request("ModelInfer", end=False)
     while data:
         size = min(16_384, hasty.h2.local_flow_control_window(number))
-        hasty.say(number, data[:size], end=size >= len(data))
+        hasty.send(number, data[:size], end=size >= len(data))
         data = data[size:]
         if data and not hasty.h2.local_flow_control_window(number):
             await hasty.until(lambda: hasty.h2.local_flow_control_window(number))
@@ -251,26 +257,26 @@ async def test_a_client_that_makes_no_room_is_not_awaited(hasty: Raw) -> None:
     assert len(received.body) == 65_535
 
 
-async def test_a_client_that_makes_room_drop_by_drop_is_not_awaited(hasty: Raw) -> None:
+async def test_a_client_that_opens_its_window_byte_by_byte_times_out(hasty: Raw) -> None:
     hasty.h2.update_settings({4: 0})
-    hasty.takes = False
-    number = hasty.ask("ModelInfer", framed(MESSAGE))
+    hasty.acknowledges = False
+    number = hasty.request("ModelInfer", frame_message(MESSAGE))
 
-    async def drip() -> None:
+    async def send_slowly() -> None:
         while hasty.streams[number].reset is None:
             hasty.h2.increment_flow_control_window(1, number)
             hasty.flush()
             await asyncio.sleep(0.02)
 
-    dripping = asyncio.ensure_future(drip())
+    dripping = asyncio.ensure_future(send_slowly())
     assert (await hasty.response(number)).reset == 8
     await dripping
 
 
-async def test_warnings_about_clients_that_read_nothing_are_few(hasty: Raw, caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_about_unread_responses_are_rate_limited(hasty: Raw, caplog: pytest.LogCaptureFixture) -> None:
     hasty.h2.update_settings({4: 0})
-    hasty.takes = False
-    numbers = [hasty.ask("ModelInfer", framed(MESSAGE)) for _ in range(20)]
+    hasty.acknowledges = False
+    numbers = [hasty.request("ModelInfer", frame_message(MESSAGE)) for _ in range(20)]
     for number in numbers:
         assert (await hasty.response(number)).reset == 8
     record, *others = [r for r in caplog.records if r.levelname == "WARNING"]
@@ -278,32 +284,32 @@ async def test_warnings_about_clients_that_read_nothing_are_few(hasty: Raw, capl
     assert record.getMessage() == "stream reset: the client read nothing of it for 0.2 s"
 
 
-async def test_messages_that_nobody_reads_stay_with_the_client(raw: Raw, engine: FakeEngine) -> None:
-    assert await responses(raw)  # the server's settings have come
-    number = raw.ask("ModelStreamInfer", framed(infer_message("slow").SerializeToString()), end=False)
+async def test_unread_messages_stay_with_the_client(raw: Raw, engine: FakeEngine) -> None:
+    assert await responses(raw)  # the settings of the server have arrived
+    number = raw.request("ModelStreamInfer", frame_message(infer_message("slow").SerializeToString()), end=False)
     await engine.started.wait()
-    piece = framed(bytes(15_000))
+    piece = frame_message(bytes(15_000))
     sent = 0
     while raw.h2.local_flow_control_window(number) >= len(piece):
-        raw.say(number, piece)
+        raw.send(number, piece)
         sent += len(piece)
-    assert await responses(raw)  # others go on meanwhile
+    assert await responses(raw)  # other calls are not affected
     assert raw.h2.local_flow_control_window(number) < len(piece)
     assert sent > 1 << 19
 
 
-async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
+async def test_memory_of_all_calls_is_limited(engine: FakeEngine) -> None:
     server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         assert await responses(raw)
-        half = framed(bytes(200_000))[:150_000]
-        numbers = [raw.ask("ModelInfer", end=False) for _ in range(3)]
+        half = frame_message(bytes(200_000))[:150_000]
+        numbers = [raw.request("ModelInfer", end=False) for _ in range(3)]
         for number in numbers[:2]:
             for at in range(0, len(half), 15_000):
-                raw.say(number, half[at : at + 15_000])
-        assert await responses(raw)  # small ones have room beside
+                raw.send(number, half[at : at + 15_000])
+        assert await responses(raw)  # small ones still fit
         for at in range(0, len(half), 15_000):
-            raw.say(numbers[2], half[at : at + 15_000])
+            raw.send(numbers[2], half[at : at + 15_000])
         code, text = (await raw.response(numbers[2])).status
         assert code == EXHAUSTED
         assert text.startswith("the requests in flight take all of the 300000 bytes")
@@ -312,22 +318,22 @@ async def test_what_all_calls_hold_is_bounded(engine: FakeEngine) -> None:
         large = infer_message()
         large.raw_input_contents[0] = bytes(100_000)
         large.inputs[0].datatype, large.inputs[0].shape[0] = "UINT8", 100_000
-        data = framed(large.SerializeToString())
-        stream = raw.ask("ModelStreamInfer", end=False)
-        for n in range(9):  # what has been read is held no more
+        data = frame_message(large.SerializeToString())
+        stream = raw.request("ModelStreamInfer", end=False)
+        for n in range(9):  # a message that has been read is no longer counted
             for at in range(0, len(data), 15_000):
-                raw.say(stream, data[at : at + 15_000], end=n == 8 and at + 15_000 >= len(data))
+                raw.send(stream, data[at : at + 15_000], end=n == 8 and at + 15_000 >= len(data))
             await raw.until(lambda n=n: len(raw.streams[stream].body) > 3 * (n + 1) * 100_000)
         assert (await raw.response(stream)).status[0] == OK
     await server.stop(0)
 
 
-async def test_a_claimed_length_takes_no_file_and_little_memory(engine: FakeEngine) -> None:
+async def test_an_announced_length_takes_no_file_and_little_memory(engine: FakeEngine) -> None:
     server = make_server(engine, replace(LIMITS, max_body_bytes=64 << 20))
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         assert await responses(raw)
         before = open_files(), address_space()
-        numbers = [raw.ask("ModelInfer", b"\0\x03\xff\xff\xff" + b"x", end=False) for _ in range(20)]
+        numbers = [raw.request("ModelInfer", b"\0\x03\xff\xff\xff" + b"x", end=False) for _ in range(20)]
         assert await responses(raw)
         assert open_files() == before[0]
         assert address_space() - before[1] < 20 * (4 << 20)
@@ -344,19 +350,19 @@ def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
 
 
-async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngine) -> None:
-    engine.pieces = 0
+async def test_a_message_counts_until_the_next_one_is_read(engine: FakeEngine) -> None:
+    engine.chunk_count = 0
     server = make_server(engine, replace(LIMITS, max_bodies_bytes=300_000))
     message = infer_message("slow")
     message.raw_input_contents[0] = bytes(200_000)
     message.inputs[0].datatype, message.inputs[0].shape[0] = "UINT8", 200_000
-    data = framed(message.SerializeToString())
+    data = frame_message(message.SerializeToString())
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
         assert await responses(raw)
-        numbers = [raw.ask("ModelStreamInfer", end=False) for _ in range(2)]
+        numbers = [raw.request("ModelStreamInfer", end=False) for _ in range(2)]
         for number in numbers:
             for at in range(0, len(data), 15_000):
-                raw.say(number, data[at : at + 15_000])
+                raw.send(number, data[at : at + 15_000])
             if number == numbers[0]:
                 await asyncio.wait_for(engine.started.wait(), 10)
         code, text = (await raw.response(numbers[1])).status
@@ -365,7 +371,7 @@ async def test_a_message_in_work_counts_until_the_next_is_read(engine: FakeEngin
     await server.stop(0)
 
 
-async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None:
+async def test_an_idle_client_that_acknowledges_pings_stays_connected(hasty: Raw) -> None:
     assert await responses(hasty)
     pings = 0
     async with asyncio.timeout(10):
@@ -376,28 +382,28 @@ async def test_a_client_that_says_nothing_is_asked_and_stays(hasty: Raw) -> None
     assert await responses(hasty)
 
 
-async def test_pings_too_often_are_named(raw: Raw) -> None:
+async def test_too_many_pings_are_reported(raw: Raw) -> None:
     assert await responses(raw)
     for _ in range(10):
         raw.h2.ping(b"12345678")
         raw.flush()
-    assert await raw.end() == 11
+    assert await raw.wait_for_end() == 11
 
 
-async def test_stopping_says_goodbye(engine: FakeEngine) -> None:
+async def test_stopping_sends_goaway(engine: FakeEngine) -> None:
     server = make_server(engine)
     async with Raw.to(await server.start("127.0.0.1", 0)) as raw:
-        await goodbye(raw, server, engine)
+        await wait_for_goaway(raw, server, engine)
 
 
-async def goodbye(raw: Raw, server: Any, engine: FakeEngine) -> None:
+async def wait_for_goaway(raw: Raw, server: Any, engine: FakeEngine) -> None:
     assert await responses(raw)
-    number = raw.ask("ModelInfer", framed(infer_message("slow").SerializeToString()))
+    number = raw.request("ModelInfer", frame_message(infer_message("slow").SerializeToString()))
     await engine.started.wait()
     stopping = asyncio.ensure_future(server.stop(0.2))
-    came = await asyncio.wait_for(raw.reader.read(), 10)  # the h2 package takes nothing after the first GOAWAY
+    received = await asyncio.wait_for(raw.reader.read(), 10)  # the h2 package accepts nothing after the first GOAWAY
     first, text, last = (
-        came.find(part) for part in (goaway(frames.NUMBER), b"the server is shutting down", goaway(number))
+        received.find(part) for part in (goaway(frames.NUMBER), b"the server is shutting down", goaway(number))
     )
     assert 0 <= first < text < last
     await asyncio.wait_for(stopping, 10)
@@ -412,9 +418,9 @@ def goaway(last: int) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1, 100, 16_384, 16_385, 100_000])
 @pytest.mark.parametrize("step", [1, 5, 4096, 1 << 20])
-def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
+def test_chunking_does_not_change_messages(size: int, step: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    data = framed(body) + framed(b"x", 1) + framed(body)
+    data = frame_message(body) + frame_message(b"x", 1) + frame_message(body)
     messages = MessageReader(1 << 20)
     if step == 1 and size > 1000:
         step = 997
@@ -424,9 +430,9 @@ def test_messages_come_whole_however_they_are_cut(size: int, step: int) -> None:
     assert not messages.is_incomplete
 
 
-def test_large_messages_are_written_to_their_place() -> None:
+def test_large_messages_are_received_into_one_buffer() -> None:
     messages = MessageReader(1 << 20)
-    messages.feed(framed(bytes(100_000)), 0, 1005)
+    messages.feed(frame_message(bytes(100_000)), 0, 1005)
     room = messages.buffer(50_000)
     assert room is not None
     assert len(room) == 50_000
@@ -447,14 +453,14 @@ async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: 
         message = m.ModelInferRequest(model_name="echo", id="x" * (size % 64))
         message.inputs.add(name="x", datatype="FP32", shape=[size // 4])
         message.raw_input_contents.append(bytes(size))
-        data = framed(message.SerializeToString())
-        number = raw.ask("ModelInfer", end=False)
+        data = frame_message(message.SerializeToString())
+        number = raw.request("ModelInfer", end=False)
         for at in range(0, len(data), 16_000):
             if raw.h2.local_flow_control_window(number) < 16_000:
                 await raw.until(lambda n=number: raw.h2.local_flow_control_window(n) >= 16_000)
-            raw.say(number, data[at : at + 16_000], end=at + 16_000 >= len(data))
+            raw.send(number, data[at : at + 16_000], end=at + 16_000 >= len(data))
         assert (await raw.response(number)).status[0] == OK
-        owner = engine.seen[-1].call.inputs["x"].data  # type: ignore[attr-defined]
+        owner = engine.requests[-1].call.inputs["x"].data  # type: ignore[attr-defined]
         assert owner.flags.aligned
         while isinstance(owner, np.ndarray):
             owner = owner.base
@@ -462,10 +468,10 @@ async def test_large_raw_contents_reach_the_model_where_they_were_received(raw: 
 
 
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 5 << 20])
-def test_a_large_message_grows_as_it_comes(size: int) -> None:
+def test_the_buffer_of_a_large_message_grows_as_it_arrives(size: int) -> None:
     body = os.urandom(1 << 10) * (size >> 10) + bytes(size & 1023)
     messages = MessageReader(8 << 20)
-    messages.feed(framed(body), 0, 5)
+    messages.feed(frame_message(body), 0, 5)
     first = messages.buffer(8 << 20)
     assert first is not None
     assert len(first) == min(size, 1 << 20)
@@ -474,15 +480,15 @@ def test_a_large_message_grows_as_it_comes(size: int) -> None:
         room = messages.buffer(step)
         assert room is not None
         if at % 2:
-            room[:] = framed(body)[at : at + len(room)]
+            room[:] = frame_message(body)[at : at + len(room)]
             messages.filled(len(room))
             at += len(room)
         else:
-            messages.feed(framed(body), at, min(at + step, size + 5))
+            messages.feed(frame_message(body), at, min(at + step, size + 5))
             at += step
     assert bytes(messages.ready[0][1]) == body
 
 
-def test_a_message_beyond_the_limit_is_refused_by_its_prefix() -> None:
+def test_a_message_beyond_the_limit_is_rejected_by_its_prefix() -> None:
     with pytest.raises(GrpcError, match="larger than the limit of 10 bytes"):
-        MessageReader(10).feed(framed(bytes(11)), 0, 5)
+        MessageReader(10).feed(frame_message(bytes(11)), 0, 5)

@@ -1,11 +1,11 @@
-"""ModelInfer as a pure function: what is taken and what is refused."""
+"""ModelInfer as a pure function: valid and invalid requests."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from grpc_fakes import ask, call_of, infer_message
+from grpc_fakes import infer_message, parse_request, parsed_call
 
 from dragoman.core.datatypes import INT32
 from dragoman.core.errors import InvalidInput
@@ -16,20 +16,20 @@ from dragoman.protocols.wire import GrpcMethod, GrpcRequest, Policy
 Change = Callable[[Any], object]
 
 
-def refused(message: Any) -> str:
+def check_rejected(message: Any) -> str:
     with pytest.raises(InvalidInput) as caught:
-        ask("ModelInfer", message.SerializeToString())
+        parse_request("ModelInfer", message.SerializeToString())
     return caught.value.message
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_request_is_read_in_full(raw: bool) -> None:
+def test_every_field_of_a_request_is_parsed(raw: bool) -> None:
     message = infer_message(raw=raw, id="7", model_version="2")
     message.parameters["p"].double_param = 0.5
     message.inputs[0].parameters["q"].uint64_param = 1 << 63
     message.outputs.add(name="y")
-    exchange = ask("ModelInfer", message.SerializeToString())
-    request, call = exchange.request, call_of(exchange)
+    exchange = parse_request("ModelInfer", message.SerializeToString())
+    request, call = exchange.request, parsed_call(exchange)
     assert (request.model, request.version, request.id, request.deadline_s) == ("echo", "2", "7", None)
     assert call.outputs == ("y",)
     assert call.parameters == {"p": 0.5}
@@ -40,7 +40,7 @@ def test_a_request_is_read_in_full(raw: bool) -> None:
     assert not tensor.data.flags.writeable
 
 
-def test_the_earlier_deadline_counts() -> None:
+def test_the_earlier_deadline_applies() -> None:
     message = infer_message()
     message.parameters["timeout"].int64_param = 1_000_000
     body = message.SerializeToString()
@@ -60,11 +60,11 @@ def _mixed(message: Any) -> None:
     message.inputs[0].contents.int_contents.extend([1, 2])
 
 
-def _more_raw(message: Any) -> None:
+def _too_many_raw(message: Any) -> None:
     message.raw_input_contents.append(b"")
 
 
-def _less_raw(message: Any) -> None:
+def _too_few_raw(message: Any) -> None:
     message.inputs.add(name="b", datatype="INT32", shape=[0])
 
 
@@ -114,8 +114,8 @@ def _datatype(name: str) -> Change:
 
 RAW: list[tuple[Change, str]] = [
     (_mixed, "input 'x': expected no 'contents' beside 'raw_input_contents'"),  # T64
-    (_more_raw, "expected 1 'raw_input_contents', one for each input, got 2"),  # T65
-    (_less_raw, "expected 2 'raw_input_contents', one for each input, got 1"),
+    (_too_many_raw, "expected 1 'raw_input_contents', one for each input, got 2"),  # T65
+    (_too_few_raw, "expected 2 'raw_input_contents', one for each input, got 1"),
     (_short, "input 'x': shape [2] of INT32 needs 8 bytes, got 7"),
     (_overflow, "input 'x': shape [1099511627776, 1099511627776] has more elements"),  # T67b
     (_negative, "input 'x': expected a shape of integers"),
@@ -130,10 +130,10 @@ RAW: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), RAW)
-def test_raw_tensors_that_do_not_fit_are_refused(change: Change, expected: str) -> None:
+def test_invalid_raw_tensors_are_rejected(change: Change, expected: str) -> None:
     message = infer_message()
     change(message)
-    assert refused(message).startswith(expected)
+    assert check_rejected(message).startswith(expected)
 
 
 TYPED: list[tuple[str, list[int], dict[str, list[Any]], str]] = [
@@ -166,12 +166,12 @@ TYPED: list[tuple[str, list[int], dict[str, list[Any]], str]] = [
 
 
 @pytest.mark.parametrize(("datatype", "shape", "contents", "expected"), TYPED)
-def test_typed_tensors_that_do_not_fit_are_refused(
+def test_invalid_typed_tensors_are_rejected(
     datatype: str, shape: list[int], contents: dict[str, list[Any]], expected: str
 ) -> None:
     message = m.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype=datatype, shape=shape, contents=m.InferTensorContents(**contents))
-    assert refused(message).startswith(f"input 'x': {expected}")
+    assert check_rejected(message).startswith(f"input 'x': {expected}")
 
 
 @pytest.mark.parametrize("datatype", ["INT8", "FP16", "BF16", "BYTES", "BOOL"])
@@ -181,11 +181,11 @@ def test_a_tensor_without_elements_needs_no_data(datatype: str, present: bool) -
     tensor = message.inputs.add(name="x", datatype=datatype, shape=[0, 3])
     if present:
         tensor.contents.SetInParent()
-    data = call_of(ask("ModelInfer", message.SerializeToString())).inputs["x"].data
+    data = parsed_call(parse_request("ModelInfer", message.SerializeToString())).inputs["x"].data
     assert data.shape == (0, 3)
 
 
-def test_other_parts_that_do_not_fit_are_refused() -> None:
+def test_other_invalid_fields_are_rejected() -> None:
     def duplicate(message: Any) -> None:
         message.outputs.add(name="y")
         message.outputs.add(name="y")
@@ -215,11 +215,11 @@ def test_other_parts_that_do_not_fit_are_refused() -> None:
     ):
         message = infer_message()
         change(message)
-        assert refused(message).startswith(expected)
-    assert refused(infer_message("")) == "expected the name of a model, got none"
+        assert check_rejected(message).startswith(expected)
+    assert check_rejected(infer_message("")) == "expected the name of a model, got none"
 
 
-def test_more_tensors_than_the_operator_allows_are_refused() -> None:
+def test_the_number_of_tensors_is_limited() -> None:
     row = next(r for r in oip_grpc.protocol(Policy(max_tensors=1)).methods if r.name == "ModelInfer")
     assert isinstance(row, GrpcMethod)
     message = m.ModelInferRequest(model_name="echo")

@@ -1,4 +1,4 @@
-"""Limits on calls at a time: one client cannot take the calls of the others, and never their health checks."""
+"""Limits on concurrent calls: one client cannot use up the calls of others, nor their health checks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,16 +8,16 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_fakes import LIMITS, SERVICE, FakeEngine, failed, infer_message, make_server
+from grpc_fakes import LIMITS, SERVICE, FakeEngine, infer_message, make_server, rpc_error
 from grpc_health.v1 import health_pb2
-from raw_client import Raw, framed
+from raw_client import Raw, frame_message
 
 from dragoman.formats import oip_messages as m
 from dragoman.transports.clients import client_address
 from dragoman.transports.grpc.calls import MAX_HEALTH_CALLS
 
-MESSAGE = framed(infer_message(id="7").SerializeToString())
-SLOW = framed(infer_message("slow").SerializeToString())
+MESSAGE = frame_message(infer_message(id="7").SerializeToString())
+SLOW = frame_message(infer_message("slow").SerializeToString())
 OK, EXHAUSTED, LATE = 0, 8, 4
 HEALTH: dict[str, tuple[str, bytes]] = {
     "ServerLive": (f"{SERVICE}ServerLive", b""),
@@ -31,7 +31,7 @@ Serve = Callable[..., Any]
 
 @pytest.fixture
 async def serve(engine: FakeEngine) -> AsyncIterator[Serve]:
-    """Makes servers with other limits, and gives their ports."""
+    """Return a function that starts a server with other limits and returns its port."""
     servers: list[Any] = []
 
     async def serve(**limits: Any) -> int:
@@ -44,10 +44,10 @@ async def serve(engine: FakeEngine) -> AsyncIterator[Serve]:
         await server.stop(0)
 
 
-async def health_is_answered(port: int, source: str = "127.0.0.1") -> None:
+async def check_health(port: int, source: str = "127.0.0.1") -> None:
     async with connected(port, source) as raw:
         for path, body in HEALTH.values():
-            received = await raw.response(raw.ask("", framed(body), path=path))
+            received = await raw.response(raw.request("", frame_message(body), path=path))
             assert received.status == (OK, "")
             assert received.message == b"\x08\x01"
 
@@ -62,19 +62,19 @@ async def connected(port: int, source: str) -> AsyncIterator[Raw]:
 
 
 async def status(raw: Raw, method: str = "ModelInfer", data: bytes = MESSAGE) -> tuple[int, str]:
-    return (await raw.response(raw.ask(method, data))).status
+    return (await raw.response(raw.request(method, data))).status
 
 
 async def synchronized(raw: Raw) -> None:
-    """Return once the server has seen all that was sent."""
-    received = await raw.response(raw.ask("", framed(b""), path=f"{SERVICE}ServerLive"))
+    """Return once the server has received everything that was sent."""
+    received = await raw.response(raw.request("", frame_message(b""), path=f"{SERVICE}ServerLive"))
     assert received.status == (OK, "")
 
 
-async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(serve: Serve) -> None:
+async def test_calls_of_one_address_are_limited_below_the_server_limit(serve: Serve) -> None:
     port = await serve(max_grpc_calls=5, max_grpc_calls_per_address=3)
     async with connected(port, "127.0.0.2") as first, connected(port, "127.0.0.2") as second:
-        numbers = [raw.ask("ModelStreamInfer", end=False) for raw in (first, first, second)]
+        numbers = [raw.request("ModelStreamInfer", end=False) for raw in (first, first, second)]
         await synchronized(first)
         await synchronized(second)
         for raw in (first, second):
@@ -83,14 +83,14 @@ async def test_the_calls_of_one_address_are_bounded_below_those_of_the_server(se
                 EXHAUSTED,
                 "this address has 3 calls under way already (max_grpc_calls_per_address)",
             )
-        await health_is_answered(port, "127.0.0.2")
+        await check_health(port, "127.0.0.2")
         async with connected(port, "127.0.0.3") as other:
             assert await status(other) == (OK, "")
             for _ in range(2):
-                other.ask("ModelStreamInfer", end=False)
+                other.request("ModelStreamInfer", end=False)
             assert await status(other) == (EXHAUSTED, "the server has 5 calls under way already (max_grpc_calls)")
-            await health_is_answered(port, "127.0.0.4")
-        first.say(numbers[0], b"", end=True)
+            await check_health(port, "127.0.0.4")
+        first.send(numbers[0], b"", end=True)
         assert (await first.response(numbers[0])).status == (OK, "")
         assert await status(second) == (OK, "")
 
@@ -99,16 +99,16 @@ async def test_no_limit_for_one_address(serve: Serve) -> None:
     port = await serve(max_grpc_calls=5, max_grpc_calls_per_address=0)
     async with connected(port, "127.0.0.1") as raw:
         for _ in range(5):
-            raw.ask("ModelStreamInfer", end=False)
+            raw.request("ModelStreamInfer", end=False)
         assert await status(raw) == (EXHAUSTED, "the server has 5 calls under way already (max_grpc_calls)")
 
 
-async def test_a_call_counts_as_long_as_it_works(serve: Serve, engine: FakeEngine) -> None:
+async def test_a_call_counts_until_its_work_ends(serve: Serve, engine: FakeEngine) -> None:
     port = await serve(max_grpc_calls_per_address=2)
     working = asyncio.Event()
     call = engine.call
 
-    async def stubborn(request: Any) -> Any:
+    async def ignore_cancellation(request: Any) -> Any:
         if request.model != "slow":
             return await call(request)
         try:
@@ -116,10 +116,10 @@ async def test_a_call_counts_as_long_as_it_works(serve: Serve, engine: FakeEngin
         finally:
             await working.wait()
 
-    engine.call = stubborn  # type: ignore[method-assign]
+    engine.call = ignore_cancellation  # type: ignore[method-assign]
     async with connected(port, "127.0.0.1") as raw:
         for _ in range(2):
-            raw.h2.reset_stream(raw.ask("ModelInfer", SLOW), 8)
+            raw.h2.reset_stream(raw.request("ModelInfer", SLOW), 8)
         assert (await status(raw))[0] == EXHAUSTED
         working.set()
         while (await status(raw))[0] == EXHAUSTED:
@@ -127,22 +127,23 @@ async def test_a_call_counts_as_long_as_it_works(serve: Serve, engine: FakeEngin
         assert await status(raw) == (OK, "")
 
 
-async def test_health_checks_of_one_connection_are_bounded(serve: Serve) -> None:
+async def test_health_checks_of_one_connection_are_limited(serve: Serve) -> None:
     port = await serve()
     async with connected(port, "127.0.0.1") as raw:
         watches = [
-            raw.ask("", framed(b""), path="/grpc.health.v1.Health/Watch", end=False) for _ in range(MAX_HEALTH_CALLS)
+            raw.request("", frame_message(b""), path="/grpc.health.v1.Health/Watch", end=False)
+            for _ in range(MAX_HEALTH_CALLS)
         ]
-        code, text = await status(raw, "ServerLive", framed(b""))
+        code, text = await status(raw, "ServerLive", frame_message(b""))
         assert (code, text) == (EXHAUSTED, "this connection has 16 health checks under way already")
         assert await status(raw) == (OK, "")
-        await health_is_answered(port)
+        await check_health(port)
         raw.h2.reset_stream(watches[0], 8)
-        while (await status(raw, "ServerLive", framed(b"")))[0] == EXHAUSTED:  # its task ends a little later
+        while (await status(raw, "ServerLive", frame_message(b"")))[0] == EXHAUSTED:  # its task ends a little later
             await asyncio.sleep(0)
 
 
-async def test_streams_of_one_connection_are_bounded_and_advertised(serve: Serve) -> None:
+async def test_streams_of_one_connection_are_limited_and_advertised(serve: Serve) -> None:
     port = await serve(max_streams=3)
     async with connected(port, "127.0.0.1") as raw:
         assert await status(raw) == (OK, "")
@@ -158,15 +159,15 @@ async def test_real_clients_wait_for_their_streams(serve: Serve, engine: FakeEng
     assert [m.ModelInferResponse.FromString(each).id for each in found] == [str(n) for n in range(50)]
 
 
-async def test_an_idle_stream_ends(serve: Serve, engine: FakeEngine) -> None:
+async def test_an_idle_stream_times_out(serve: Serve, engine: FakeEngine) -> None:
     port = await serve(grpc_stream_idle_timeout_s=0.2)
     async with connected(port, "127.0.0.1") as raw:
-        engine.pieces = 0
-        busy = raw.ask("ModelStreamInfer", SLOW, end=False)  # its call goes on
-        watching = raw.ask("", framed(b""), path="/grpc.health.v1.Health/Watch", end=False)
-        silent = raw.ask("ModelStreamInfer", end=False)
-        talked = raw.ask("ModelStreamInfer", MESSAGE, end=False)
-        reflecting = raw.ask("", path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", end=False)
+        engine.chunk_count = 0
+        busy = raw.request("ModelStreamInfer", SLOW, end=False)  # its call is still running
+        watching = raw.request("", frame_message(b""), path="/grpc.health.v1.Health/Watch", end=False)
+        silent = raw.request("ModelStreamInfer", end=False)
+        talked = raw.request("ModelStreamInfer", MESSAGE, end=False)
+        reflecting = raw.request("", path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", end=False)
         for number in (silent, talked, reflecting):
             received = await raw.response(number)
             assert received.status == (LATE, "no message came on this stream for 0.2 s (grpc_stream_idle_timeout_s)")
@@ -176,12 +177,12 @@ async def test_an_idle_stream_ends(serve: Serve, engine: FakeEngine) -> None:
         assert not raw.streams[watching].ended
 
 
-async def test_a_stream_may_be_idle_for_ever(serve: Serve) -> None:
+async def test_the_idle_timeout_of_streams_can_be_disabled(serve: Serve) -> None:
     port = await serve(grpc_stream_idle_timeout_s=0.0, header_timeout_s=0.1)
     async with connected(port, "127.0.0.1") as raw:
-        number = raw.ask("ModelStreamInfer", end=False)
+        number = raw.request("ModelStreamInfer", end=False)
         await asyncio.sleep(0.3)
-        raw.say(number, MESSAGE, end=True)
+        raw.send(number, MESSAGE, end=True)
         assert (await raw.response(number)).status == (OK, "")
 
 
@@ -209,7 +210,7 @@ def test_the_address_of_a_client(peer: Any, address: str) -> None:
 # --- metadata, with a real client, at either server ------------------------------------------------------------------
 
 
-async def test_blanks_around_metadata(channel: Any) -> None:
+async def test_white_space_around_metadata(channel: Any) -> None:
     infer = channel.unary_unary(f"{SERVICE}ModelInfer")
     metadata = (("x-a", "trail "), ("x-b", " lead"), ("x-c", " "))
     reply = await infer(infer_message(id="7").SerializeToString(), metadata=metadata, timeout=20)
@@ -218,19 +219,19 @@ async def test_blanks_around_metadata(channel: Any) -> None:
 
 async def test_metadata_beyond_the_limit(channel: Any) -> None:
     live = channel.unary_unary(f"{SERVICE}ServerLive")
-    error = await failed(live(b"", metadata=(("x-a", "b" * 20_000),), timeout=20))
+    error = await rpc_error(live(b"", metadata=(("x-a", "b" * 20_000),), timeout=20))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert m.ServerLiveResponse.FromString(await live(b"", timeout=20)).live
 
 
-async def test_metadata_beyond_the_limit_is_told_in_full(serve: Serve) -> None:
+async def test_the_error_of_too_large_metadata_is_complete(serve: Serve) -> None:
     port = await serve(max_headers=20)
     async with connected(port, "127.0.0.1") as raw:
-        large = raw.ask("ModelInfer", MESSAGE, fields={"x-a": "b" * 20_000})
+        large = raw.request("ModelInfer", MESSAGE, fields={"x-a": "b" * 20_000})
         received = await raw.response(large)
         assert received.status == (EXHAUSTED, "headers: expected at most 16384 bytes, got more")
         assert received.headers[0][":status"] == "200"
         assert len(received.headers) == 1
-        many = raw.ask("ModelInfer", MESSAGE, fields={f"x-{n}": "" for n in range(20)})
+        many = raw.request("ModelInfer", MESSAGE, fields={f"x-{n}": "" for n in range(20)})
         assert (await raw.response(many)).status == (EXHAUSTED, "headers: expected at most 20 fields, got 26")
         assert await status(raw) == (OK, "")

@@ -1,4 +1,4 @@
-"""The compiled messages: fresh, apart from other libraries' and with the protocol's field numbers."""
+"""The compiled messages: up to date, separate from those of other libraries, with the field numbers of the protocol."""
 
 import subprocess
 import sys
@@ -15,12 +15,12 @@ from dragoman.formats import oip_messages as m
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_descriptors_are_those_of_the_proto(tmp_path: Path) -> None:
+def test_the_descriptors_equal_the_proto_file(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "protos", tmp_path], check=True)
     assert (tmp_path / "open_inference.binpb").read_bytes() == m.DESCRIPTORS
 
 
-def test_the_messages_stay_out_of_the_common_pool() -> None:
+def test_messages_are_not_in_the_default_pool() -> None:
     with pytest.raises(KeyError):
         Default().FindFileByName("open_inference.proto")
     assert m.ModelInferRequest.DESCRIPTOR.file.pool is not Default()
@@ -54,7 +54,7 @@ def test_field_numbers_and_types_are_those_of_triton_clients() -> None:
 
 
 @pytest.mark.parametrize("value", [True, False, 0, -(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1.5, "", "é"])
-def test_parameters_come_back_as_they_were(value: bool | int | float | str) -> None:
+def test_parameters_roundtrip(value: bool | int | float | str) -> None:
     message = m.ModelInferResponse()
     m.parameters_to_proto({"p": value}, message.parameters)
     back = m.parameters_from_proto(m.ModelInferResponse.FromString(message.SerializeToString()).parameters, "")
@@ -63,12 +63,12 @@ def test_parameters_come_back_as_they_were(value: bool | int | float | str) -> N
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, None, [1]])
-def test_a_parameter_without_a_field_is_the_models_fault(value: Any) -> None:
+def test_an_unsupported_parameter_is_an_error_of_the_model(value: Any) -> None:
     with pytest.raises(InvalidOutput, match="parameter 'p'"):
         m.parameters_to_proto({"p": value}, m.ModelInferResponse().parameters)
 
 
-def test_a_parameter_without_a_value_is_refused() -> None:
+def test_a_parameter_without_a_value_is_rejected() -> None:
     message = m.ModelInferRequest()
     message.parameters["p"].SetInParent()
     with pytest.raises(InvalidInput, match="parameter 'p': expected a value, got none"):
@@ -76,6 +76,6 @@ def test_a_parameter_without_a_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
-def test_a_malformed_message_is_refused(body: bytes) -> None:
+def test_a_malformed_message_is_rejected(body: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"not a valid inference\.ModelInferRequest"):
         m.parse_message(m.ModelInferRequest, body)

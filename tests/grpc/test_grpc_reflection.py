@@ -1,4 +1,4 @@
-"""Server reflection of both versions: what tools ask before they call."""
+"""Server reflection of both versions: as tools such as grpcurl use it."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from dragoman.formats import oip_messages as m
 VERSIONS = ("v1", "v1alpha")
 
 
-async def asked(channel: Any, version: str, **question: Any) -> Any:
-    """The answer to one question; the messages of both versions are the same on the wire."""
+async def reflect(channel: Any, version: str, **fields: Any) -> Any:
+    """Return the response to one request; the messages of both versions have the same encoding."""
     path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     call = channel.stream_stream(path)()
-    await call.write(reflection_pb2.ServerReflectionRequest(**question).SerializeToString())
+    await call.write(reflection_pb2.ServerReflectionRequest(**fields).SerializeToString())
     response: Any = reflection_pb2.ServerReflectionResponse.FromString(await call.read())
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
@@ -31,24 +31,24 @@ def files(response: Any) -> dict[str, FileDescriptorProto]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_every_service_can_be_described(channel: Any, version: str) -> None:
-    response = await asked(channel, version, list_services="")
+    response = await reflect(channel, version, list_services="")
     names = [service.name for service in response.list_services_response.service]
     assert names == sorted(names)
     assert m.SERVICE in names
     for name in names:
-        described = files(await asked(channel, version, file_containing_symbol=name))
+        described = files(await reflect(channel, version, file_containing_symbol=name))
         services = {f"{file.package}.{s.name}" for file in described.values() for s in file.service}
         assert name in services
         for file in described.values():
-            again = files(await asked(channel, version, file_by_filename=file.name))
+            again = files(await reflect(channel, version, file_by_filename=file.name))
             assert again[file.name] == file
             assert set(file.dependency) <= set(again)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_the_first_version_names_its_own_messages(channel: Any, version: str) -> None:
+async def test_descriptors_name_messages_of_their_own_version(channel: Any, version: str) -> None:
     symbol = f"grpc.reflection.{version}.ServerReflectionRequest"
-    (file,) = files(await asked(channel, version, file_containing_symbol=symbol)).values()
+    (file,) = files(await reflect(channel, version, file_containing_symbol=symbol)).values()
     assert file.package == f"grpc.reflection.{version}"
     types = {field.type_name for message in file.message_type for field in message.field if field.type_name}
     types |= {kind for service in file.service for me in service.method for kind in (me.input_type, me.output_type)}
@@ -56,7 +56,7 @@ async def test_the_first_version_names_its_own_messages(channel: Any, version: s
 
 
 @pytest.mark.parametrize(
-    ("question", "code"),
+    ("fields", "code"),
     [
         ({"file_containing_symbol": "no.Such"}, 5),
         ({"file_by_filename": "no.proto"}, 5),
@@ -65,8 +65,8 @@ async def test_the_first_version_names_its_own_messages(channel: Any, version: s
         ({}, 3),
     ],
 )
-async def test_what_is_not_there_is_said_and_the_stream_goes_on(channel: Any, question: Any, code: int) -> None:
-    response = await asked(channel, "v1", host="here", **question)
+async def test_unknown_names_are_errors_within_the_stream(channel: Any, fields: Any, code: int) -> None:
+    response = await reflect(channel, "v1", host="here", **fields)
     assert response.error_response.error_code == code
     assert response.error_response.error_message
     assert response.valid_host == response.original_request.host == "here"
@@ -74,6 +74,6 @@ async def test_what_is_not_there_is_said_and_the_stream_goes_on(channel: Any, qu
 
 async def test_types_without_extensions_have_none(channel: Any) -> None:
     name = "inference.ModelInferRequest"
-    response = await asked(channel, "v1", all_extension_numbers_of_type=name)
+    response = await reflect(channel, "v1", all_extension_numbers_of_type=name)
     assert response.all_extension_numbers_response.base_type_name == name
     assert list(response.all_extension_numbers_response.extension_number) == []

@@ -1,10 +1,10 @@
-"""The answer of ModelInfer as a pure function: raw or typed, in order, with its best classes."""
+"""The response of ModelInfer as a pure function: raw or typed, in order, with top classes."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from grpc_fakes import ask, infer_message
+from grpc_fakes import infer_message, parse_request
 
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
@@ -13,18 +13,18 @@ from dragoman.formats import oip_messages as m
 from dragoman.transports.grpc.handlers import join_chunks
 
 
-def replied(message: Any, response: Inference) -> Any:
-    exchange = ask("ModelInfer", message.SerializeToString())
+def format_reply(message: Any, response: Inference) -> Any:
+    exchange = parse_request("ModelInfer", message.SerializeToString())
     return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(response, "echo", "3"))))
 
 
-def one(tensor: Tensor) -> Inference:
+def single_output(tensor: Tensor) -> Inference:
     return Inference({"y": tensor})
 
 
-def test_a_raw_question_has_a_raw_answer() -> None:
+def test_a_raw_request_gets_a_raw_response() -> None:
     response = Inference({"y": Tensor(np.array([[1, 2]], "<i4"), INT32, {"q": "é"})}, {"p": True})
-    reply = replied(infer_message(id="7"), response)
+    reply = format_reply(infer_message(id="7"), response)
     assert (reply.model_name, reply.model_version, reply.id) == ("echo", "3", "7")
     assert reply.parameters["p"].bool_param
     (output,) = reply.outputs
@@ -34,34 +34,36 @@ def test_a_raw_question_has_a_raw_answer() -> None:
     assert list(reply.raw_output_contents) == [b"\1\0\0\0\2\0\0\0"]
 
 
-def test_a_typed_question_has_a_typed_answer() -> None:
-    reply = replied(infer_message(raw=False), one(Tensor(np.array([1, 2], "<i4"), INT32)))
+def test_a_typed_request_gets_a_typed_response() -> None:
+    reply = format_reply(infer_message(raw=False), single_output(Tensor(np.array([1, 2], "<i4"), INT32)))
     assert list(reply.outputs[0].contents.int_contents) == [1, 2]
     assert not reply.raw_output_contents
     assert not reply.id
 
 
-def test_a_question_without_inputs_has_a_raw_answer() -> None:
-    reply = replied(m.ModelInferRequest(model_name="echo"), one(Tensor(np.array([1], "<i4"), INT32)))
+def test_a_request_without_inputs_gets_a_raw_response() -> None:
+    reply = format_reply(m.ModelInferRequest(model_name="echo"), single_output(Tensor(np.array([1], "<i4"), INT32)))
     assert list(reply.raw_output_contents) == [b"\1\0\0\0"]
 
 
 @pytest.mark.parametrize("half", [FP16, BF16])
-def test_an_output_without_a_field_makes_the_whole_answer_raw(half: Any) -> None:
+def test_an_output_without_a_typed_field_makes_the_response_raw(half: Any) -> None:
     response = Inference(
         {"y": Tensor(np.array([1], "<i4"), INT32), "h": Tensor(np.zeros(1, half.dtype), half)},
     )
-    reply = replied(infer_message(raw=False), response)
+    reply = format_reply(infer_message(raw=False), response)
     assert list(reply.raw_output_contents) == [b"\1\0\0\0", b"\0\0"]
     assert not any(o.HasField("contents") for o in reply.outputs)
 
 
-def test_strided_and_empty_arrays_are_written_in_order() -> None:
+def test_strided_and_empty_arrays_are_serialized_in_c_order() -> None:
     array = np.arange(6, dtype="<i4").reshape(2, 3).T
-    reply = replied(infer_message(), Inference({"y": Tensor(array, INT32), "e": Tensor(array[:0], INT32)}))
+    reply = format_reply(infer_message(), Inference({"y": Tensor(array, INT32), "e": Tensor(array[:0], INT32)}))
     assert list(reply.raw_output_contents) == [array.tobytes("C"), b""]
     assert [list(o.shape) for o in reply.outputs] == [[3, 2], [0, 2]]
-    assert list(replied(infer_message(raw=False), one(Tensor(array, INT32))).outputs[0].contents.int_contents) == [
+    assert list(
+        format_reply(infer_message(raw=False), single_output(Tensor(array, INT32))).outputs[0].contents.int_contents
+    ) == [
         0,
         3,
         1,
@@ -71,20 +73,20 @@ def test_strided_and_empty_arrays_are_written_in_order() -> None:
     ]
 
 
-def test_a_large_raw_answer_has_a_length_of_several_bytes() -> None:
+def test_a_large_raw_response_has_a_length_of_several_bytes() -> None:
     array = np.arange(100_000, dtype="<i4")
-    assert replied(infer_message(), one(Tensor(array, INT32))).raw_output_contents[0] == array.tobytes()
+    assert format_reply(infer_message(), single_output(Tensor(array, INT32))).raw_output_contents[0] == array.tobytes()
 
 
-def test_the_best_classes_come_as_text() -> None:  # T76
+def test_top_classes_are_text() -> None:  # T76
     message = infer_message(raw=False)
     message.outputs.add(name="y").parameters["classification"].int64_param = 2
-    reply = replied(message, one(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)))
+    reply = format_reply(message, single_output(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)))
     (output,) = reply.outputs
     assert (output.datatype, list(output.shape)) == ("BYTES", [1, 2])
     assert list(output.contents.bytes_contents) == [b"4.000000:1", b"1.000000:2"]
 
 
-def test_bytes_are_written_with_their_lengths() -> None:
+def test_bytes_are_serialized_with_their_lengths() -> None:
     tensor = Tensor(object_array([b"ab", b""], (2,)), BYTES)
-    assert list(replied(infer_message(), one(tensor)).raw_output_contents) == [b"\2\0\0\0ab\0\0\0\0"]
+    assert list(format_reply(infer_message(), single_output(tensor)).raw_output_contents) == [b"\2\0\0\0ab\0\0\0\0"]

@@ -1,11 +1,11 @@
-"""Every datatype, raw and typed, in every kind of shape: what goes in comes out, bit for bit."""
+"""Every datatype, raw and typed, in every kind of shape: values roundtrip bit for bit."""
 
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from grpc_fakes import ask, call_of
+from grpc_fakes import parse_request, parsed_call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,13 +39,13 @@ def tensors(draw: st.DrawFn, datatype: Datatype) -> Tensor:
     return Tensor(np.frombuffer(bits, datatype.dtype).reshape(shape), datatype)
 
 
-def asked(tensor: Tensor, raw: bool) -> Any:
+def infer_request(tensor: Tensor, raw: bool) -> Any:
     message = m.ModelInferRequest(model_name="echo")
-    given = message.inputs.add(name="x", datatype=tensor.datatype.name, shape=tensor.shape)
+    input_tensor = message.inputs.add(name="x", datatype=tensor.datatype.name, shape=tensor.shape)
     if raw:
         message.raw_input_contents.append(bytes(raw_from_tensor(tensor)))
     elif tensor.data.size:
-        getattr(given.contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+        getattr(input_tensor.contents, FIELDS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
     return message
 
 
@@ -57,21 +57,21 @@ def same(one: Tensor, other: Tensor, exact: bool) -> bool:
     return np.array_equal(one.data, other.data, equal_nan=one.datatype.kind == "float")
 
 
-def passed_through(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
-    exchange = ask("ModelInfer", asked(tensor, raw).SerializeToString())
-    read: Tensor = call_of(exchange).inputs["x"]
+def round_trip(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
+    exchange = parse_request("ModelInfer", infer_request(tensor, raw).SerializeToString())
+    parsed: Tensor = parsed_call(exchange).inputs["x"]
     reply = m.ModelInferResponse.FromString(
-        join_chunks(exchange.format_response(Response(Inference({"y": read}), "echo", "1")))
+        join_chunks(exchange.format_response(Response(Inference({"y": parsed}), "echo", "1")))
     )
-    return read, reply
+    return parsed, reply
 
 
 @pytest.mark.parametrize("datatype", DATATYPES.values(), ids=str)
 @given(data=st.data())
-def test_raw_tensors_come_back(datatype: Datatype, data: st.DataObject) -> None:
+def test_raw_tensors_roundtrip(datatype: Datatype, data: st.DataObject) -> None:
     tensor = data.draw(tensors(datatype))
-    read, reply = passed_through(tensor, raw=True)
-    assert same(read, tensor, exact=True)
+    parsed, reply = round_trip(tensor, raw=True)
+    assert same(parsed, tensor, exact=True)
     assert tuple(reply.outputs[0].shape) == tensor.shape
     assert reply.outputs[0].datatype == datatype.name
     assert list(reply.raw_output_contents) == [bytes(raw_from_tensor(tensor))]
@@ -79,14 +79,14 @@ def test_raw_tensors_come_back(datatype: Datatype, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("datatype", FIELDS, ids=str)
 @given(data=st.data())
-def test_typed_tensors_come_back(datatype: Datatype, data: st.DataObject) -> None:
+def test_typed_tensors_roundtrip(datatype: Datatype, data: st.DataObject) -> None:
     tensor = data.draw(tensors(datatype))
-    read, reply = passed_through(tensor, raw=False)
-    assert same(read, tensor, exact=False)
+    parsed, reply = round_trip(tensor, raw=False)
+    assert same(parsed, tensor, exact=False)
     (output,) = reply.outputs
     assert tuple(output.shape) == tensor.shape
     assert not reply.raw_output_contents
-    back = m.ModelInferRequest(model_name="echo")
-    back.inputs.add(name="x", datatype=output.datatype, shape=output.shape, contents=output.contents)
-    again = call_of(ask("ModelInfer", back.SerializeToString())).inputs["x"]
-    assert same(again, tensor, exact=False)
+    returned = m.ModelInferRequest(model_name="echo")
+    returned.inputs.add(name="x", datatype=output.datatype, shape=output.shape, contents=output.contents)
+    reparsed = parsed_call(parse_request("ModelInfer", returned.SerializeToString())).inputs["x"]
+    assert same(reparsed, tensor, exact=False)

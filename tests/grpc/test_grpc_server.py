@@ -1,4 +1,4 @@
-"""A real server and real channels: statuses, deadlines, limits, leaving clients and stopping."""
+"""A real server and real channels: statuses, deadlines, limits, disconnects and stopping."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message, make_server
+from grpc_fakes import LIMIT, SERVICE, FakeEngine, infer_message, make_server, rpc_error
 
 from dragoman.core.calls import Index
 from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded
@@ -20,14 +20,14 @@ async def infer(channel: Any, message: Any, **options: Any) -> Any:
     return m.ModelInferResponse.FromString(reply)
 
 
-async def test_a_call_goes_through(channel: Any) -> None:
+async def test_a_call(channel: Any) -> None:
     reply = await infer(channel, infer_message(id="7"))
     assert (reply.model_name, reply.model_version, reply.id) == ("echo", "1", "7")
     assert list(reply.raw_output_contents) == [b"\1\0\0\0\2\0\0\0"]
 
 
 @pytest.mark.parametrize("size", [0, 8, 800_000])
-async def test_many_calls_at_a_time(channel: Any, size: int) -> None:
+async def test_concurrent_calls(channel: Any, size: int) -> None:
     def message(number: int) -> Any:
         message = m.ModelInferRequest(model_name="echo")
         message.inputs.add(name="x", datatype="UINT8", shape=[size])
@@ -38,29 +38,29 @@ async def test_many_calls_at_a_time(channel: Any, size: int) -> None:
     assert [bytes(r.raw_output_contents[0]) for r in replies] == [bytes([n]) * size for n in range(16)]
 
 
-async def test_faults_have_their_status(channel: Any, engine: FakeEngine) -> None:
-    engine.faults = {"bad": InvalidInput("x" * 5000 + "é"), "failed": ModelFailed("no")}
-    error = await failed(infer(channel, infer_message("bad")))
+async def test_each_error_has_its_status(channel: Any, engine: FakeEngine) -> None:
+    engine.errors = {"bad": InvalidInput("x" * 5000 + "é"), "failed": ModelFailed("no")}
+    error = await rpc_error(infer(channel, infer_message("bad")))
     assert (error.code(), len(error.details())) == (grpc.StatusCode.INVALID_ARGUMENT, 2000)
-    assert (await failed(infer(channel, infer_message("failed")))).code() == grpc.StatusCode.INTERNAL
-    error = await failed(infer(channel, infer_message("nope")))
+    assert (await rpc_error(infer(channel, infer_message("failed")))).code() == grpc.StatusCode.INTERNAL
+    error = await rpc_error(infer(channel, infer_message("nope")))
     assert error.code() == grpc.StatusCode.NOT_FOUND
     assert error.details() == "Request for unknown model: 'nope' is not found"
-    malformed = await failed(channel.unary_unary(SERVICE + "ModelInfer")(b"\xff"))
+    malformed = await rpc_error(channel.unary_unary(SERVICE + "ModelInfer")(b"\xff"))
     assert malformed.code() == grpc.StatusCode.INVALID_ARGUMENT
-    unknown = await failed(channel.unary_unary(SERVICE + "ModelStatistics")(b""))
+    unknown = await rpc_error(channel.unary_unary(SERVICE + "ModelStatistics")(b""))
     assert unknown.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_caller_is_told_when_to_come_again(channel: Any, engine: FakeEngine) -> None:
-    engine.faults = {"busy": Overloaded("Exceeds maximum queue size")}
-    error = await failed(infer(channel, infer_message("busy")))
+async def test_overload_has_a_retry_delay(channel: Any, engine: FakeEngine) -> None:
+    engine.errors = {"busy": Overloaded("Exceeds maximum queue size")}
+    error = await rpc_error(infer(channel, infer_message("busy")))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     text = dict(error.trailing_metadata())
     assert (text["retry-after"], text["grpc-retry-pushback-ms"]) == ("1", "1000")
 
 
-def headed(name: str, value: str, size: int = 4) -> bytes:
+def call_with_metadata(name: str, value: str, size: int = 4) -> bytes:
     message = m.ModelInferRequest(model_name="headed")
     message.parameters["name"].string_param, message.parameters["value"].string_param = name, value
     message.inputs.add(name="x", datatype="UINT8", shape=[size])
@@ -69,8 +69,8 @@ def headed(name: str, value: str, size: int = 4) -> bytes:
 
 
 @pytest.mark.parametrize("size", [4, 800_000])
-async def test_headers_of_a_model_follow_its_answer(channel: Any, size: int) -> None:
-    call = channel.unary_unary(SERVICE + "ModelInfer")(headed("X-User", " alice and bob", size))
+async def test_headers_of_a_model_are_trailing_metadata(channel: Any, size: int) -> None:
+    call = channel.unary_unary(SERVICE + "ModelInfer")(call_with_metadata("X-User", " alice and bob", size))
     assert len(m.ModelInferResponse.FromString(await call).raw_output_contents[0]) == size
     assert ("x-user", "alice and bob") in list(await call.trailing_metadata())
 
@@ -79,19 +79,19 @@ async def test_headers_of_a_model_follow_its_answer(channel: Any, size: int) -> 
     ("name", "value"),
     [("x-user", "b\u00f6b"), ("x~", "1"), ("grpc-status", "0"), ("x-bin", "1"), ("te", "1"), ("x", "\n")],
 )
-async def test_headers_that_are_no_metadata_are_refused(channel: Any, name: str, value: str) -> None:
-    error = await failed(channel.unary_unary(SERVICE + "ModelInfer")(headed(name, value)))
+async def test_headers_that_are_not_valid_metadata_are_rejected(channel: Any, name: str, value: str) -> None:
+    error = await rpc_error(channel.unary_unary(SERVICE + "ModelInfer")(call_with_metadata(name, value)))
     assert error.code() == grpc.StatusCode.INTERNAL
     assert error.details().startswith("the model set the header")
 
 
-async def test_an_unknown_fault_is_logged_and_told_blandly(
+async def test_an_unexpected_exception_is_logged_and_hidden_from_the_client(
     channel: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.faults = {"boom": ValueError("a secret")}
+    engine.errors = {"boom": ValueError("a secret")}
     with caplog.at_level(logging.ERROR, "dragoman.grpc"):
-        error = await failed(infer(channel, infer_message("boom", id="7")))
-        other = await failed(infer(channel, infer_message("boom")))
+        error = await rpc_error(infer(channel, infer_message("boom", id="7")))
+        other = await rpc_error(infer(channel, infer_message("boom")))
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error, request id 7")
     assert "a secret" in caplog.text
     assert other.details().removeprefix("internal error, request id ") in caplog.text
@@ -101,16 +101,16 @@ async def test_metadata_and_the_deadline_reach_the_request(channel: Any, engine:
     now = time.monotonic()
     index = channel.unary_unary(SERVICE + "RepositoryIndex")
     await index(b"", timeout=60, metadata=(("authorization", "Bearer secret"), ("x-bin", b"\xff")))
-    (request,) = engine.seen
+    (request,) = engine.requests
     assert request.call == Index("secret")
     assert request.deadline_s is not None
     assert now + 50 < request.deadline_s < now + 61
     await infer(channel, infer_message())
-    assert engine.seen[-1].deadline_s is None
+    assert engine.requests[-1].deadline_s is None
 
 
 @pytest.mark.parametrize("leave", ["cancel", "deadline"])
-async def test_a_client_that_leaves_cancels_its_call(channel: Any, engine: FakeEngine, leave: str) -> None:
+async def test_a_disconnect_cancels_the_call(channel: Any, engine: FakeEngine, leave: str) -> None:
     body = infer_message("slow").SerializeToString()
     call = channel.unary_unary(SERVICE + "ModelInfer")(body, timeout=0.2 if leave == "deadline" else None)
     await engine.started.wait()
@@ -120,15 +120,15 @@ async def test_a_client_that_leaves_cancels_its_call(channel: Any, engine: FakeE
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-async def test_a_message_beyond_the_limit_is_refused(channel: Any, compression: Any) -> None:
+async def test_a_message_beyond_the_limit_is_rejected(channel: Any, compression: Any) -> None:
     message = m.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype="UINT8", shape=[LIMIT])
     message.raw_input_contents.append(bytes(LIMIT))
-    error = await failed(infer(channel, message, compression=compression))
+    error = await rpc_error(infer(channel, message, compression=compression))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_answers_may_be_larger_than_requests(channel: Any) -> None:
+async def test_responses_may_be_larger_than_requests(channel: Any) -> None:
     count = LIMIT // 4
     message = m.ModelInferRequest(model_name="wide")
     message.inputs.add(name="x", datatype="INT64", shape=[count]).contents.int64_contents.extend([1] * count)
@@ -152,15 +152,15 @@ async def test_a_second_server_does_not_share_the_port(server: Any, engine: Fake
 # --- stopping --------------------------------------------------------------------------------------------
 
 
-async def test_stopping_cancels_what_takes_too_long(channel: Any, server: Any, engine: FakeEngine) -> None:
+async def test_stopping_cancels_calls_after_the_grace_period(channel: Any, server: Any, engine: FakeEngine) -> None:
     call = channel.unary_unary(SERVICE + "ModelInfer")(infer_message("slow").SerializeToString())
     await engine.started.wait()
     await server.stop(0.05)
-    assert (await failed(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    assert (await rpc_error(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     await asyncio.wait_for(engine.cancelled.wait(), 10)
 
 
-async def test_stopping_before_the_start_and_twice_is_fine(server: Any) -> None:
+async def test_stopping_before_the_start_and_twice(server: Any) -> None:
     await server.stop(0)
     await server.start("127.0.0.1", 0)
     await server.stop(0)

@@ -1,4 +1,4 @@
-"""The standard services beside the tables, TLS, and other people's clients."""
+"""Health checks and reflection, TLS, and the client of Triton."""
 
 import asyncio
 import queue
@@ -34,11 +34,11 @@ def question(service: str) -> Any:
 
 
 @pytest.mark.parametrize("service", ["", m.SERVICE])
-async def test_health_is_that_of_the_engine(engine: FakeEngine, target: str, service: str) -> None:
+async def test_health_follows_the_engine(engine: FakeEngine, target: str, service: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(question(service))).status == SERVING
-        engine.turn(False)
+        engine.set_ready(False)
         assert (await health.Check(question(service))).status == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health.Check(question("other"))
@@ -52,7 +52,7 @@ async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, serv
         assert (await watching.read()).status == SERVING
         assert (await other.read()).status == UNKNOWN
         for ready in (False, True):
-            engine.turn(ready)
+            engine.set_ready(ready)
             assert (await watching.read()).status == (SERVING if ready else NOT_SERVING)
         await asyncio.wait_for(server.stop(60), 10)
         assert (await watching.read()).status == NOT_SERVING
@@ -62,7 +62,7 @@ async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, serv
 # --- reflection ------------------------------------------------------------------------------------------
 
 
-async def test_reflection_tells_every_service(server: Any, target: str) -> None:
+async def test_reflection_lists_every_service(server: Any, target: str) -> None:
     def look() -> tuple[list[str], set[str], list[str]]:
         with grpc.insecure_channel(target) as channel:
             database = ProtoReflectionDescriptorDatabase(channel)
@@ -82,7 +82,7 @@ async def test_reflection_tells_every_service(server: Any, target: str) -> None:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """The files of a key and a certificate for 127.0.0.1 that it signs itself."""
+    """Write the files of a key and a self-signed certificate for 127.0.0.1."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("makes its certificate with openssl")

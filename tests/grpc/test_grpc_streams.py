@@ -1,4 +1,4 @@
-"""Streams over a real server: order, faults in them, their end, and clients that leave or do not read."""
+"""Streams over a real server: order, errors, end, and clients that disconnect or do not read."""
 
 import asyncio
 import logging
@@ -6,100 +6,100 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_fakes import LIMIT, SERVICE, FakeEngine, failed, infer_message
+from grpc_fakes import LIMIT, SERVICE, FakeEngine, infer_message, rpc_error
 
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import oip_messages as m
 
 
-class Talk:
-    """One stream, in messages."""
+class StreamClient:
+    """One stream of messages."""
 
     def __init__(self, channel: Any, *metadata: tuple[str, str]) -> None:
         self.call = channel.stream_stream(SERVICE + "ModelStreamInfer")(metadata=metadata)
 
-    async def say(self, message: Any) -> None:
+    async def send(self, message: Any) -> None:
         await self.call.write(message.SerializeToString())
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         return m.ModelStreamInferResponse.FromString(await self.call.read())
 
 
-async def test_a_stream_answers_each_message_in_order(channel: Any) -> None:
-    talk = Talk(channel)
+async def test_responses_of_a_stream_are_in_order(channel: Any) -> None:
+    client = StreamClient(channel)
     for number in "12":
-        await talk.say(infer_message(id=number))
-    assert [(await talk.hear()).infer_response.id for _ in range(6)] == list("111222")
-    await talk.call.done_writing()
-    assert await talk.call.read() is grpc.aio.EOF
-    assert await talk.call.code() == grpc.StatusCode.OK
+        await client.send(infer_message(id=number))
+    assert [(await client.receive()).infer_response.id for _ in range(6)] == list("111222")
+    await client.call.done_writing()
+    assert await client.call.read() is grpc.aio.EOF
+    assert await client.call.code() == grpc.StatusCode.OK
 
 
-async def test_a_stream_outlives_faults(channel: Any, engine: FakeEngine) -> None:  # T74
-    engine.faults = {"bad": InvalidInput("no"), "boom": ValueError("a secret")}
-    talk = Talk(channel)
+async def test_an_error_does_not_end_a_stream(channel: Any, engine: FakeEngine) -> None:  # T74
+    engine.errors = {"bad": InvalidInput("no"), "boom": ValueError("a secret")}
+    client = StreamClient(channel)
     for model, text in (("bad", "no"), ("boom", "internal error, request id 7"), ("", "expected the name of a model")):
-        await talk.say(infer_message(model, id="7"))
-        reply = await talk.hear()
+        await client.send(infer_message(model, id="7"))
+        reply = await client.receive()
         assert reply.error_message.startswith(text)
         assert reply.infer_response.id == "7"
-    await talk.call.write(b"\xff")
-    assert (await talk.hear()).error_message.startswith("the message is no")
-    await talk.say(infer_message(id="8"))
-    assert (await talk.hear()).infer_response.id == "8"
+    await client.call.write(b"\xff")
+    assert (await client.receive()).error_message.startswith("the message is no")
+    await client.send(infer_message(id="8"))
+    assert (await client.receive()).infer_response.id == "8"
 
 
 @pytest.mark.parametrize("metadata", [("triton_grpc_error", "true"), ("dragoman-stream-shape", "bare")])
-async def test_a_stream_may_end_with_a_status(channel: Any, engine: FakeEngine, metadata: tuple[str, str]) -> None:
-    engine.faults = {"bad": InvalidInput("no")}
-    talk = Talk(channel, metadata)
-    await talk.say(infer_message("bad"))
-    error = await failed(talk.call.read())
+async def test_an_error_ends_the_stream_on_request(channel: Any, engine: FakeEngine, metadata: tuple[str, str]) -> None:
+    engine.errors = {"bad": InvalidInput("no")}
+    client = StreamClient(channel, metadata)
+    await client.send(infer_message("bad"))
+    error = await rpc_error(client.call.read())
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "no")
 
 
-async def test_a_stream_marks_its_end(channel: Any) -> None:
+async def test_the_final_response_is_marked_on_request(channel: Any) -> None:
     message = infer_message()
     message.parameters["triton_enable_empty_final_response"].bool_param = True
-    talk = Talk(channel)
-    await talk.say(message)
-    marks = [(await talk.hear()).infer_response.parameters["triton_final_response"].bool_param for _ in range(4)]
+    client = StreamClient(channel)
+    await client.send(message)
+    marks = [(await client.receive()).infer_response.parameters["triton_final_response"].bool_param for _ in range(4)]
     assert marks == [False, False, False, True]
 
 
-async def test_a_client_that_leaves_cancels_its_stream(channel: Any, engine: FakeEngine) -> None:
-    talk = Talk(channel)
-    await talk.say(infer_message("slow"))
+async def test_a_disconnect_cancels_the_stream(channel: Any, engine: FakeEngine) -> None:
+    client = StreamClient(channel)
+    await client.send(infer_message("slow"))
     await engine.started.wait()
-    talk.call.cancel()
+    client.call.cancel()
     await asyncio.wait_for(engine.cancelled.wait(), 10)
 
 
-async def test_a_client_that_does_not_read_holds_its_model_up(
+async def test_a_client_that_does_not_read_pauses_the_model(
     channel: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.pieces = 10_000
+    engine.chunk_count = 10_000
     message = m.ModelInferRequest(model_name="echo")
     message.inputs.add(name="x", datatype="UINT8", shape=[LIMIT // 2])
     message.raw_input_contents.append(bytes(LIMIT // 2))
-    talk = Talk(channel)
-    await talk.say(message)
-    await talk.hear()
+    client = StreamClient(channel)
+    await client.send(message)
+    await client.receive()
     text = -1
-    while text != engine.sent_chunks:  # until nothing moves any more
+    while text != engine.sent_chunks:  # until the server stops sending
         text = engine.sent_chunks
         await asyncio.sleep(0.2)
     assert text < 200
     with caplog.at_level(logging.ERROR):
-        talk.call.cancel()
+        client.call.cancel()
         await asyncio.wait_for(engine.cancelled.wait(), 10)
-    assert not caplog.records  # that clients leave is nothing to log
+    assert not caplog.records  # a disconnect is not logged
 
 
 async def test_stopping_waits_for_calls_and_ends_idle_streams(channel: Any, server: Any, engine: FakeEngine) -> None:
-    talk = Talk(channel)
-    await talk.say(infer_message())
+    client = StreamClient(channel)
+    await client.send(infer_message())
     for _ in range(3):
-        await talk.hear()
+        await client.receive()
     await asyncio.wait_for(server.stop(60), 10)
-    assert (await failed(talk.call.read())).code() == grpc.StatusCode.UNAVAILABLE
+    assert (await rpc_error(client.call.read())).code() == grpc.StatusCode.UNAVAILABLE

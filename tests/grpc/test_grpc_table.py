@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_fakes import SIGNATURE, TABLE, ask, ask_stream, call_of, infer_message, method
+from grpc_fakes import SIGNATURE, TABLE, infer_message, method, parse_request, parse_stream_request, parsed_call
 
 from dragoman.core import errors
 from dragoman.core.calls import (
@@ -33,7 +33,7 @@ PIECE = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", 
 FINAL_WANTED = "triton_enable_empty_final_response"
 
 
-def test_the_table_is_found_by_name() -> None:
+def test_the_protocol_is_found_by_name() -> None:
     table = find("protocols", "oip_grpc")(Policy())
     assert table.service == "inference.GRPCInferenceService"
     assert [row.name for row in table.methods] == [row.name for row in TABLE.methods]
@@ -44,13 +44,13 @@ def test_the_table_is_found_by_name() -> None:
 
 @pytest.mark.parametrize("response", [True, False])
 def test_health(response: bool) -> None:
-    live = ask("ServerLive", b"")
+    live = parse_request("ServerLive", b"")
     assert live.request.call == Live()
     assert m.ServerLiveResponse.FromString(live.format_response(Response(response))).live is response
-    ready = ask("ServerReady", b"")
+    ready = parse_request("ServerReady", b"")
     assert (ready.request.call, ready.request.model) == (Ready(), "")
     assert m.ServerReadyResponse.FromString(ready.format_response(Response(response))).ready is response
-    model = ask("ModelReady", m.ModelReadyRequest(name="a", version="2").SerializeToString())
+    model = parse_request("ModelReady", m.ModelReadyRequest(name="a", version="2").SerializeToString())
     assert (model.request.call, model.request.model, model.request.version) == (Ready(), "a", "2")
     assert m.ModelReadyResponse.FromString(model.format_response(Response(response))).ready is response
 
@@ -58,17 +58,17 @@ def test_health(response: bool) -> None:
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata"])
 def test_a_model_without_a_name_is_not_the_server(name: str) -> None:
     with pytest.raises(InvalidInput, match="expected the name of a model"):
-        ask(name, b"")
+        parse_request(name, b"")
 
 
 @pytest.mark.parametrize("name", [row.name for row in TABLE.methods if row.name != "ModelStreamInfer"])
-def test_every_method_refuses_a_malformed_message(name: str) -> None:
+def test_every_method_rejects_a_malformed_message(name: str) -> None:
     with pytest.raises(InvalidInput, match="the message is no"):
-        ask(name, b"\xff")
+        parse_request(name, b"\xff")
 
 
 def test_server_metadata() -> None:
-    exchange = ask("ServerMetadata", b"")
+    exchange = parse_request("ServerMetadata", b"")
     assert exchange.request.call == DescribeServer()
     response = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
     reply = m.ServerMetadataResponse.FromString(exchange.format_response(response))
@@ -76,8 +76,8 @@ def test_server_metadata() -> None:
     assert list(reply.extensions) == [*oip.EXTENSIONS, "special"]
 
 
-def test_model_metadata_lists_the_tensors_that_are_known() -> None:
-    exchange = ask("ModelMetadata", m.ModelMetadataRequest(name="a", version="1").SerializeToString())
+def test_model_metadata_lists_the_tensors() -> None:
+    exchange = parse_request("ModelMetadata", m.ModelMetadataRequest(name="a", version="1").SerializeToString())
     assert (exchange.request.call, exchange.request.model, exchange.request.version) == (Describe(), "a", "1")
     response = Response(ModelDescription("a", ("1", "2"), "onnx_onnxv1", SIGNATURE))
     reply = m.ModelMetadataResponse.FromString(exchange.format_response(response))
@@ -97,8 +97,8 @@ def text(request: GrpcRequest, error: DragomanError) -> bytes | None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_piece_of_a_stream(raw: bool) -> None:
-    stream = ask_stream(infer_message(raw=raw, id="7").SerializeToString())
+def test_a_chunk_of_a_stream(raw: bool) -> None:
+    stream = parse_stream_request(infer_message(raw=raw, id="7").SerializeToString())
     assert stream.end is None
     reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE))
     assert not reply.error_message
@@ -107,11 +107,11 @@ def test_a_piece_of_a_stream(raw: bool) -> None:
     assert bool(reply.infer_response.raw_output_contents) is raw
 
 
-def test_a_stream_marks_its_end_where_asked() -> None:
+def test_the_final_response_is_marked_on_request() -> None:
     message = infer_message(id="7")
     message.parameters[FINAL_WANTED].bool_param = True
-    stream = ask_stream(message.SerializeToString())
-    assert not call_of(stream).parameters
+    stream = parse_stream_request(message.SerializeToString())
+    assert not parsed_call(stream).parameters
     piece = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE)).infer_response
     assert piece.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
     assert not piece.parameters["triton_final_response"].bool_param
@@ -121,18 +121,18 @@ def test_a_stream_marks_its_end_where_asked() -> None:
     assert (end.model_name, end.id, len(end.outputs)) == ("echo", "7", 0)
 
 
-def test_a_bare_stream() -> None:  # T2
+def test_a_stream_of_plain_responses() -> None:  # T2
     message = infer_message(id="7")
     message.parameters[FINAL_WANTED].bool_param = True
     bare = {"dragoman-stream-shape": "bare"}
-    stream = ask_stream(message.SerializeToString(), bare)
+    stream = parse_stream_request(message.SerializeToString(), bare)
     assert m.ModelInferResponse.FromString(stream.format_chunk(PIECE)).id == "7"
     assert stream.end is not None
     assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
     assert text(GrpcRequest(b"", bare), InvalidInput("no")) is None
 
 
-def test_a_fault_is_told_in_the_stream_unless_a_status_is_wanted() -> None:  # T74
+def test_an_error_is_a_stream_message_unless_a_status_is_requested() -> None:  # T74
     body = infer_message(id="7").SerializeToString()
     in_band = text(GrpcRequest(body), InvalidInput("no"))
     assert in_band is not None
@@ -149,7 +149,7 @@ def test_a_fault_is_told_in_the_stream_unless_a_status_is_wanted() -> None:  # T
 
 def test_the_index() -> None:
     body = m.RepositoryIndexRequest(ready=True).SerializeToString()
-    exchange = ask("RepositoryIndex", body, {"authorization": "bearer  secret"})
+    exchange = parse_request("RepositoryIndex", body, {"authorization": "bearer  secret"})
     assert exchange.request.call == Index("secret", ready=True)
     reply = exchange.format_response(
         Response((IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "why")))
@@ -169,30 +169,32 @@ def test_loading_and_unloading(name: str, kind: Any, call: Any) -> None:
     message = kind(model_name="a")
     message.parameters["version"].string_param = "2"
     message.parameters["unload_dependents"].bool_param = False
-    exchange = ask(name, message.SerializeToString(), {"authorization": "Bearer secret"})
+    exchange = parse_request(name, message.SerializeToString(), {"authorization": "Bearer secret"})
     assert exchange.request.call == call("secret")
     assert (exchange.request.model, exchange.request.version) == ("a", "2")
     assert exchange.format_response(Response(None)) == b""
-    assert ask(name, kind(model_name="a").SerializeToString(), {"authorization": "Basic x"}).request.call == call("")
+    assert parse_request(
+        name, kind(model_name="a").SerializeToString(), {"authorization": "Basic x"}
+    ).request.call == call("")
 
 
 @pytest.mark.parametrize(("name", "kind", "call"), REPOSITORY)
-def test_what_loading_refuses(name: str, kind: Any, call: Any) -> None:
+def test_invalid_load_requests_are_rejected(name: str, kind: Any, call: Any) -> None:
     for parameter in ("config", "file:1/model.onnx"):
         message = kind(model_name="a")
         message.parameters[parameter].bytes_param = b"{}"
         with pytest.raises(NotSupported, match=f"parameter '{parameter}': a model is loaded as it is"):
-            ask(name, message.SerializeToString())
+            parse_request(name, message.SerializeToString())
     for bad in ("../x", "", "/etc"):  # T63
         with pytest.raises(InvalidInput, match="is not allowed"):
-            ask(name, kind(model_name=bad).SerializeToString())
+            parse_request(name, kind(model_name=bad).SerializeToString())
     with pytest.raises(NotSupported, match="there is one repository"):
-        ask(name, kind(model_name="a", repository_name="other").SerializeToString())
+        parse_request(name, kind(model_name="a", repository_name="other").SerializeToString())
     for field, value in (("int64_param", 2), ("string_param", "../2")):
         message = kind(model_name="a")
         setattr(message.parameters["version"], field, value)
         with pytest.raises(InvalidInput, match="version"):
-            ask(name, message.SerializeToString())
+            parse_request(name, message.SerializeToString())
 
 
 # --- statuses --------------------------------------------------------------------------------------------
