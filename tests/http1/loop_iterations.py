@@ -1,4 +1,4 @@
-"""Shared by tests of how the event loop divides its time."""
+"""A counter of event loop iterations."""
 
 import asyncio
 

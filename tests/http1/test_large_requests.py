@@ -1,4 +1,4 @@
-"""Large requests that come at once are answered one by one, each in an iteration of the event loop of its own."""
+"""Concurrent large requests are handled one by one, each in its own iteration of the event loop."""
 
 import asyncio
 import gzip
@@ -23,11 +23,11 @@ from .loop_iterations import Iterations
 
 CLIENTS = 6
 BODY = bytes(range(256)) * (LARGE_MESSAGE // 256 + 1)
-LONG_S = 0.015  # more than all large requests may take of one iterations
+LONG_S = 0.015  # more than large requests may take of one iteration
 
 
 class Endpoint(Iterations):
-    """An endpoint that takes long, and the iterations in which it ran."""
+    """A slow endpoint, with the iterations in which it ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ async def iterations() -> AsyncIterator[Endpoint]:
 
 @pytest_asyncio.fixture
 async def port(iterations: Endpoint) -> AsyncIterator[int]:
-    engine: Any = None  # nothing is asked of it
+    engine: Any = None  # not called
     table = HttpProtocol(
         "test",
         (Route("POST", "/", iterations.answer), Route("GET", "/", iterations.answer)),
         lambda fault: json_response({"error": str(fault)}, getattr(fault, "status", 500)),
     )
-    # As many bodies as come at once, and not one more, may be held.
+    # There is memory for the concurrent bodies and no further one.
     server = HttpServer(engine, (table,), limits=Limits(max_bodies_bytes=CLIENTS * (len(BODY) + 1024)))
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
@@ -65,25 +65,27 @@ async def port(iterations: Endpoint) -> AsyncIterator[int]:
 
 
 async def clients(port: int, body: bytes, headers: bytes = b"") -> list[tuple[asyncio.StreamReader, Any]]:
-    """Clients that have sent all of a request but its last byte."""
+    """Connect clients that have sent all of a request but its last byte."""
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CLIENTS)]
     for _, writer in opened:
-        head = b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n" % (headers, len(body))
-        writer.write(head + body[:-1])
+        start = b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n" % (headers, len(body))
+        writer.write(start + body[:-1])
     await asyncio.sleep(0.05)
     return opened
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
-    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-    return head.split()[1] + b" " + await reader.readexactly(size)
+    headers = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    size = int(headers.lower().partition(b"content-length: ")[2].split()[0])
+    return headers.split()[1] + b" " + await reader.readexactly(size)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-async def test_large_requests_are_answered_in_turns(port: int, iterations: Endpoint, packed: bool) -> None:
-    body = gzip.compress(BODY) if packed else BODY
-    opened = await clients(port, body, b"content-encoding: gzip\r\n" if packed else b"")
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_large_requests_are_handled_in_separate_iterations(
+    port: int, iterations: Endpoint, compressed: bool
+) -> None:
+    body = gzip.compress(BODY) if compressed else BODY
+    opened = await clients(port, body, b"content-encoding: gzip\r\n" if compressed else b"")
     for _, writer in opened:
         writer.write(body[-1:])
     responses = [await answer(reader) for reader, _ in opened]
@@ -99,7 +101,7 @@ async def test_large_requests_are_answered_in_turns(port: int, iterations: Endpo
         writer.close()
 
 
-async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, iterations: Endpoint) -> None:
+async def test_a_disconnect_while_queued_releases_memory(port: int, iterations: Endpoint) -> None:
     for _ in range(2):
         iterations.numbers.clear()
         opened = await clients(port, BODY)
@@ -125,17 +127,17 @@ async def test_a_client_that_leaves_while_queued_releases_its_memory(port: int, 
         (LARGE + 1, b"inference-header-content-length: 100\r\n", True),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
 async def test_long_texts_are_parsed_in_a_thread(
-    iterations: Endpoint, size: int, header: bytes, in_thread: bool, packed: bool
+    iterations: Endpoint, size: int, header: bytes, in_thread: bool, compressed: bool
 ) -> None:
     table = HttpProtocol("test", (Route("POST", "/", iterations.answer),), lambda fault: json_response({}, 500))
     engine: Any = None
     server = HttpServer(engine, (table,), limits=Limits())
     (port,) = await server.start([("127.0.0.1", 0)])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = gzip.compress(bytes(size)) if packed else bytes(size)
-    header += b"content-encoding: gzip\r\n" if packed else b""
+    body = gzip.compress(bytes(size)) if compressed else bytes(size)
+    header += b"content-encoding: gzip\r\n" if compressed else b""
     writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n%b" % (header, len(body), body))
     assert (await answer(reader)).startswith(b"200 %d" % size)
     assert (iterations.thread is not threading.main_thread()) == in_thread
@@ -143,7 +145,7 @@ async def test_long_texts_are_parsed_in_a_thread(
     await server.stop(0.0)
 
 
-def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
+def test_concurrent_connections_are_accepted_in_few_iterations() -> None:
     """uvloop accepts one connection of a socket in an iteration; asyncio all of them."""
 
     async def run() -> list[int]:

@@ -1,4 +1,4 @@
-"""One port serves two protocols; the first bytes of a connection decide."""
+"""One port serves two protocols, chosen by the first bytes of a connection."""
 
 import asyncio
 import socket
@@ -50,7 +50,7 @@ class EchoConnection(asyncio.BufferedProtocol):
 
 
 class EchoProtocol(asyncio.Protocol):
-    """The same, as a protocol without a buffer."""
+    """EchoConnection as a protocol without a buffer."""
 
     def __init__(self, name: bytes, listener: Listener) -> None:
         self.inner = EchoConnection(name, listener)
@@ -75,21 +75,21 @@ async def port(request: pytest.FixtureRequest) -> Any:
     await listener.stop(0.0)
 
 
-async def response_to(port: int, *pieces: bytes) -> bytes:
-    """The last thing that is said about these pieces."""
+async def response_to(port: int, *chunks: bytes) -> bytes:
+    """Return the last response to these chunks."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for piece in pieces:
-        writer.write(piece)
+    for chunk in chunks:
+        writer.write(chunk)
         await writer.drain()
         await asyncio.sleep(0.005)
     text = b""
-    while len(text.rpartition(b" ")[2]) != sum(map(len, pieces)) + 1 and (more := await reader.read(1000)):
+    while len(text.rpartition(b" ")[2]) != sum(map(len, chunks)) + 1 and (more := await reader.read(1000)):
         text += more
     writer.close()
     return text.split(b"|")[-2]
 
 
-async def test_the_first_bytes_tell(port: int) -> None:
+async def test_the_first_bytes_choose_the_protocol(port: int) -> None:
     assert await response_to(port, b"GET/HTTP/1.1") == b"one GET/HTTP/1.1"
     assert await response_to(port, b"P", b"OST/HTTP/1.1") == b"one POST/HTTP/1.1"
     assert await response_to(port, b"\x16\x03") == b"one \x16\x03"
@@ -104,7 +104,7 @@ async def test_the_first_bytes_tell(port: int) -> None:
     writer.close()
 
 
-async def test_who_does_not_say_enough_is_hung_up_on(port: int) -> None:
+async def test_a_connection_without_request_is_closed(port: int) -> None:
     for start in (b"", PREFACE[:10]):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(start)
@@ -113,7 +113,7 @@ async def test_who_does_not_say_enough_is_hung_up_on(port: int) -> None:
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_stopping_takes_its_grace_and_cuts_what_is_left(factory: Any) -> None:
+def test_stopping_closes_connections_after_the_grace_period(factory: Any) -> None:
     async def main() -> None:
         listener = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())
         ports = await listener.start([("127.0.0.1", 0), ("127.0.0.1", 0)])
@@ -148,7 +148,7 @@ def test_output_ends_also_if_the_client_has_reset_the_connection(factory: Any) -
         runner.run(main())
 
 
-async def test_a_port_that_is_taken() -> None:
+async def test_a_port_in_use() -> None:
     first = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())
     (port,) = await first.start([("127.0.0.1", 0)])
     second = Listener(lambda listener: EchoConnection(b"one", listener), limits=Limits())

@@ -119,7 +119,7 @@ async def test_small_compressed_bodies_share_the_budget() -> None:
 
 
 class Transport:
-    """A transport of a client that sends as fast as it may."""
+    """A transport whose client sends as fast as possible."""
 
     def __init__(self) -> None:
         self.is_reading = True
@@ -186,7 +186,7 @@ def _read_until_paused(connection: Any, transport: Transport) -> int:
 
 
 @pytest.mark.parametrize("protocol", [_http1, _http2])
-async def test_reading_pauses_until_other_connections_had_their_turn(protocol: Any) -> None:
+async def test_reading_pauses_until_other_connections_were_read(protocol: Any) -> None:
     engine: Any = None
     wire, start = protocol(Application(engine, (TABLE,), Limits()))
     listener, connections = Listener(wire, limits=Limits()), []
@@ -231,7 +231,7 @@ def test_few_connections_are_accepted_in_an_iteration() -> None:
     assert max(counts.values()) <= 66
 
 
-async def test_what_a_request_calls_in_its_turn_is_done_at_once() -> None:
+async def test_nested_work_runs_at_once() -> None:
     now_s, done = 0.0, list[str]()
     budget = LoopBudget(1.0, lambda: now_s)
 

@@ -31,15 +31,15 @@ BODY = b"0" * (3 << 20)
 
 
 def is_kept(reference: Any) -> bool:
-    """Whether an object stays alive; the thread that has parsed a body may let go of it a little later."""
+    """Return whether an object stays alive; the thread that parsed a body may drop its reference a little later."""
     end_s = time.monotonic() + 2
     while reference() is not None and time.monotonic() < end_s:
         time.sleep(0.001)
     return reference() is not None
 
 
-class Watched:
-    """A protocol and an engine that look at what is still alive."""
+class LifetimeProbe:
+    """A protocol and an engine that record which objects are alive."""
 
     def __init__(self) -> None:
         self.body: Any = None
@@ -71,15 +71,15 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Watched:
-    return Watched()
+def lifetime_probe() -> LifetimeProbe:
+    return LifetimeProbe()
 
 
 @pytest_asyncio.fixture
-async def port(watched: Watched) -> AsyncIterator[int]:
-    routes = (Route("POST", "/", watched.ask),)
+async def port(lifetime_probe: LifetimeProbe) -> AsyncIterator[int]:
+    routes = (Route("POST", "/", lifetime_probe.ask),)
     table = HttpProtocol("test", routes, lambda fault: json_response({"error": str(fault)}, 500))
-    engine: Any = watched
+    engine: Any = lifetime_probe
     server = HttpServer(engine, (table,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
@@ -87,11 +87,11 @@ async def port(watched: Watched) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("http2", [False, True])
-async def test_a_body_and_inputs_are_freed_early(port: int, watched: Watched, http2: bool) -> None:
+async def test_a_body_and_inputs_are_freed_early(port: int, lifetime_probe: LifetimeProbe, http2: bool) -> None:
     async with httpx2.AsyncClient(http1=not http2, http2=http2) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/", content=BODY)
     assert (answer.status_code, answer.content) == (200, b"ok"), answer.text
-    assert watched.alive == {
+    assert lifetime_probe.alive == {
         "body during the call": False,
         "inputs during the call": True,
         "inputs while the response is written": False,

@@ -1,4 +1,4 @@
-"""A server may have more connections than systems allow by default."""
+"""The limit on open files is raised, for more connections than the default."""
 
 import subprocess
 import sys

@@ -23,39 +23,39 @@ END = encode_fields([(b"done", b"yes")])
 class EchoHandler:
     """Echoes a body once it is complete."""
 
-    def __init__(self, service: "EchoService", stream: Http2Stream, head: Http2Headers) -> None:
+    def __init__(self, service: "EchoService", stream: Http2Stream, headers: Http2Headers) -> None:
         self.service = service
         self.stream = stream
-        self.head = head
+        self.headers = headers
         self.body = b""
         self.ended = False
         self.code: int | None = None
-        self.drains = 0
+        self.drained_count = 0
 
     def receive(self, data: Any, at: int, stop: int, ended: bool) -> None:
         assert self.code is None, "nothing is called after the end"
-        if self.head.error is not None:
+        if self.headers.error is not None:
             return
         self.body += bytes(data[at:stop])
         if self.service.reads:
             self.stream.acknowledge(stop - at)
         if ended:
             self.ended = True
-            if self.service.answering:
+            if self.service.responds:
                 self.stream.send_response(OK, (self.body,), len(self.body), END)
 
     def buffer(self, size: int) -> memoryview | None:
         return None
 
     def buffer_filled(self, size: int, ended: bool) -> None:
-        raise AssertionError("it gave no room")
+        raise AssertionError("no buffer was returned")
 
     def check_timeout(self, now_s: float) -> None: ...
 
     def cancel(self) -> None: ...
 
     def drained(self) -> None:
-        self.drains += 1
+        self.drained_count += 1
 
     def closed(self, code: int) -> None:
         assert self.code is None, "a stream ends once"
@@ -65,19 +65,19 @@ class EchoHandler:
 class EchoService:
     """A service whose `handlers` echo bodies. `answering`: they respond; `reads`: they acknowledge data."""
 
-    def __init__(self, *, answering: bool = True, reads: bool = True) -> None:
-        self.answering = answering
+    def __init__(self, *, responds: bool = True, reads: bool = True) -> None:
+        self.responds = responds
         self.reads = reads
         self.handlers: list[EchoHandler] = []
 
-    def open(self, stream: Http2Stream, head: Http2Headers, ended: bool) -> EchoHandler:
-        listener = EchoHandler(self, stream, head)
-        self.handlers.append(listener)
-        if head.error is not None:
-            stream.send_headers(encode_fields([(b":status", b"%d" % head.error.status)]), ended=True)
+    def open(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> EchoHandler:
+        handler = EchoHandler(self, stream, headers)
+        self.handlers.append(handler)
+        if headers.error is not None:
+            stream.send_headers(encode_fields([(b":status", b"%d" % headers.error.status)]), ended=True)
         if ended:
-            listener.receive(b"", 0, 0, True)
-        return listener
+            handler.receive(b"", 0, 0, True)
+        return handler
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Wire:
         self.closed += 1
 
     def send(self, *data: bytes) -> "Wire":
-        for piece in data:
-            self.connection.receive(piece)
+        for chunk in data:
+            self.connection.receive(chunk)
             while self.connection.reader.more:
                 self.connection.receive(b"")
         return self
@@ -123,7 +123,7 @@ class Wire:
         return self.send(frames.frame(frames.DATA, int(ended), number, data))
 
     def read(self) -> list[Any]:
-        """The frames that received since it was last asked."""
+        """Return the frames received since the last call."""
         found = []
         while self.received:
             frame, length = Frame.parse_frame_header(memoryview(self.received[:9]))
@@ -132,25 +132,25 @@ class Wire:
             self.received = self.received[9 + length :]
         return found
 
-    def kinds(self) -> list[str]:
+    def frame_names(self) -> list[str]:
         return [type(f).__name__.removesuffix("Frame") for f in self.read()]
 
-    def answer(self, number: int) -> bytes:
-        """The body that received on a stream, whose end received too."""
+    def response_body(self, number: int) -> bytes:
+        """Return the complete body received on a stream."""
         found = [f for f in self.read() if f.stream_id == number]
         assert "END_STREAM" in found[-1].flags
         return b"".join(f.data for f in found if type(f).__name__ == "DataFrame")
 
     def goaway(self) -> tuple[int, str]:
-        """The code and text of the GOAWAY that ended the connection, which is closed then."""
+        """Return the code and text of the GOAWAY that ended the connection."""
         last = self.read()[-1]
         assert type(last).__name__ == "GoAwayFrame", last
         assert self.closed == 1
         return last.error_code, last.additional_data.decode()
 
-    def alive(self) -> bool:
-        """Whether another request is still answered."""
+    def still_responds(self) -> bool:
+        """Return whether another request gets a response."""
         number = self.connection.streams.last + 2 if self.connection.streams.last else 1
         self.read()
         self.headers(number).data(number, b"still", ended=True)
-        return self.answer(number) == b"still"
+        return self.response_body(number) == b"still"

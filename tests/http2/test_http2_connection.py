@@ -1,4 +1,4 @@
-"""HTTP/2 as RFC 9113 has it: requests, windows, steering frames and limits; each error ends what it must, alone."""
+"""HTTP/2 by RFC 9113: requests, flow control, control frames and limits; errors end only their stream or connection."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Act = Callable[[Wire], object]
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_answered_with_head_body_and_trailers() -> None:
+def test_a_response_has_headers_body_and_trailers() -> None:
     wire = Wire()
     wire.headers(1).data(1, b"ab").data(1, b"c", ended=True)
     received = wire.read()
@@ -27,8 +27,8 @@ def test_a_request_is_answered_with_head_body_and_trailers() -> None:
     assert not wire.connection.streams.open
 
 
-def test_requests_without_body_and_many_at_a_time() -> None:
-    wire = Wire(EchoService(answering=False))
+def test_concurrent_requests_without_body() -> None:
+    wire = Wire(EchoService(responds=False))
     for number in range(1, 21, 2):
         wire.headers(number)
     for number in range(19, 0, -2):
@@ -37,10 +37,10 @@ def test_requests_without_body_and_many_at_a_time() -> None:
         listener.stream.send_response(b"\x88", (listener.body,), len(listener.body), b"")
     bodies = {f.stream_id: f.data for f in wire.read() if type(f).__name__ == "DataFrame" and f.data}
     assert bodies == {n: b"%d" % n for n in range(1, 21, 2)}
-    assert Wire().headers(1, GET, ended=True).kinds() == ["Headers", "Data", "Headers"]
+    assert Wire().headers(1, GET, ended=True).frame_names() == ["Headers", "Data", "Headers"]
 
 
-def test_the_greeting_tells_the_limits() -> None:
+def test_settings_announce_the_limits() -> None:
     wire = Wire(with_preface=False, limits=Http2Limits(max_streams=7, stream_window=70_000, max_frame=20_000))
     settings, window = wire.read()
     result = settings.settings
@@ -48,41 +48,41 @@ def test_the_greeting_tells_the_limits() -> None:
     assert window.window_increment == (16 << 20) - 65_535
 
 
-def test_padding_and_priority_are_taken_off() -> None:
+def test_padding_and_priority_are_stripped() -> None:
     wire = Wire()
     block = wire.encoder.encode(POST)
     wire.send(frame(1, 0x2C, 1, b"\x03\x80\0\0\x09\x10" + block + b"pad"))
     wire.send(frame(0, 8, 1, b"\x05abcwaste"[:9]), frame(0, 9, 1, b"\0d"), frame(2, 0, 1, bytes(5)))
-    assert wire.answer(1) == b"abcd"[:3] + b"d"
+    assert wire.response_body(1) == b"abcd"[:3] + b"d"
 
 
-def test_continuation_in_pieces() -> None:
+def test_continuation_frames() -> None:
     wire = Wire()
     block = wire.encoder.encode(POST)
     wire.send(frame(1, 0, 1, block[:3]), frame(9, 0, 1, block[3:5]), frame(9, 4, 1, block[5:]))
     wire.data(1, b"x", ended=True)
-    assert wire.answer(1) == b"x"
+    assert wire.response_body(1) == b"x"
 
 
 def test_trailers_end_a_request() -> None:
     wire = Wire().headers(1).data(1, b"x").headers(1, [("checksum", "7")], ended=True)
-    assert wire.answer(1) == b"x"
+    assert wire.response_body(1) == b"x"
 
 
-def test_unknown_frames_flags_and_settings_are_passed_over() -> None:
+def test_unknown_frames_flags_and_settings_are_ignored() -> None:
     wire = Wire().send(frame(0xEE, 0xFF, 3, b"what"), frames.settings({0x77: 1 << 31}), frame(6, 0xF0, 0, b"12345678"))
-    assert wire.kinds() == ["Settings", "Ping"]
-    assert wire.alive()
+    assert wire.frame_names() == ["Settings", "Ping"]
+    assert wire.still_responds()
 
 
-def test_the_end_is_agreed_upon() -> None:
-    wire = Wire(EchoService(answering=False))
+def test_graceful_shutdown() -> None:
+    wire = Wire(EchoService(responds=False))
     wire.headers(1)
     wire.connection.drain()
     first, ping = wire.read()
     assert first.last_stream_id == frames.NUMBER
     assert not first.error_code
-    wire.headers(3)  # was on its way
+    wire.headers(3)  # sent before the GOAWAY arrived
     wire.send(frame(6, 1, 0, ping.opaque_data))
     assert wire.read()[-1].last_stream_id == 3
     wire.headers(5)
@@ -93,17 +93,17 @@ def test_the_end_is_agreed_upon() -> None:
     assert wire.closed == 1
 
 
-def test_a_client_may_say_goodbye() -> None:
-    wire = Wire(EchoService(answering=False)).headers(1).send(frames.goaway(0, 0))
+def test_goaway_of_the_client() -> None:
+    wire = Wire(EchoService(responds=False)).headers(1).send(frames.goaway(0, 0))
     assert wire.closed < 1
     wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
     assert wire.closed == 1
 
 
-# --- windows, theirs -------------------------------------------------------------------------------------------------
+# --- windows of the client -------------------------------------------------------------------------------------------
 
 
-def test_answers_wait_for_the_clients_windows() -> None:
+def test_responses_wait_for_flow_control_windows() -> None:
     wire = Wire()
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 10})).read()
     wire.headers(1).data(1, b"x" * 25, ended=True)
@@ -112,9 +112,9 @@ def test_answers_wait_for_the_clients_windows() -> None:
     assert [len(f.data) for f in wire.read()] == [3]
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 16}))
     assert [len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame"] == [6]
-    assert not wire.service.handlers[0].drains
+    assert not wire.service.handlers[0].drained_count
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}), frames.window_update(1, 100))
-    assert len(wire.answer(1)) == 6
+    assert len(wire.response_body(1)) == 6
 
 
 def test_a_window_may_become_negative() -> None:
@@ -124,10 +124,10 @@ def test_a_window_may_become_negative() -> None:
     wire.send(frames.window_update(1, 65_535))
     assert wire.read() == []
     wire.send(frames.window_update(1, 4_465))
-    assert len(wire.answer(1)) == 4_465
+    assert len(wire.response_body(1)) == 4_465
 
 
-def test_the_connections_window_bounds_all_streams() -> None:
+def test_the_window_of_the_connection_limits_all_streams() -> None:
     wire = Wire()
     for number in (1, 3):
         wire.headers(number).data(number, b"x" * 50_000, ended=True)
@@ -138,7 +138,7 @@ def test_the_connections_window_bounds_all_streams() -> None:
     assert sum(len(f.data) for f in wire.read() if type(f).__name__ == "DataFrame") == 100_000 - 65_535
 
 
-def test_streams_take_turns() -> None:
+def test_streams_are_sent_in_turns() -> None:
     wire = Wire()
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 30}))
     for number in (1, 3):
@@ -148,22 +148,22 @@ def test_streams_take_turns() -> None:
     assert order.index(3) < len(order) // 2
 
 
-def test_nothing_large_is_sent_while_the_transport_is_full() -> None:
+def test_no_body_is_sent_while_the_transport_is_full() -> None:
     wire = Wire()
     wire.connection.sender.paused = True
     wire.headers(1).data(1, b"x" * 100, ended=True)
-    assert [k for k in wire.kinds() if k == "Data"] == []
+    assert [k for k in wire.frame_names() if k == "Data"] == []
     wire.connection.sender.paused = False
     wire.connection.sender.pump()
-    assert wire.answer(1) == b"x" * 100
+    assert wire.response_body(1) == b"x" * 100
 
 
-# --- windows, ours ---------------------------------------------------------------------------------------------------
+# --- windows of the server -------------------------------------------------------------------------------------------
 
 SMALL = Http2Limits(stream_window=1000, connection_window=100_000, max_frame=16_384)
 
 
-def test_a_body_that_is_read_may_go_on() -> None:
+def test_acknowledged_data_refills_the_windows() -> None:
     wire = Wire(limits=SMALL).headers(1)
     for _ in range(50):
         wire.data(1, b"x" * 500)
@@ -173,31 +173,31 @@ def test_a_body_that_is_read_may_go_on() -> None:
     assert len(wire.service.handlers[0].body) == 25_000
 
 
-def test_a_body_that_is_not_read_stops_and_no_other() -> None:
+def test_unacknowledged_data_stops_only_its_stream() -> None:
     wire = Wire(EchoService(reads=False), SMALL).headers(1).data(1, b"x" * 1000)
     assert wire.read() == []
     wire.data(1, b"x")
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(1, frames.FLOW_CONTROL_ERROR)]
     assert wire.service.handlers[0].code == frames.FLOW_CONTROL_ERROR
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_padding_counts_and_is_given_back() -> None:
+def test_padding_counts_and_is_acknowledged() -> None:
     wire = Wire(limits=SMALL).headers(1)
     for _ in range(500):  # more than both windows
         wire.send(frame(0, 8, 1, b"\xf0" + b"x" + bytes(240)))
     wire.data(1, ended=True)
     assert wire.service.handlers[0].body == b"x" * 500
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_more_than_the_connections_window_is_the_connections_fault() -> None:
+def test_exceeding_the_window_of_the_connection_ends_it() -> None:
     limits = Http2Limits(stream_window=1 << 20, connection_window=65_535, max_frame=1 << 20)
     wire = Wire(limits=limits).headers(1).data(1, b"x" * 65_536)
     assert wire.goaway()[0] == frames.FLOW_CONTROL_ERROR
 
 
-# --- faults of a connection ------------------------------------------------------------------------------------------
+# --- connection errors -----------------------------------------------------------------------------------------------
 
 
 def number_of(wire: Wire, fields: list[tuple[str, str]] | None = None) -> bytes:
@@ -220,7 +220,7 @@ FATAL: dict[str, tuple[Act, int]] = {
     "WINDOW_UPDATE beyond bounds": (lambda w: w.send(frames.window_update(0, 2**31 - 1)), frames.FLOW_CONTROL_ERROR),
     "SETTINGS of 5 bytes": (lambda w: w.send(frame(4, 0, 0, b"12345")), frames.FRAME_SIZE_ERROR),
     "SETTINGS on a stream": (lambda w: w.send(frame(4, 0, 1, b"")), frames.PROTOCOL_ERROR),
-    "SETTINGS acknowledged with words": (lambda w: w.send(frame(4, 1, 0, b"123456")), frames.FRAME_SIZE_ERROR),
+    "SETTINGS acknowledged with a payload": (lambda w: w.send(frame(4, 1, 0, b"123456")), frames.FRAME_SIZE_ERROR),
     "SETTINGS window": (lambda w: w.send(frames.settings({4: 1 << 31})), frames.FLOW_CONTROL_ERROR),
     "SETTINGS frame": (lambda w: w.send(frames.settings({5: 16_383})), frames.PROTOCOL_ERROR),
     "SETTINGS push": (lambda w: w.send(frames.settings({2: 2})), frames.PROTOCOL_ERROR),
@@ -230,13 +230,13 @@ FATAL: dict[str, tuple[Act, int]] = {
     "PRIORITY of 4 bytes": (lambda w: w.send(frame(2, 0, 1, b"1234")), frames.FRAME_SIZE_ERROR),
     "PRIORITY of no stream": (lambda w: w.send(frame(2, 0, 0, b"12345")), frames.PROTOCOL_ERROR),
     "PUSH_PROMISE": (lambda w: w.headers(1).send(frame(5, 4, 1, bytes(8))), frames.PROTOCOL_ERROR),
-    "CONTINUATION of nothing": (lambda w: w.send(frame(9, 4, 1, b"")), frames.PROTOCOL_ERROR),
+    "CONTINUATION without HEADERS": (lambda w: w.send(frame(9, 4, 1, b"")), frames.PROTOCOL_ERROR),
     "CONTINUATION missing": (lambda w: w.send(frame(1, 0, 1, b""), frame(6, 0, 0, bytes(8))), frames.PROTOCOL_ERROR),
     "CONTINUATION of another": (lambda w: w.send(frame(1, 0, 1, b""), frame(9, 4, 3, b"")), frames.PROTOCOL_ERROR),
     "DATA within a block": (lambda w: w.headers(1).send(frame(1, 0, 3), frame(0, 0, 1, b"x")), frames.PROTOCOL_ERROR),
-    "more padding than DATA": (lambda w: w.headers(1).send(frame(0, 8, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
+    "padding longer than DATA": (lambda w: w.headers(1).send(frame(0, 8, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
     "padding without DATA": (lambda w: w.headers(1).send(frame(0, 8, 1, b"")), frames.PROTOCOL_ERROR),
-    "more padding than HEADERS": (lambda w: w.send(frame(1, 0xC, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
+    "padding longer than HEADERS": (lambda w: w.send(frame(1, 0xC, 1, b"\x05abcd")), frames.PROTOCOL_ERROR),
     "HEADERS too short for priority": (lambda w: w.send(frame(1, 0x24, 1, b"1234")), frames.PROTOCOL_ERROR),
     "an oversized DATA": (lambda w: w.headers(1).data(1, bytes((1 << 20) + 1)), frames.FRAME_SIZE_ERROR),
     "an oversized frame": (lambda w: w.send(b"\xff\xff\xff\xee\0\0\0\0\0"), frames.FRAME_SIZE_ERROR),
@@ -250,9 +250,9 @@ FATAL: dict[str, tuple[Act, int]] = {
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_a_fault_of_the_connection_ends_it(name: str) -> None:
+def test_connection_errors(name: str) -> None:
     act, code = FATAL[name]
-    wire = Wire(EchoService(answering=name == "HEADERS on a closed stream"))
+    wire = Wire(EchoService(responds=name == "HEADERS on a closed stream"))
     act(wire)
     assert wire.goaway()[0] == code
     wire.send(frames.settings({}), b"anything")
@@ -270,12 +270,12 @@ def test_a_fault_of_the_connection_ends_it(name: str) -> None:
         frames.PREFACE + frame(4, 1, 0),
     ],
 )
-def test_a_bad_greeting(data: bytes) -> None:
+def test_an_invalid_preface(data: bytes) -> None:
     wire = Wire(with_preface=False).send(data)
     assert wire.goaway()[0] == frames.PROTOCOL_ERROR
 
 
-# --- faults of a stream ----------------------------------------------------------------------------------------------
+# --- stream errors ---------------------------------------------------------------------------------------------------
 
 
 def fields(*more: tuple[str, str]) -> list[tuple[str, str]]:
@@ -311,18 +311,18 @@ MALFORMED: dict[str, list[tuple[str, str]]] = {
     "te": fields(("te", "gzip")),
     "another host": fields(("host", "elsewhere")),
     "two lengths": fields(("content-length", "1"), ("content-length", "2")),
-    "a length that is none": fields(("content-length", "+1")),
+    "an invalid length": fields(("content-length", "+1")),
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_request_hurts_its_stream_alone(name: str) -> None:
+def test_a_malformed_request_resets_only_its_stream(name: str) -> None:
     wire = Wire(EchoService())
     wire.headers(1).headers(3, MALFORMED[name])
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, frames.PROTOCOL_ERROR)]
     wire.data(3, b"on its way", ended=True).data(1, b"x", ended=True)
-    assert wire.answer(1) == b"x"
-    assert wire.alive()
+    assert wire.response_body(1) == b"x"
+    assert wire.still_responds()
 
 
 UNFIT = {
@@ -335,27 +335,27 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_a_path_or_authority_that_no_uri_can_have_is_400(name: str) -> None:
+def test_an_invalid_path_or_authority_is_400(name: str) -> None:
     wire = Wire().headers(1, UNFIT[name], ended=True)
     (head,) = wire.read()
     assert wire.decoder.decode(head.data) == [(":status", "400")]
-    assert wire.alive()
+    assert wire.still_responds()
 
 
 @pytest.mark.parametrize(
     "host", ["", "a", "a.example:80", "127.0.0.1:", "[::1]:8080", "[fe80::1%25eth0]", "a_b-c~d", "%2Ftmp%2Fsocket"]
 )
-def test_authorities_that_clients_send(host: str) -> None:
+def test_valid_authorities(host: str) -> None:
     wire = Wire().headers(1, [(n, host if n == ":authority" else v) for n, v in GET], ended=True)
     assert wire.decoder.decode(wire.read()[0].data) == [(":status", "200")]
-    assert wire.service.handlers[0].head.authority == host
+    assert wire.service.handlers[0].headers.authority == host
 
 
-def test_blanks_around_metadata_of_grpc_are_taken_off() -> None:
-    wire = Wire(EchoService(answering=False))
+def test_white_space_around_grpc_metadata_is_stripped() -> None:
+    wire = Wire(EchoService(responds=False))
     wire.headers(1, fields(("x-a", "trail "), ("content-type", "application/grpc"), ("x-b", "\t lead"), ("x-c", " ")))
     assert wire.read() == []
-    assert wire.service.handlers[0].head.fields == (
+    assert wire.service.handlers[0].headers.fields == (
         ("x-a", "trail"),
         ("content-type", "application/grpc"),
         ("x-b", "lead"),
@@ -363,17 +363,17 @@ def test_blanks_around_metadata_of_grpc_are_taken_off() -> None:
     )
 
 
-def announced(wire: Wire, length: int) -> Wire:
+def with_content_length(wire: Wire, length: int) -> Wire:
     return wire.headers(3, fields(("content-length", str(length))))
 
 
 LATE = [("a", "b")]
 PROTOCOL, CLOSED, FLOW = frames.PROTOCOL_ERROR, frames.STREAM_CLOSED, frames.FLOW_CONTROL_ERROR
 STREAM_FAULTS: dict[str, tuple[Act, int]] = {
-    "too short": (lambda w: announced(w, 5).data(3, b"abc", ended=True), PROTOCOL),
-    "too long": (lambda w: announced(w, 2).data(3, b"abc"), PROTOCOL),
+    "too short": (lambda w: with_content_length(w, 5).data(3, b"abc", ended=True), PROTOCOL),
+    "too long": (lambda w: with_content_length(w, 2).data(3, b"abc"), PROTOCOL),
     "no body": (lambda w: w.headers(3, fields(("content-length", "5")), ended=True), PROTOCOL),
-    "too short before trailers": (lambda w: announced(w, 5).headers(3, LATE, ended=True), PROTOCOL),
+    "too short before trailers": (lambda w: with_content_length(w, 5).headers(3, LATE, ended=True), PROTOCOL),
     "DATA after the end": (lambda w: w.headers(3).data(3, ended=True).data(3, b"x"), CLOSED),
     "HEADERS after the end": (lambda w: w.headers(3, ended=True).headers(3, LATE, ended=True), CLOSED),
     "HEADERS that end nothing": (lambda w: w.headers(3).headers(3, LATE), PROTOCOL),
@@ -384,20 +384,20 @@ STREAM_FAULTS: dict[str, tuple[Act, int]] = {
 
 
 @pytest.mark.parametrize("name", STREAM_FAULTS)
-def test_a_fault_of_a_stream_hurts_no_other(name: str) -> None:
+def test_stream_errors(name: str) -> None:
     act, code = STREAM_FAULTS[name]
-    wire = Wire(EchoService(answering=False)).headers(1)
+    wire = Wire(EchoService(responds=False)).headers(1)
     act(wire)
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(3, code)]
     assert wire.service.handlers[0].code is None
     assert all(listener.code is not None for listener in wire.service.handlers[1:])
-    wire.service.answering = True
+    wire.service.responds = True
     wire.data(1, b"x", ended=True)
-    assert wire.answer(1) == b"x"
+    assert wire.response_body(1) == b"x"
 
 
-def test_what_was_on_its_way_when_a_stream_was_reset_is_passed_over() -> None:
-    wire = Wire(EchoService(answering=False)).headers(1)
+def test_frames_sent_before_a_reset_are_ignored() -> None:
+    wire = Wire(EchoService(responds=False)).headers(1)
     wire.service.handlers[0].stream.reset(frames.CANCEL)
     wire.read()
     wire.data(1, b"late").headers(1, [("late", "too")], ended=True).send(frames.window_update(1, 5))
@@ -406,10 +406,10 @@ def test_what_was_on_its_way_when_a_stream_was_reset_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("place", ["open", "receive"])
-def test_an_application_that_fails_hurts_its_stream_alone(
+def test_an_exception_of_the_application_resets_only_its_stream(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wire = Wire(EchoService(answering=False)).headers(1)
+    wire = Wire(EchoService(responds=False)).headers(1)
 
     def fails(*_: object) -> None:
         raise ValueError("a mistake")
@@ -419,42 +419,42 @@ def test_an_application_that_fails_hurts_its_stream_alone(
         wire.headers(3).data(3, b"x", ended=True)
     assert (3, frames.INTERNAL_ERROR) in [(f.stream_id, f.error_code) for f in wire.read()]
     assert "a mistake" in caplog.text
-    wire.service.answering = True
+    wire.service.responds = True
     wire.data(1, b"x", ended=True)
-    assert wire.answer(1) == b"x"
+    assert wire.response_body(1) == b"x"
 
 
-def test_a_reset_stops_what_waits_to_be_sent() -> None:
+def test_a_reset_discards_unsent_data() -> None:
     wire = Wire().headers(1).data(1, b"x" * 100_000, ended=True)
     wire.send(frames.rst_stream(1, frames.CANCEL))
     wire.read()
     wire.send(frames.window_update(0, 1 << 20))
     assert wire.read() == []
     assert wire.service.handlers[0].code == frames.CANCEL
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_too_many_streams_at_a_time_are_refused() -> None:
-    wire = Wire(EchoService(answering=False), Http2Limits(max_streams=3))
+def test_too_many_concurrent_streams_are_refused() -> None:
+    wire = Wire(EchoService(responds=False), Http2Limits(max_streams=3))
     for number in (1, 3, 5, 7):
         wire.headers(number)
     assert [(f.stream_id, f.error_code) for f in wire.read()] == [(7, frames.REFUSED_STREAM)]
     wire.service.handlers[0].stream.send_headers(b"\x88", ended=True)
-    wire.service.answering = True
-    assert wire.alive()
+    wire.service.responds = True
+    assert wire.still_responds()
 
 
 @pytest.mark.parametrize("limits", [Http2Limits(max_header_bytes=1000), Http2Limits(max_headers=20)])
-def test_too_many_fields_are_refused_and_the_table_stays_right(limits: Http2Limits) -> None:
+def test_too_many_fields_are_rejected_and_the_table_stays_correct(limits: Http2Limits) -> None:
     wire = Wire(limits=limits)
     wire.headers(1, fields(*((f"name-{n}", "x" * 100) for n in range(20))))
     received = wire.read()
     assert [type(f).__name__ for f in received] == ["HeadersFrame", "RstStreamFrame"]
     assert wire.decoder.decode(received[0].data) == [(":status", "431")]
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_a_client_that_keeps_no_table_is_told_that_we_keep_none() -> None:
+def test_a_client_without_dynamic_table_gets_a_table_size_update() -> None:
     wire = Wire(with_preface=False).send(frames.PREFACE + frames.settings({frames.HEADER_TABLE_SIZE: 0}))
     wire.read()
     for number in (1, 3):
@@ -468,19 +468,19 @@ def test_a_client_that_keeps_no_table_is_told_that_we_keep_none() -> None:
 # --- floods ----------------------------------------------------------------------------------------------------------
 
 
-def flood(count: int, made: Callable[[Wire, int], object]) -> Act:
+def flood(count: int, act_once: Callable[[Wire, int], object]) -> Act:
     def act(wire: Wire) -> None:
         for n in range(count):
             if wire.closed:
                 return
-            made(wire, n)
+            act_once(wire, n)
 
     return act
 
 
 FLOODS: dict[str, Act] = {
     "rapid reset": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.rst_stream(2 * n + 1, 8))),
-    "made to reset": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.window_update(2 * n + 1, 0))),
+    "provoked resets": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.window_update(2 * n + 1, 0))),
     "malformed": flood(3000, lambda w, n: w.headers(2 * n + 1, GET[1:])),
     "settings": flood(3000, lambda w, n: w.send(frames.settings({}))),
     "pings": flood(100, lambda w, n: w.send(frame(6, 0, 0, bytes(8)))),
@@ -490,7 +490,7 @@ FLOODS: dict[str, Act] = {
     "priorities": flood(3000, lambda w, n: w.send(frame(2, 0, 1, bytes(5)))),
     "unknown frames": flood(3000, lambda w, n: w.send(frame(0x55, 0, 1, b""))),
     "data on closed streams": flood(3000, lambda w, n: w.data(1, b"x") if n else w.headers(1, ended=True)),
-    "goodbyes": flood(3000, lambda w, n: w.send(frames.goaway(0, 0)) if n else w.headers(1)),
+    "goaway": flood(3000, lambda w, n: w.send(frames.goaway(0, 0)) if n else w.headers(1)),
     "continuation": flood(3000, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b"\0\x01a\x01b"))),
     "empty continuation": flood(3000, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b""))),
     "a block without end": flood(100, lambda w, n: w.send(frame(9 if n else 1, 0, 1, b"\0\x01a\x7f\x81\x7f" * 2000))),
@@ -498,50 +498,50 @@ FLOODS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_is_calmed(name: str) -> None:
-    wire = Wire(EchoService(answering=False))
+def test_floods_end_the_connection(name: str) -> None:
+    wire = Wire(EchoService(responds=False))
     FLOODS[name](wire)
     assert wire.goaway()[0] == frames.ENHANCE_YOUR_CALM
 
 
-def test_pings_now_and_then_are_answered_and_too_many_named() -> None:
+def test_occasional_pings_are_acknowledged_and_too_many_are_an_error() -> None:
     wire = Wire()
     for _ in range(50):
         wire.now_s += 11.0
         wire.send(frame(6, 0, 0, b"12345678"))
-    assert wire.kinds() == ["Ping"] * 50
+    assert wire.frame_names() == ["Ping"] * 50
     for _ in range(5):
         wire.send(frame(6, 0, 0, b"12345678"))
     assert wire.goaway() == (frames.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
-def test_pings_that_measure_the_way_while_answers_come_are_welcome() -> None:
+def test_pings_that_measure_round_trip_times_are_allowed() -> None:
     wire = Wire()
     for number in range(1, 2001, 2):
         wire.headers(number, GET, ended=True).send(frame(6, 0, 0, b"12345678"), frames.window_update(0, 5))
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_a_bomb_of_indices_costs_no_memory_and_its_stream_alone() -> None:
+def test_an_hpack_bomb_takes_no_memory_and_rejects_only_its_stream() -> None:
     wire = Wire()
     big = [(f"x-{n}", "v" * 1000) for n in range(3)]
     wire.headers(1, fields(*big), ended=True)
     wire.read()
     wire.send(frame(1, 5, 3, b"\xbe" * 15_000))  # each byte names a field of a kilobyte
     assert wire.decoder.decode(wire.read()[0].data) == [(":status", "431")]
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-def test_calls_may_be_cancelled_at_an_honest_rate() -> None:
-    wire = Wire(EchoService(answering=False))
+def test_cancelling_calls_at_a_moderate_rate_is_allowed() -> None:
+    wire = Wire(EchoService(responds=False))
     for number in range(1, 8001, 2):
         wire.now_s += 0.02
         wire.headers(number).send(frames.rst_stream(number, frames.CANCEL))
     assert wire.closed < 1
 
 
-def test_deadlines_may_end_all_streams_at_once() -> None:
-    wire = Wire(EchoService(answering=False))
+def test_resetting_all_streams_at_a_deadline_is_allowed() -> None:
+    wire = Wire(EchoService(responds=False))
     for round_ in range(20):
         numbers = range(400 * round_ + 1, 400 * round_ + 400, 2)
         for number in numbers:
@@ -552,7 +552,7 @@ def test_deadlines_may_end_all_streams_at_once() -> None:
     assert wire.closed < 1
 
 
-def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
+def test_small_window_updates_are_allowed() -> None:
     wire = Wire().send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
     for number in range(1, 41, 2):
         wire.headers(number)
@@ -565,8 +565,8 @@ def test_a_client_that_makes_room_bit_by_bit_is_welcome() -> None:
     assert wire.closed < 1
 
 
-def test_a_long_head_goes_on_in_further_frames() -> None:
-    wire = Wire(EchoService(answering=False)).headers(1, ended=True)
+def test_long_headers_are_sent_with_continuation() -> None:
+    wire = Wire(EchoService(responds=False)).headers(1, ended=True)
     fields = [(b":status", b"200"), *((b"x-%d" % n, b"y" * 900) for n in range(40))]
     wire.service.handlers[0].stream.send_headers(encode_fields(fields), ended=True)
     received = wire.read()

@@ -1,4 +1,4 @@
-"""Header fields against the `hpack` library: whatever one side writes, the other reads."""
+"""Header fields against the `hpack` library: each side decodes what the other encodes."""
 
 import pytest
 from hpack import Decoder as LibraryDecoder
@@ -19,7 +19,7 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
 
 @settings(deadline=None)
 @given(blocks=st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=8))
-def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]]) -> None:
+def test_blocks_of_hpack_are_decoded(blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]]) -> None:
     encoder, decoder = LibraryEncoder(), Decoder(1 << 20)
     for fields, huffman, size in blocks:
         if size is not None:
@@ -33,7 +33,7 @@ def test_what_the_library_writes_is_read(blocks: list[tuple[list[tuple[bytes, by
 
 @settings(deadline=None)
 @given(fields=FIELDS)
-def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) -> None:
+def test_hpack_decodes_our_blocks(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = LibraryDecoder()
     for _ in range(2):
         assert [(bytes(n), bytes(v)) for n, v in decoder.decode(encode_fields(fields), raw=True)] == fields
@@ -42,7 +42,7 @@ def test_what_is_written_the_library_reads(fields: list[tuple[bytes, bytes]]) ->
 
 @settings(deadline=None)
 @given(block=st.binary(max_size=200), before=FIELDS)
-def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list[tuple[bytes, bytes]]) -> None:
+def test_random_bytes_are_an_error_or_decoded_as_hpack_does(block: bytes, before: list[tuple[bytes, bytes]]) -> None:
     encoder, decoder, library = LibraryEncoder(), Decoder(1 << 16), LibraryDecoder()
     first = encoder.encode(before)
     decoder.decode(first)
@@ -54,7 +54,7 @@ def test_garbage_is_a_fault_or_what_the_library_reads(block: bytes, before: list
     assert found == [(bytes(n), bytes(v)) for n, v in library.decode(block, raw=True)]
 
 
-def test_a_list_too_long_keeps_the_table_right() -> None:
+def test_the_table_stays_correct_after_a_too_long_list() -> None:
     encoder, decoder = LibraryEncoder(), Decoder(100)
     assert decoder.decode(encoder.encode([(b"a", b"b" * 50), (b"c", b"d" * 50)])) == [(b"a", b"b" * 50)]
     assert decoder.too_large
@@ -63,12 +63,12 @@ def test_a_list_too_long_keeps_the_table_right() -> None:
 
 
 @pytest.mark.parametrize("block", [b"\x40", b"\x40\x05abc", b"\x00\x01a", b"\x7f", b"\xc0", b"\x10\x81", b"\x3f"])
-def test_a_block_that_ends_early_is_a_fault(block: bytes) -> None:
+def test_a_truncated_block_is_an_error(block: bytes) -> None:
     with pytest.raises(Http2ConnectionError):
         Decoder(1000).decode(block)
 
 
-def test_the_version_tells_of_changes() -> None:
+def test_the_version_counts_changes_of_the_table() -> None:
     decoder = Decoder(1000)
     assert decoder.decode(b"\x82\x00\x01a\x01b") == [(b":method", b"GET"), (b"a", b"b")]
     assert decoder.version == 0

@@ -1,4 +1,4 @@
-"""Whatever pieces a connection's bytes come in, it does the same; whatever they are, it neither fails nor hangs."""
+"""Chunking does not change the outcome of a connection, and no bytes raise an exception or hang."""
 
 import random
 from itertools import pairwise
@@ -18,26 +18,26 @@ from dragoman.transports.http2.frames import frame
 from dragoman.transports.http2.limits import Http2Limits
 
 
-def talk() -> bytes:
-    """A client's part of a connection: several requests, one beside the other, and whatever else clients say."""
+def recorded_frames() -> bytes:
+    """Return the bytes of a client: concurrent requests, and control frames."""
     encoder = Encoder()
     big = bytes(range(256)) * 300
-    said = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}), frames.window_update(0, 1 << 20)]
-    said += [frame(1, 4, n, encoder.encode([*POST, ("x-number", str(n))])) for n in (1, 3, 5)]
-    said += [frame(0, 0, 1, big[:16_000]), frame(0, 9, 3, b"\x03abc..."), frame(6, 0, 0, b"12345678")]
+    data = [frames.PREFACE, frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}), frames.window_update(0, 1 << 20)]
+    data += [frame(1, 4, n, encoder.encode([*POST, ("x-number", str(n))])) for n in (1, 3, 5)]
+    data += [frame(0, 0, 1, big[:16_000]), frame(0, 9, 3, b"\x03abc..."), frame(6, 0, 0, b"12345678")]
     block = encoder.encode(GET)
-    said += [frame(1, 1, 7, block[:2]), frame(9, 4, 7, block[2:]), frame(0, 1, 1, big[16_000:])]
-    said += [frames.rst_stream(5, 8), frame(1, 5, 9, encoder.encode(GET[1:])), frame(0x50, 3, 9, b"what")]
-    said += [frame(2, 0, 11, bytes(5)), frame(1, 5, 11, encoder.encode(GET))]
-    return b"".join(said)
+    data += [frame(1, 1, 7, block[:2]), frame(9, 4, 7, block[2:]), frame(0, 1, 1, big[16_000:])]
+    data += [frames.rst_stream(5, 8), frame(1, 5, 9, encoder.encode(GET[1:])), frame(0x50, 3, 9, b"what")]
+    data += [frame(2, 0, 11, bytes(5)), frame(1, 5, 11, encoder.encode(GET))]
+    return b"".join(data)
 
 
-TALK = talk()
+RECORDED = recorded_frames()
 
 
-def outcome(pieces: list[bytes]) -> tuple[Any, ...]:
+def outcome(chunks: list[bytes]) -> tuple[Any, ...]:
     wire = Wire(with_preface=False)
-    wire.send(*pieces)
+    wire.send(*chunks)
     handlers = [(li.stream.number, li.body, li.ended, li.code) for li in wire.service.handlers]
     answers: dict[int, bytes] = {}
     for f in wire.read():
@@ -46,15 +46,15 @@ def outcome(pieces: list[bytes]) -> tuple[Any, ...]:
     return handlers, answers, wire.closed
 
 
-WHOLE = outcome([TALK])
+WHOLE = outcome([RECORDED])
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    at = [0, *sorted(places), len(data)]
+def split(data: bytes, positions: list[int]) -> list[bytes]:
+    at = [0, *sorted(positions), len(data)]
     return [data[a:b] for a, b in pairwise(at)]
 
 
-def test_the_talk_is_understood() -> None:
+def test_the_recorded_frames_get_responses() -> None:
     handlers, answers, closed = WHOLE
     assert [h[0] for h in handlers] == [1, 3, 5, 7, 11]
     assert {n: len(b) for n, b in answers.items()} == {1: 76_800, 3: 3, 7: 0, 11: 0}
@@ -63,18 +63,18 @@ def test_the_talk_is_understood() -> None:
 
 
 @settings(deadline=None)
-@given(places=st.lists(st.integers(0, len(TALK)), max_size=40))
-def test_any_cut_of_the_bytes_gives_the_same(places: list[int]) -> None:
-    assert outcome(cut(TALK, places)) == WHOLE
+@given(positions=st.lists(st.integers(0, len(RECORDED)), max_size=40))
+def test_chunking_does_not_change_the_outcome(positions: list[int]) -> None:
+    assert outcome(split(RECORDED, positions)) == WHOLE
 
 
-def test_byte_by_byte_gives_the_same() -> None:
-    assert outcome([TALK[n : n + 1] for n in range(len(TALK))]) == WHOLE
+def test_single_bytes_do_not_change_the_outcome() -> None:
+    assert outcome([RECORDED[n : n + 1] for n in range(len(RECORDED))]) == WHOLE
 
 
 @settings(deadline=None)
 @given(data=st.binary(max_size=400))
-def test_garbage_never_fails(data: bytes) -> None:
+def test_random_bytes_raise_no_exception(data: bytes) -> None:
     wire = Wire().headers(1)
     wire.send(data)
     wire.connection.lost()
@@ -85,10 +85,10 @@ KINDS = st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st
 
 
 @settings(deadline=None)
-@given(said=st.lists(KINDS, max_size=30))
-def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
-    wire = Wire(EchoService(answering=False), Http2Limits(max_streams=3, stream_window=100))
-    for one in said:
+@given(data=st.lists(KINDS, max_size=30))
+def test_random_frames_raise_no_exception(data: list[tuple[int, int, int, bytes]]) -> None:
+    wire = Wire(EchoService(responds=False), Http2Limits(max_streams=3, stream_window=100))
+    for one in data:
         wire.send(frame(*one))
     wire.connection.lost()
     assert all(li.ended or li.code is not None for li in wire.service.handlers)
@@ -97,9 +97,9 @@ def test_any_frames_never_fail(said: list[tuple[int, int, int, bytes]]) -> None:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 30))
-def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
+def test_changed_bytes_raise_no_exception(seed: int) -> None:
     dice = random.Random(seed)
-    data = bytearray(TALK[:600] + TALK[-400:])
+    data = bytearray(RECORDED[:600] + RECORDED[-400:])
     for _ in range(dice.randrange(1, 6)):
         data[dice.randrange(24, len(data))] = dice.randrange(256)
     wire = Wire(with_preface=False).send(bytes(data))
@@ -111,10 +111,10 @@ def test_a_good_talk_with_a_few_wrong_bytes_never_fails(seed: int) -> None:
 @given(
     bodies=st.lists(st.binary(max_size=3000).map(lambda b: b * 50), min_size=1, max_size=4),
     window=st.integers(1, 100_000),
-    piece=st.integers(100, 70_000),
+    chunk_size=st.integers(100, 70_000),
 )
-def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int) -> None:
-    """It checks every frame that comes, and makes room only as it reads."""
+def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, chunk_size: int) -> None:
+    """The h2 package checks every frame, and acknowledges only data that it has read."""
     bodies = [body[: 500 * window] for body in bodies]
     wire = Wire(
         with_preface=False, limits=Http2Limits(stream_window=50_000, connection_window=80_000, max_frame=20_000)
@@ -127,7 +127,7 @@ def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int
     ended: set[int] = set()
     for number in left:
         client.send_headers(number, POST)
-    for _ in range(4000):  # 1,500 to send with the smallest piece, and up to four for each window to receive
+    for _ in range(4000):  # 1,500 to send with the smallest chunk, and up to four for each window to receive
         wire.send(client.data_to_send())
         received, wire.received = wire.received, b""
         for event in client.receive_data(received):
@@ -138,7 +138,7 @@ def test_the_h2_package_as_a_client(bodies: list[bytes], window: int, piece: int
                 case h2.events.StreamEnded():
                     ended.add(event.stream_id)
         for number in [n for n in left if n not in ended]:
-            size = min(piece, client.local_flow_control_window(number), client.max_outbound_frame_size)
+            size = min(chunk_size, client.local_flow_control_window(number), client.max_outbound_frame_size)
             data, left[number] = left[number][:size], left[number][size:]
             if data or not left[number]:
                 client.send_data(number, data, end_stream=not left[number])

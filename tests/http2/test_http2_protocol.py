@@ -1,4 +1,4 @@
-"""A connection of HTTP/2 at its transport: which readers it waits for. Time is the argument of `check_timeouts`."""
+"""Timeouts of HTTP/2 connections. Time is the argument of `check_timeouts`."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from dragoman.transports.listener import Listener
 
 
 class Transport:
-    """Keeps `unread` bytes of what was written."""
+    """A transport with `unread` bytes in its buffer."""
 
     def __init__(self) -> None:
         self.unread = 0
@@ -53,8 +53,8 @@ class Transport:
 
 
 @pytest.fixture
-async def paused() -> tuple[Any, Transport]:
-    """A connection whose client does not read as fast as it is written to."""
+async def paused_protocol() -> tuple[Any, Transport]:
+    """A connection whose transport is full."""
     wire = http2(EchoService(), Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection = wire(Listener(wire, limits=Limits(write_timeout_s=60.0, keep_alive_timeout_s=75.0)))
     assert isinstance(connection, Http2Protocol)
@@ -66,10 +66,10 @@ async def paused() -> tuple[Any, Transport]:
     return connection, transport
 
 
-async def test_a_slow_and_steady_reader_is_awaited(paused: tuple[Any, Transport]) -> None:
-    connection, transport = paused
+async def test_a_slow_steady_reader_stays_connected(paused_protocol: tuple[Any, Transport]) -> None:
+    connection, transport = paused_protocol
     now_s = asyncio.get_running_loop().time()
-    for _ in range(20):  # it says nothing meanwhile, not even to a PING, which waits behind the rest
+    for _ in range(20):  # it sends nothing meanwhile, not even an acknowledgement of PING, which is queued
         now_s += 50.0
         transport.unread -= 1000
         connection.check_timeouts(now_s)
@@ -80,16 +80,16 @@ async def test_a_slow_and_steady_reader_is_awaited(paused: tuple[Any, Transport]
     assert transport.aborted
 
 
-async def test_a_client_that_reads_nothing_is_cut_off(
-    paused: tuple[Any, Transport], caplog: pytest.LogCaptureFixture
+async def test_a_client_that_reads_nothing_is_disconnected(
+    paused_protocol: tuple[Any, Transport], caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection, transport = paused
+    connection, transport = paused_protocol
     connection.check_timeouts(asyncio.get_running_loop().time() + 61.0)
     assert transport.aborted
     assert [r.getMessage() for r in caplog.records] == ["client disconnected: it read nothing for 60.0 s"]
 
 
-async def test_streams_that_wait_for_their_turn_of_a_steady_reader_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_that_wait_for_their_turn_are_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     wire = http2(EchoService(), Http2Limits(), MessageExecutor(BodyMemory(0)))
@@ -125,7 +125,7 @@ class SlowService(EchoService):
         return super().open(stream, head, ended)
 
 
-def test_requests_that_came_together_are_worked_on_in_slices() -> None:
+def test_requests_that_arrive_together_are_handled_in_time_slices() -> None:
     service = SlowService()
     wire = Wire(service)
     connection: Any = wire.connection
@@ -137,10 +137,10 @@ def test_requests_that_came_together_are_worked_on_in_slices() -> None:
         slices.append(len(service.handlers) - sum(slices))
     assert sum(slices) == 20
     assert max(slices) <= 4
-    assert wire.alive()
+    assert wire.still_responds()
 
 
-async def test_reading_pauses_until_what_was_read_is_worked_on() -> None:
+async def test_reading_pauses_until_received_bytes_are_handled() -> None:
     service = SlowService()
     wire = http2(service, Http2Limits(), MessageExecutor(BodyMemory(0)))
     connection: Any = wire(Listener(wire, limits=Limits()))

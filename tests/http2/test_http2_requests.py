@@ -1,4 +1,4 @@
-"""One port for HTTP/1.1, HTTP/2 and gRPC: the same application answers, whichever way a request comes."""
+"""One port for HTTP/1.1, HTTP/2 and gRPC: the same application answers, requests over any of them."""
 
 import asyncio
 import json
@@ -35,14 +35,14 @@ async def server() -> AsyncIterator[dragoman.Server]:
 
 
 class Client:
-    """One connection over HTTP/2."""
+    """A client with one HTTP/2 connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self.h2.initiate_connection()
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: bytes = b"", *more: tuple[str, str]
     ) -> tuple[dict[str, str], bytes]:
         number = self.h2.get_next_available_stream_id()
@@ -81,9 +81,9 @@ async def client(server: dragoman.Server) -> AsyncIterator[Client]:
     writer.transport.abort()
 
 
-async def test_a_request_is_answered(client: Client) -> None:
+async def test_a_request(client: Client) -> None:
     for _ in range(3):
-        headers, body = await client.ask("POST", "/v2/models/double/infer", json.dumps(QUESTION).encode())
+        headers, body = await client.request("POST", "/v2/models/double/infer", json.dumps(QUESTION).encode())
         assert headers[":status"] == "200"
         assert headers["content-type"] == "application/json"
         assert headers["content-length"] == str(len(body))
@@ -91,30 +91,30 @@ async def test_a_request_is_answered(client: Client) -> None:
         assert json.loads(body)["outputs"][0]["data"] == ANSWER
 
 
-async def test_health_queries_head_and_faults(client: Client) -> None:
-    assert (await client.ask("GET", "/v2/health/ready?x=y"))[0][":status"] == "200"
-    headers, body = await client.ask("HEAD", "/v2/models/double")
+async def test_health_query_head_and_errors(client: Client) -> None:
+    assert (await client.request("GET", "/v2/health/ready?x=y"))[0][":status"] == "200"
+    headers, body = await client.request("HEAD", "/v2/models/double")
     assert (headers[":status"], body) == ("200", b"")
-    headers, body = await client.ask("GET", "/nowhere")
+    headers, body = await client.request("GET", "/nowhere")
     assert headers[":status"] == "404"
     assert "no such path" in json.loads(body)["error"]
-    assert (await client.ask("DELETE", "/v2/health/ready"))[0]["allow"]
-    headers, body = await client.ask("POST", "/v2/models/nope/infer", json.dumps(QUESTION).encode())
+    assert (await client.request("DELETE", "/v2/health/ready"))[0]["allow"]
+    headers, body = await client.request("POST", "/v2/models/nope/infer", json.dumps(QUESTION).encode())
     assert headers[":status"] == "404"
-    headers, body = await client.ask("POST", "/v2/models/double/infer", b"{")
+    headers, body = await client.request("POST", "/v2/models/double/infer", b"{")
     assert headers[":status"] == "400"
 
 
-@pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_too_large_is_refused(client: Client, announced: bool) -> None:
+@pytest.mark.parametrize("with_content_length", [True, False])
+async def test_a_too_large_body_is_rejected(client: Client, with_content_length: bool) -> None:
     body = b" " * ((1 << 20) + 1)
-    more = [("content-length", str(len(body)))] if announced else []
-    headers, _ = await client.ask("POST", "/v2/models/double/infer", body, *more)
+    more = [("content-length", str(len(body)))] if with_content_length else []
+    headers, _ = await client.request("POST", "/v2/models/double/infer", body, *more)
     assert headers[":status"] == "413"
-    assert (await client.ask("GET", "/v2/health/live"))[0][":status"] == "200"
+    assert (await client.request("GET", "/v2/health/live"))[0][":status"] == "200"
 
 
-async def test_large_bodies_come_and_go(client: Client) -> None:
+async def test_large_bodies_roundtrip(client: Client) -> None:
     data = np.arange(100_000, dtype=np.float64)
     head = {"name": "x", "datatype": "FP64", "shape": [len(data)], "parameters": {"binary_data_size": data.nbytes}}
     text = json.dumps(
@@ -123,7 +123,7 @@ async def test_large_bodies_come_and_go(client: Client) -> None:
     text = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
     body = text + data.tobytes()
     length = ("inference-header-content-length", str(len(text)))
-    headers, received = await client.ask(
+    headers, received = await client.request(
         "POST", "/v2/models/double/infer", body, length, ("content-length", str(len(body)))
     )
     assert headers[":status"] == "200"
@@ -131,7 +131,7 @@ async def test_large_bodies_come_and_go(client: Client) -> None:
     assert np.array_equal(np.frombuffer(received[begin:]), 2 * data)
 
 
-async def test_a_client_is_told_that_it_may_go_on(client: Client) -> None:
+async def test_100_continue(client: Client) -> None:
     number = client.h2.get_next_available_stream_id()
     fields = [(":method", "POST"), (":scheme", "http"), (":path", "/v2/models/double/infer"), (":authority", "x")]
     client.h2.send_headers(number, [*fields, ("expect", "100-continue")])
@@ -153,48 +153,50 @@ async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
             assert list(reply.outputs[0].contents.fp64_contents) == ANSWER
 
 
-class Waits(dragoman.Model):
-    """A model that never answers, and tells what became of a call."""
+class Hangs(dragoman.Model):
+    """A model that never responds and records cancellation."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),)
     placement = "inline"
 
     def __init__(self) -> None:
-        self.began, self.left = asyncio.Event(), asyncio.Event()
+        self.began, self.cancelled = asyncio.Event(), asyncio.Event()
 
     async def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
         self.began.set()
         try:
             await asyncio.Event().wait()
         finally:
-            self.left.set()
+            self.cancelled.set()
         raise AssertionError
 
 
-@pytest.mark.parametrize("leave", ["reset", "hang up", "stop"])
-async def test_who_leaves_is_noticed(leave: str) -> None:
-    model = Waits()
+@pytest.mark.parametrize("action", ["reset", "disconnect", "stop"])
+async def test_a_disconnect_cancels_the_call(action: str) -> None:
+    model = Hangs()
     server = dragoman.Server(model, http_port=0, grpc_port=-1)
     async with server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
         client = Client(reader, writer)
-        asking = asyncio.ensure_future(client.ask("POST", "/v2/models/Waits/infer", json.dumps(QUESTION).encode()))
+        requesting = asyncio.ensure_future(
+            client.request("POST", "/v2/models/Hangs/infer", json.dumps(QUESTION).encode())
+        )
         await asyncio.wait_for(model.began.wait(), 20)
-        if leave == "reset":
+        if action == "reset":
             client.h2.reset_stream(1, 8)
             writer.write(client.h2.data_to_send())
-        elif leave == "hang up":
+        elif action == "disconnect":
             writer.transport.abort()
         else:
             await server.stop(0.05)
-        await asyncio.wait_for(model.left.wait(), 20)
-        asking.cancel()
-        await asyncio.wait([asking])
+        await asyncio.wait_for(model.cancelled.wait(), 20)
+        requesting.cancel()
+        await asyncio.wait([requesting])
         writer.transport.abort()
 
 
-async def test_a_body_that_comes_too_slowly_is_refused() -> None:
+async def test_a_slow_body_is_rejected() -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=-1, body_timeout_s=0.2) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
         client = Client(reader, writer)
@@ -209,7 +211,7 @@ async def test_a_body_that_comes_too_slowly_is_refused() -> None:
                 if isinstance(event, h2.events.ResponseReceived):
                     status = dict(event.headers)[":status"]
         assert status == "408"
-        assert (await client.ask("GET", "/v2/health/live"))[0][":status"] == "200"
+        assert (await client.request("GET", "/v2/health/live"))[0][":status"] == "200"
         writer.transport.abort()
 
 
@@ -231,7 +233,7 @@ async def test_curl(server: dragoman.Server) -> None:
 
 
 @pytest.fixture
-def pem(tmp_path: Path) -> tuple[Path, Path]:
+def certificate_file(tmp_path: Path) -> tuple[Path, Path]:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("makes its certificate with openssl")
@@ -242,13 +244,13 @@ def pem(tmp_path: Path) -> tuple[Path, Path]:
     return key, chain
 
 
-async def test_tls_lets_the_client_choose(pem: tuple[Path, Path]) -> None:
-    key, chain = map(str, pem)
+async def test_tls_with_alpn(certificate_file: tuple[Path, Path]) -> None:
+    key, chain = map(str, certificate_file)
     async with dragoman.Server(double, http_port=0, grpc_port=0, tls_key=key, tls_cert=chain) as server:
         for option, version in (("--http2", "2"), ("--http1.1", "1.1")):
             result = await asyncio.to_thread(curl, option, "--cacert", chain, f"{server.http_url}/v2/health/live")
             assert result.endswith(f"{version} 200")
-        credentials = grpc.ssl_channel_credentials(pem[1].read_bytes())
+        credentials = grpc.ssl_channel_credentials(certificate_file[1].read_bytes())
         for port in (server.http_ports[0], server.grpc_port):
             async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
                 live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
@@ -257,5 +259,5 @@ async def test_tls_lets_the_client_choose(pem: tuple[Path, Path]) -> None:
         context.set_alpn_protocols(["h2"])
         reader, writer = await asyncio.open_connection("127.0.0.1", server.grpc_port, ssl=context)
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
-        assert (await Client(reader, writer).ask("GET", "/"))[0][":status"] == "415"
+        assert (await Client(reader, writer).request("GET", "/"))[0][":status"] == "415"
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Unexpected exceptions affect one request and no other."""
+"""An unexpected exception affects only its request."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
 
-def _answers(request: HttpRequest) -> HttpResponse:
+def _respond(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, (request.body,), (("x-path", request.path),))
 
 
-def _breaks_its_line(request: HttpRequest) -> HttpResponse:
+def _bad_header(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, (b"a",), (("x", "a\r\ncontent-length: 7"),))
 
 
@@ -25,7 +25,7 @@ def _raises(request: HttpRequest) -> HttpResponse:
     raise RuntimeError("a secret")
 
 
-def _no_bytes(request: HttpRequest) -> HttpResponse:
+def _str_body(request: HttpRequest) -> HttpResponse:
     parts: Any = (None,)
     return HttpResponse(200, parts)
 
@@ -40,7 +40,12 @@ TABLE = HttpProtocol(
     "test",
     tuple(
         Route(method, path, endpoint)
-        for path, endpoint in (("/", _answers), ("/line", _breaks_its_line), ("/raises", _raises), ("/none", _no_bytes))
+        for path, endpoint in (
+            ("/", _respond),
+            ("/line", _bad_header),
+            ("/raises", _raises),
+            ("/none", _str_body),
+        )
         for method in ("GET", "POST")
     ),
     _error,
@@ -49,7 +54,7 @@ TABLE = HttpProtocol(
 
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
-    engine: Any = None  # nothing is asked of it
+    engine: Any = None  # not called
     server = HttpServer(engine, (TABLE,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])
     yield found
@@ -67,7 +72,7 @@ async def response_to(port: int, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/line", "/raises", "/none"])
-async def test_a_mistake_is_told_blandly(port: int, path: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_is_hidden_from_the_client(port: int, path: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL, "dragoman.http"):
         text = await response_to(port, path)
     assert text.startswith(b"HTTP/1.1 500 ")
@@ -77,7 +82,9 @@ async def test_a_mistake_is_told_blandly(port: int, path: str, caplog: pytest.Lo
     assert (await response_to(port, "/")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_where_nothing_can_be_told_the_connection_ends(port: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_cannot_be_formatted_closes_the_connection(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     assert await response_to(port, "/worst") == b""
     assert "HTTP/1.1 connection failed" in caplog.text
     assert (await response_to(port, "/")).startswith(b"HTTP/1.1 200 ")
