@@ -17,9 +17,8 @@ from dragoman.protocols.wire import GrpcRequest
 from dragoman.system.process import keep_freed_memory
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
-from dragoman.transports.grpc.calls import GrpcCalls
+from dragoman.transports.grpc.calls import GrpcCalls, GrpcServer
 from dragoman.transports.grpc.handlers import UnaryHandler
-from dragoman.transports.grpc.server import GrpcServer
 from dragoman.transports.limits import Limits
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

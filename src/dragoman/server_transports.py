@@ -83,7 +83,7 @@ class ServerTransports:
             self._http = self._http_server(open_http, open_grpc, limits)
             self.http_ports = await self._http.start(ports.http, shared=ports.shared)
         for host, port in ports.grpc:
-            from dragoman.transports.grpc.server import GrpcServer
+            from dragoman.transports.grpc.calls import GrpcServer
 
             # The listener sets ALPN of its context, so HTTP and gRPC have one each.
             context, executor = tls.context() if tls is not None else None, self._executor

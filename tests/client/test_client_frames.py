@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dragoman import errors
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS
 
 pd = pytest.importorskip("pandas")
 

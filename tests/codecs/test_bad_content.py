@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dragoman.codecs.codec import CODECS
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_input, decode_request, encode_answer, encode_output
 from dragoman.codecs.image import PillowImageCodec
-from dragoman.codecs.registry import CODECS
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import UINT8
 from dragoman.core.errors import InvalidInput, InvalidOutput

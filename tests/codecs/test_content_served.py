@@ -226,7 +226,7 @@ class Reversed(StringCodec):
 
 
 def test_a_content_type_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.codecs import registry
+    from dragoman.codecs.codec import CodecRegistry
 
     (tmp_path / "reversed-1.0.dist-info").mkdir()
     (tmp_path / "reversed-1.0.dist-info" / "METADATA").write_text("Name: reversed\nVersion: 1.0\n")
@@ -235,9 +235,9 @@ def test_a_content_type_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.
     )
     (tmp_path / "reversed_codec.py").write_text(_REVERSED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    fresh = registry.CodecRegistry()
+    fresh = CodecRegistry()
     codec = fresh.input("reversed")
     assert codec.to_value(codec.to_tensor(["abc"])) == ["cba"]
-    again = registry.CodecRegistry()
+    again = CodecRegistry()
     assert again.input_for(np.arange(2)) is NumpyCodec
     assert again.custom_input_for_hint(codec.type_hint) is codec

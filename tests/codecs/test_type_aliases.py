@@ -13,8 +13,7 @@ import typing_extensions
 from numpy.typing import NDArray
 
 from dragoman.codecs.annotations import Shape
-from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS, InputCodec
 from dragoman.codecs.typed import TypedFunction
 from dragoman.compat.mlserver.codecs.decorator import decode_args
 from dragoman.compat.mlserver.types import InferenceRequest

@@ -15,10 +15,9 @@ import dragoman
 from derivatives.derivative_models import ONE, X, build, error_message, vector_function
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import VectorFunction
-from dragoman.derivatives.analytic_array import NotAnalyticError, as_analytic
-from dragoman.derivatives.checks import Tolerance, run_checks
+from dragoman.derivatives.checks import ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
+from dragoman.derivatives.complex_step import NotAnalyticError, as_analytic
 from dragoman.derivatives.decorator import build_vector_function
-from dragoman.derivatives.plot import ErrorCurve, svg_plot, text_plot
 from dragoman.derivatives.user_function import ConfigCache
 
 # --- the complex step ----------------------------------------------------------------------------------------

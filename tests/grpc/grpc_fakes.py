@@ -31,7 +31,7 @@ from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
 from dragoman.protocols.wire import EngineCall, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
 from dragoman.system.coroutines import begin
-from dragoman.transports.grpc.server import GrpcServer
+from dragoman.transports.grpc.calls import GrpcServer
 from dragoman.transports.limits import Limits
 
 A = TypeVar("A")

@@ -14,10 +14,9 @@ import pytest_asyncio
 import uvloop
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
-from dragoman.transports.executor import LARGE, LARGE_TEXT
+from dragoman.transports.executor import LARGE, LARGE_MESSAGE, LARGE_TEXT
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
-from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 from .loop_iterations import Iterations
 

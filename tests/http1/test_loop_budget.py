@@ -20,7 +20,7 @@ from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Rou
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.encoding import decompress
-from dragoman.transports.executor import MessageExecutor
+from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, MessageExecutor
 from dragoman.transports.http1.connection import http1
 from dragoman.transports.http1.request_reader import Http1Context
 from dragoman.transports.http2 import frames
@@ -30,7 +30,6 @@ from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.requests import Http2Requests
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
-from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget
 
 from .loop_iterations import Iterations
 

@@ -28,8 +28,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
-from dragoman.derivatives.checks import CheckResult, Tolerance, run_checks
-from dragoman.derivatives.plot import ErrorCurve, svg_plot, text_plot
+from dragoman.derivatives.checks import CheckResult, ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
 from dragoman.engine.engine import Engine
 from dragoman.server import make_engine, settings_for
 from dragoman.settings import from_environment

@@ -1,15 +1,150 @@
-"""HTTP/1.1 transport to one server with keep-alive connections."""
+"""HTTP/1.1 to one server: requests as bytes, the parser of responses, and keep-alive connections."""
 
 import os
 import select
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+import httptools
+
 from dragoman.client import errors
-from dragoman.client.http1 import ResponseParser, serialize
 from dragoman.client.messages import Address, Deadline, RestRequest, RestResponse
+from dragoman.core.errors import ServerError
 from dragoman.formats.policy import Buffer
+
+# Buffers up to this size are joined: copying them costs less than a system call.
+_SMALL = 1 << 15
+# Size of one read. Longer bodies, up to _LARGEST, are read into one preallocated buffer.
+_CHUNK = 1 << 16
+_LARGEST = 1 << 32
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+def compress(body: list[Buffer], encoding: str) -> list[Buffer]:
+    """Compress a body with the fastest level of zlib."""
+    stream = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    return [b"".join([*(stream.compress(part) for part in body), stream.flush()])]
+
+
+def serialize(request: RestRequest, authority: str) -> Iterator[Buffer]:
+    """Yield the buffers of a request; large ones are the memory of the arrays."""
+    size = sum(len(part) for part in request.body)
+    lines = [f"{request.method} {request.path} HTTP/1.1", f"host: {authority}"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if request.method != "GET":
+        lines.append(f"content-length: {size}")
+    small: list[Buffer] = ["\r\n".join([*lines, "", ""]).encode("latin-1", "replace")]
+    for part in request.body:
+        if len(part) > _SMALL:
+            yield b"".join(small)
+            small = []
+            yield part
+        else:
+            small.append(part)
+    if small:
+        yield b"".join(small)
+
+
+class ResponseParser:
+    """Parser of one response: write received bytes into `buffer()`, then call `bytes_received`.
+
+    has_headers: status and headers are complete. done: the response is complete. keep_alive: the connection can be
+    used again. With `streams` the body is read in chunks by `take`.
+    """
+
+    def __init__(self, *, streams: bool = False) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.has_headers = self.done = self.keep_alive = False
+        self._whole = not streams
+        self._chunks: list[Buffer] = []
+        self._body: bytearray | None = None
+        self._at = 0
+        self._scratch = memoryview(bytearray(_CHUNK))
+        self._parser = httptools.HttpResponseParser(self)
+
+    def buffer(self) -> memoryview:
+        """Return the buffer for the next bytes; those of a large body are received in place."""
+        return self._scratch if self._body is None or self.done else memoryview(self._body)[self._at :]
+
+    def bytes_received(self, count: int) -> None:
+        """Parse `count` received bytes. Raises ServerError if they are not HTTP."""
+        if self.done:  # unexpected data after the response
+            self.keep_alive = False
+            return
+        if self._body is not None:
+            self._at += count
+            self.done = self._at == len(self._body)
+            return
+        try:
+            self._parser.feed_data(self._scratch[:count])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise ServerError(f"the response is not HTTP/1.1: {error}") from error
+        length = self.headers.get("content-length", "")
+        is_long = length.isdecimal() and _CHUNK < int(length) <= _LARGEST
+        if is_long and self.has_headers and not self.done and self._whole:
+            self._body = bytearray(int(length))
+            received = self.take()
+            self._at = len(received)
+            self._body[: self._at] = received
+
+    def end(self) -> bool:
+        """Handle a closed connection; return whether the response is complete, as one without a length then is."""
+        until_close = not {"content-length", "transfer-encoding"} & set(self.headers)
+        self.done = self.done or (self.has_headers and until_close)
+        return self.done
+
+    def take(self) -> Buffer:
+        """Return the bytes of the body received since the last call."""
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def response(self) -> RestResponse:
+        body = self.take() if self._body is None else self._body
+        self._body = None  # an idle connection keeps no response in memory
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            body = _decompress(body, encoding)
+        return RestResponse(self.status, self.headers, body)
+
+    # --- callbacks of httptools ------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.done:  # an unexpected second response
+            self.keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.done:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self.done:
+            return
+        self.status = self._parser.get_status_code()
+        self.has_headers = self.status >= 200
+        self.keep_alive = self._parser.should_keep_alive()
+        if not self.has_headers:  # 1xx: the final response follows
+            self.headers = {}
+
+    def on_body(self, data: bytes) -> None:
+        if not self.done:
+            self._chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.has_headers and not self.done:
+            self.done = True
+
+
+def _decompress(body: Buffer, encoding: str) -> bytes:
+    if encoding not in _WINDOW_BITS:
+        raise ServerError(f"the response has the content-encoding '{encoding}'; expected gzip or deflate")
+    try:
+        return zlib.decompress(body, _WINDOW_BITS[encoding])
+    except zlib.error as error:
+        raise ServerError(f"the response is not valid {encoding}: {error}") from error
+
 
 _MAX_IDLE = 32
 

@@ -5,8 +5,7 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from dragoman.client.http import Connection, HttpTransport, is_stale
-from dragoman.client.http1 import ResponseParser
+from dragoman.client.http import Connection, HttpTransport, ResponseParser, is_stale
 from dragoman.client.messages import Address, Deadline
 from dragoman.formats.policy import Buffer
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from dragoman.client.http import Connection, HttpTransport, is_stale
-from dragoman.client.http1 import ResponseParser
+from dragoman.client.http import Connection, HttpTransport, ResponseParser, is_stale
 from dragoman.client.messages import Address, Deadline
 from dragoman.formats.policy import Buffer
 

@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from dragoman.client import errors
-from dragoman.client.http1 import compress
+from dragoman.client.http import compress
 from dragoman.client.messages import Address, Compression, RemoteCall, RemoteStream, RestRequest, RestResponse
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
 from dragoman.core.datatypes import DATATYPES

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Signature, TensorSpec

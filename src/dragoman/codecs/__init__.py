@@ -5,7 +5,7 @@ from typing import Any
 
 # Imported on first use, because pandas and Pillow are optional.
 _MODULES = {
-    "CODECS": "registry",
+    "CODECS": "codec",
     "InputCodec": "codec",
     "RequestCodec": "codec",
     "NumpyCodec": "numpy",

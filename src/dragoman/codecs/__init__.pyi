@@ -1,4 +1,5 @@
 from dragoman.codecs.base64 import Base64Codec as Base64Codec
+from dragoman.codecs.codec import CODECS as CODECS
 from dragoman.codecs.codec import InputCodec as InputCodec
 from dragoman.codecs.codec import RequestCodec as RequestCodec
 from dragoman.codecs.datetime import DatetimeCodec as DatetimeCodec
@@ -8,7 +9,6 @@ from dragoman.codecs.json import PandasJsonCodec as PandasJsonCodec
 from dragoman.codecs.numpy import NumpyCodec as NumpyCodec
 from dragoman.codecs.numpy import NumpyRequestCodec as NumpyRequestCodec
 from dragoman.codecs.pandas import PandasCodec as PandasCodec
-from dragoman.codecs.registry import CODECS as CODECS
 from dragoman.codecs.string import StringCodec as StringCodec
 from dragoman.codecs.string import StringRequestCodec as StringRequestCodec
 

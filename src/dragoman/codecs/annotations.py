@@ -10,9 +10,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from dragoman.codecs.codec import InputCodec
+from dragoman.codecs.codec import CODECS, InputCodec
 from dragoman.codecs.elements import strings
-from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import (
     BOOL,
     BYTES,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from dragoman.codecs.annotations import Conversion, conversion_of, optional
-from dragoman.codecs.codec import RequestCodec
+from dragoman.codecs.codec import CODECS, RequestCodec
 from dragoman.codecs.decode import KEY, Defaults, with_defaults
-from dragoman.codecs.registry import CODECS
 from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BYTES

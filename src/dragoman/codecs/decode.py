@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.codecs.codec import FirstTensorCodec, InputCodec, RequestCodec
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS, FirstTensorCodec, InputCodec, RequestCodec
 from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BYTES

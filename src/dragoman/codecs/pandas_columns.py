@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.codec import CODECS
 from dragoman.codecs.elements import bytes_tensor, text_tensor
 from dragoman.codecs.json import serialize_json
 from dragoman.codecs.pandas_values import (
@@ -18,7 +19,6 @@ from dragoman.codecs.pandas_values import (
     family_of,
     pd,
 )
-from dragoman.codecs.registry import CODECS
 from dragoman.core.datatypes import Array, datatype_of
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.codec import CODECS
 from dragoman.codecs.elements import content_error, decode_elements, decode_texts
 from dragoman.codecs.json import parse_json
-from dragoman.codecs.registry import CODECS
 from dragoman.core.bytes_tensor import flatten
 from dragoman.core.datatypes import BYTES, INT64, Array
 from dragoman.core.errors import InvalidInput

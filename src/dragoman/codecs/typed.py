@@ -12,8 +12,8 @@ import numpy as np
 from dragoman.codecs.annotations import Conversion, conversion_of
 from dragoman.codecs.annotations import Shape as Shape
 from dragoman.codecs.arguments import arguments_of, table_codec
+from dragoman.codecs.codec import CODECS
 from dragoman.codecs.decode import NO_DEFAULTS, Defaults, decode_inputs, encode_answer
-from dragoman.codecs.registry import CODECS
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
 from dragoman.core.model import Result, Results

@@ -20,6 +20,12 @@ def _none(_path: Path) -> bool:
     return False
 
 
+def lazy_function(name: str) -> Callable[..., Any]:
+    """Return a function that calls `module:attribute`, which is imported at the first call."""
+    module, _, attribute = name.partition(":")
+    return lambda *arguments: getattr(importlib.import_module(module), attribute)(*arguments)
+
+
 class Runtime(Struct, frozen=True, kw_only=True):
     """A runtime, as an entry point of the group `dragoman.runtimes` names it.
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from dragoman.core.errors import InvalidOutput, ModelFailed
 from dragoman.core.vectors import Ability, Config, Vector, Vectors, as_vectors, replace_item, split_outputs
-from dragoman.derivatives.analytic_array import NotAnalyticError
-from dragoman.derivatives.complex_step import ComplexStep
+from dragoman.derivatives.complex_step import ComplexStep, NotAnalyticError
 from dragoman.derivatives.derived import DerivedFunction, component_scales
 from dragoman.derivatives.finite_differences import directional_derivative
 from dragoman.derivatives.user_function import UserFunction

@@ -12,12 +12,12 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
-from dragoman.generation.beam_search import BeamSearch
 from dragoman.generation.cache import CacheManager
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.input_processor import EngineLimits
 from dragoman.generation.job import BatchRow, GenerationJob, Sequence
 from dragoman.generation.runner import Runner
+from dragoman.generation.sampler import BeamSearch
 from dragoman.generation.scheduler import Scheduler, StepMetrics, StepWork, queue_metrics
 from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman.generation.vocabulary import Vocabulary

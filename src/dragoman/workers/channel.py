@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 
-from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
-from dragoman.workers.serialization import Buffer
+from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, encode
 from dragoman.workers.shared_blocks import BlockReader, BlockWriter, is_buffer
 
 _BUFFERS_PER_CALL = 512  # IOV_MAX is 1024

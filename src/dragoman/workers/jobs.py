@@ -13,8 +13,7 @@ from dragoman.core.errors import DeadlineExceeded, DragomanError
 from dragoman.system.request_context import get_context, values
 from dragoman.workers import pool
 from dragoman.workers.channel import Channel
-from dragoman.workers.frames import Frame, FrameKind, encode
-from dragoman.workers.serialization import Buffer
+from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 
 # Called on the event loop with a chunk, a response or an error, and whether it is the last one.
 Deliver = Callable[[Any, BaseException | None, bool], None]

@@ -14,11 +14,11 @@ from typing import Any
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec
+from dragoman.workers.frames import Buffer
 from dragoman.workers.inline import unloading
 from dragoman.workers.jobs import Job, JobRunner
 from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.replica import Replica
-from dragoman.workers.serialization import Buffer
 from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.worker")

@@ -11,10 +11,9 @@ from dragoman.core.errors import DragomanError, ModelFailed, OutOfMemory, Worker
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.channel import Channel
 from dragoman.workers.child_process import ChildProcess
-from dragoman.workers.frames import Frame, FrameKind, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
 from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_error
-from dragoman.workers.serialization import Buffer
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat, is_stopped
 

@@ -15,10 +15,9 @@ from dragoman.system.request_context import Context, set_context
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
-from dragoman.workers.frames import Frame, FrameKind, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.pool import WINDOW, WrongPlacement
 from dragoman.workers.results import copy_outputs
-from dragoman.workers.serialization import Buffer
 from dragoman.workers.shared_blocks import close_files
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from dragoman.core.sampling import MOST_STOPS, InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
-from dragoman.protocols.text_common.grammar import GRAMMAR, GUIDED, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import (
+    GRAMMAR,
+    GUIDED,
+    RESPONSE_FORMAT,
     Parameter,
     ParsedParameters,
     option,

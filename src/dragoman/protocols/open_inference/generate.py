@@ -19,9 +19,10 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Generation, Sampling
-from dragoman.protocols.text_common.grammar import GRAMMAR, RESPONSE_FORMAT
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
+    GRAMMAR,
+    RESPONSE_FORMAT,
     Parameter,
     ParsedParameters,
     build_request,

@@ -24,8 +24,16 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
-from dragoman.protocols.text_common.grammar import GUIDED, RESPONSE_FORMAT
-from dragoman.protocols.text_common.parameters import Parameter, ParsedParameters, event, option, reject_unknown, sets
+from dragoman.protocols.text_common.parameters import (
+    GUIDED,
+    RESPONSE_FORMAT,
+    Parameter,
+    ParsedParameters,
+    event,
+    option,
+    reject_unknown,
+    sets,
+)
 from dragoman.protocols.text_common.parameters import parse_parameters as parse_table
 from dragoman.protocols.wire import (
     EndpointResult,

@@ -13,10 +13,10 @@ from dragoman.core.sampling import check_value, flag, format_value, integer, num
 from dragoman.core.text import Chat, Generation, RawPrompt, Sampling, Text, Token
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import get_flag, parse_conversation
-from dragoman.protocols.text_common.grammar import GRAMMAR
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
+    GRAMMAR,
     Parameter,
     ParsedParameters,
     get_object,

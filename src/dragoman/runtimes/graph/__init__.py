@@ -2,18 +2,10 @@
 
 from pathlib import Path
 
-from dragoman.core.model import Model
-from dragoman.core.runtime import Runtime
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.runtime import Runtime, lazy_function
 
 # The files that hold graphs; another name and a dot may stand before these.
 GRAPH_FILES = ("graph.toml", "graph.json", "graph.yaml", "graph.yml")
-
-
-def _load(spec: ModelSpec) -> Model:
-    from dragoman.runtimes.graph.model import GraphModel
-
-    return GraphModel(spec)
 
 
 def _is_graph_file(path: Path) -> bool:
@@ -27,24 +19,12 @@ def graph_file(path: Path) -> Path | None:
     return path if _is_graph_file(path) else None
 
 
-def _own_name(path: Path) -> str:
-    from dragoman.runtimes.graph.model import graph_name
-
-    return graph_name(path)
-
-
-def _placement(spec: ModelSpec) -> Placement:
-    from dragoman.runtimes.graph.model import placement_for
-
-    return placement_for(spec)
-
-
 RUNTIME = Runtime(
-    load=_load,
+    load=lazy_function("dragoman.runtimes.graph.model:GraphModel"),
     shared_suffixes=(".toml", ".json", ".yaml", ".yml"),
     is_model_file=_is_graph_file,
     folder_files=GRAPH_FILES,
     priority=20,
-    own_name=_own_name,
-    placement=_placement,
+    own_name=lazy_function("dragoman.runtimes.graph.model:graph_name"),
+    placement=lazy_function("dragoman.runtimes.graph.model:placement_for"),
 )

@@ -22,7 +22,11 @@ Options = Mapping[str, Any]
 
 
 class AnswerExtractor:
-    """A model of extractive question answering with its fast tokenizer."""
+    """A model of extractive question answering with its fast tokenizer.
+
+    The rule is that of transformers' pipeline up to version 4, which version 5 no longer has: the probability of a span
+    is that of its first token times that of its last, each a softmax over the context's tokens.
+    """
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
         self._torch, self._model, self._tokenizer = torch, model, tokenizer

@@ -1,27 +1,12 @@
 """The runtime of scikit-learn estimators and pipelines, saved by joblib or pickle."""
 
-from dragoman.core.model import Model
-from dragoman.core.runtime import Runtime
-from dragoman.core.spec import ModelSpec
-
-
-def _load(spec: ModelSpec) -> Model:
-    from dragoman.runtimes.sklearn.model import SklearnModel
-
-    return SklearnModel(spec)
-
-
-def _check(spec: ModelSpec) -> None:
-    from dragoman.runtimes.sklearn.model import check_pickle_modules
-
-    check_pickle_modules(spec)
-
+from dragoman.core.runtime import Runtime, lazy_function
 
 RUNTIME = Runtime(
-    load=_load,
+    load=lazy_function("dragoman.runtimes.sklearn.model:SklearnModel"),
     packages=("sklearn", "joblib"),
     extra="sklearn",
     suffixes=(".joblib", ".pkl", ".pickle"),
     placement="thread",
-    check=_check,
+    check=lazy_function("dragoman.runtimes.sklearn.model:check_pickle_modules"),
 )

@@ -1,14 +1,7 @@
 """The runtime of remote models: those that UM-Bridge servers compute."""
 
-from dragoman.core.model import Model
-from dragoman.core.runtime import Runtime
-from dragoman.core.spec import ModelSpec
+from dragoman.core.runtime import Runtime, lazy_function
 
-
-def _load(spec: ModelSpec) -> Model:
-    from dragoman.runtimes.umbridge.model import UmBridgeModel
-
-    return UmBridgeModel(spec)
-
-
-RUNTIME = Runtime(load=_load, uri_is_path=False, placement="inline")
+RUNTIME = Runtime(
+    load=lazy_function("dragoman.runtimes.umbridge.model:UmBridgeModel"), uri_is_path=False, placement="inline"
+)

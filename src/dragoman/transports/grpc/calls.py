@@ -1,7 +1,9 @@
 """Route HTTP/2 streams to gRPC calls, count the calls, and limit them per server, client and connection."""
 
 import asyncio
+import errno
 import math
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -13,18 +15,21 @@ from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.system.request_context import new_context, running_in_thread
+from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, status_error, table_handlers
+from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
 from dragoman.transports.grpc.services import Health, Reflection
-from dragoman.transports.grpc.streaming import StreamCall
-from dragoman.transports.grpc.unary import UnaryCall
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
+from dragoman.transports.http2.limits import http2_limits
+from dragoman.transports.http2.protocol import http2
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
+from dragoman.transports.listener import Listener
 
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
 MAX_HEALTH_CALLS = 16
@@ -236,3 +241,65 @@ def make_handlers(
     checks = Health(engine, [p.service for p in protocols], stopping)
     tables = table_handlers(engine, protocols, stopping, executor)
     return {**tables, **checks.handlers(), **Reflection(protocols, stopping).handlers()}
+
+
+# Time for cancelled work to end.
+_CANCEL_S = 1.0
+
+
+class GrpcServer:
+    """Serves the gRPC services of protocols on one port."""
+
+    def __init__(
+        self,
+        engine: CallHandler,
+        protocols: Sequence[GrpcProtocol],
+        *,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        executor: MessageExecutor | None = None,
+        access: AccessControl | None = None,
+    ) -> None:
+        self._engine = engine
+        self._protocols = tuple(protocols)
+        self._limits = limits
+        self._executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
+        self._tls = tls
+        self._access = access
+        self._calls: GrpcCalls | None = None
+        self._listener: Listener | None = None
+
+    def make_calls(self) -> GrpcCalls:
+        return GrpcCalls(self._engine, self._protocols, self._limits, self._executor, access=self._access)
+
+    async def start(self, host: str, port: int, *, shared: bool = False) -> int:
+        """Listen and return the port, which the system chooses for port 0. Raises OSError if it cannot be bound."""
+        calls = self.make_calls()
+        wire = http2(calls, http2_limits(self._limits), self._executor)
+        listener = Listener(wire, limits=self._limits, tls=self._tls, counters=self._executor.counters)
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["h2"])
+        try:
+            (bound,) = await listener.start([(host, port)], shared=shared)
+        except OSError as error:
+            why = "" if error.errno == errno.EACCES else "; is the port in use, or the address not one of this host?"
+            raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from error
+        self._calls, self._listener = calls, listener
+        return bound
+
+    def begin_drain(self) -> None:
+        """Send GOAWAY to the clients; new connections get one too."""
+        if self._listener is not None:
+            self._listener.begin_drain()
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more calls and wait for those in flight, which are cancelled after `grace_s` seconds.
+
+        Streams end after their current response; health becomes NOT_SERVING.
+        """
+        if self._listener is None or self._calls is None:
+            return
+        listener, self._listener = self._listener, None
+        self._calls.begin_stop()
+        await listener.stop(grace_s)
+        await self._calls.ended(_CANCEL_S)

@@ -24,8 +24,7 @@ from dragoman.protocols.wire import (
 )
 from dragoman.system import request_context
 from dragoman.system.coroutines import Start
-from dragoman.transports.executor import LARGE, MessageExecutor, weight
-from dragoman.transports.loop_budget import LARGE_MESSAGE
+from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, weight
 
 log = logging.getLogger("dragoman.grpc")
 

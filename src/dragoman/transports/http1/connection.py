@@ -12,14 +12,13 @@ from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, set_context
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS, client_address
-from dragoman.transports.executor import is_large
+from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, ReadLimiter, is_large
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
 from dragoman.transports.http1.response_headers import ResponseHeaderWriter
 from dragoman.transports.http1.response_writer import Http1ResponseWriter
 from dragoman.transports.http1.timeouts import Stage, deadline_s
 from dragoman.transports.listener import Listener, end_output
-from dragoman.transports.loop_budget import LARGE_MESSAGE, LoopBudget, ReadLimiter
 
 log = logging.getLogger("dragoman.http")
 

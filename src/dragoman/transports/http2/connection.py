@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.body_receiver import BodyReceiver, ReceiveWindows
-from dragoman.transports.http2.body_sender import BodySender
+from dragoman.transports.http2.bodies import BodyReceiver, BodySender, ReceiveWindows
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, strip_padding
 from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError

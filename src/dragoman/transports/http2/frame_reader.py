@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from dragoman.protocols.wire import HttpError
 from dragoman.transports.http2 import frames
-from dragoman.transports.http2.body_receiver import BodyReceiver
+from dragoman.transports.http2.bodies import BodyReceiver
 from dragoman.transports.http2.fields import Decoder, Field
 from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.request import Http2Headers, parse_headers

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.transports.clients import client_address
-from dragoman.transports.executor import MessageExecutor
+from dragoman.transports.executor import LARGE_MESSAGE, MessageExecutor, ReadLimiter
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.connection import Http2Connection
 from dragoman.transports.http2.limits import Http2Limits
 from dragoman.transports.http2.stream import Buffer, Http2Service
 from dragoman.transports.listener import Listener, end_output
-from dragoman.transports.loop_budget import LARGE_MESSAGE, ReadLimiter
 
 log = logging.getLogger("dragoman.http2")
 

@@ -15,11 +15,11 @@ from dragoman.system.request_context import client_request_id, new_context, set_
 from dragoman.transports.application import Application
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
+from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
-from dragoman.transports.loop_budget import LARGE_MESSAGE
 from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS
 from dragoman.compat.mlserver.codecs.base import InputCodec, RequestCodec, register_input_codec, register_request_codec
 from dragoman.compat.mlserver.types import (
     InferenceRequest,

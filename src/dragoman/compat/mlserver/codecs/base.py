@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from dragoman.codecs import codec as dragoman_codec
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS
 from dragoman.compat.mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 from dragoman.core.tensor import Tensor
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dragoman.codecs.registry import CODECS
+from dragoman.codecs.codec import CODECS
 from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec
 from dragoman.compat.mlserver.codecs.base import (
     InputCodecLike,

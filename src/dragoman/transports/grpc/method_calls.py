@@ -1,8 +1,8 @@
-"""A unary gRPC call; if its response is there at once, it needs no task."""
+"""Unary and streaming gRPC calls; a unary one needs no task if its response is there at once."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
@@ -11,13 +11,13 @@ from typing import Any
 from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import set_context
+from dragoman.transports.executor import LARGE_MESSAGE
 from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
 from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
-from dragoman.transports.grpc.handlers import GrpcError, Reply, UnaryHandler, chunks_of, public_error
-from dragoman.transports.grpc.messages import MessageReader, prefix
+from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of, public_error
+from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
-from dragoman.transports.loop_budget import LARGE_MESSAGE
 
 log = logging.getLogger("dragoman.grpc")
 
@@ -162,3 +162,127 @@ def _unexpected(error: BaseException | None) -> GrpcError:
     """Return the error for an exception that no handler should raise."""
     found = public_error(error if isinstance(error, Exception) else RuntimeError(repr(error)), "")
     return GrpcError("INTERNAL", found.message)
+
+
+class StreamCall(GrpcCall):
+    """The `Peer` of a handler. The client can send one window more than the handler has read."""
+
+    __slots__ = ("_current_size", "_ended", "_idle_since_s", "_reader", "_writer")
+
+    def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
+        super().__init__(server, stream, headers)
+        self._ended = False
+        self._current_size = 0  # bytes of the message that is being handled
+        self._idle_since_s = server.loop.time()
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        handler = headers.handler
+        assert isinstance(handler, StreamHandler)
+        self.start_task(handler.talk(self))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.headers.metadata
+
+    # --- messages of the client ----------------------------------------------------------------------------------
+
+    def on_data(self, messages: MessageReader) -> None:
+        if messages.ready:
+            _wake(self._reader)
+        elif messages.missing:
+            self._stream.expect(messages.missing)  # a message may be larger than the window
+
+    def on_end(self) -> None:
+        messages = self._messages
+        if messages is not None and messages.is_incomplete:
+            raise GrpcError("INTERNAL", "the request ends within a message")
+        self._ended = True
+        _wake(self._reader)
+
+    async def read(self) -> Any:
+        """Return the next message, None after the last; wait while the client does not read its responses.
+
+        A message counts as memory in use until the next one is read.
+        """
+        current_size, self._current_size = self._current_size, 0
+        self.hold(-current_size)
+        backlog = self._stream.connection.backlog
+        if backlog.is_full:
+            resumed = self._server.loop.create_future()
+            backlog.wait(lambda: _wake(resumed))
+            await resumed
+        self._idle_since_s = self._server.loop.time()
+        while self._messages is None or not self._messages.ready:
+            if self._ended:
+                return None
+            self._reader = self._server.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        messages = self._messages
+        if self._server.bodies.is_over_limit and not self.headers.health:
+            raise overload_error(self._server.bodies)
+        flag, message = messages.ready.popleft()
+        self._current_size = PREFIX_BYTES + len(message)
+        self._stream.acknowledge(self._current_size)
+        if not messages.ready and messages.missing:
+            self._stream.expect(messages.missing)
+        return await self.decompress_message(message) if flag else message
+
+    def check_timeout(self, now_s: float) -> None:
+        """End a stream on which no message has arrived for too long while none was being handled."""
+        timeout_s = self._server.limits.grpc_stream_idle_timeout_s
+        is_idle = self._reader is not None and not self.is_receiving()
+        if timeout_s and is_idle and now_s - self._idle_since_s > timeout_s:
+            text = f"no message came on this stream for {timeout_s:g} s (grpc_stream_idle_timeout_s)"
+            self.fail(GrpcError("DEADLINE_EXCEEDED", text))
+        else:
+            super().check_timeout(now_s)
+
+    # --- messages to the client ----------------------------------------------------------------------------------
+
+    async def write(self, message: Reply) -> None:
+        """Send a message; return when it has been passed to the transport."""
+        if self._is_closed:
+            raise asyncio.CancelledError
+        if not self._has_started:
+            self._has_started = True
+            self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
+        parts = chunks_of(message)
+        size = sum(map(len, parts))
+        if self._server.bodies.is_over_limit and size > SMALL:
+            raise overload_error(self._server.bodies)
+        self._stream.send_data(prefix.pack(0, size), *parts)
+        while self._stream.pending:
+            self._writer = self._server.loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+
+    def count_unread(self, size: int) -> None:
+        # Without `changed()`: the formatted message is written and counted next, and nothing may go on in between.
+        self._stream.connection.backlog.size += size
+
+    def drained(self) -> None:
+        _wake(self._writer)
+
+    def finish(self, task: asyncio.Task[Any]) -> None:
+        error = task.exception()
+        if error is not None:
+            expected = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self.fail(
+                error if isinstance(error, GrpcError) else GrpcError("INTERNAL", public_error(expected, "").message)
+            )
+        elif not self._is_closed:
+            self._is_closed = True
+            self.count("OK")
+            if not self._has_started:
+                self._stream.send_headers(RESPONSE_HEADERS + encode_request_id(self.context))
+            self._stream.send_trailers(OK)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
