@@ -189,7 +189,6 @@ def http_addresses(settings: Settings) -> list[Address]:
 
 
 def protocol_policy(settings: Settings) -> Policy:
-    """Return the settings that protocols need."""
     headers = split_list(settings.forward_headers.lower())
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
@@ -218,7 +217,6 @@ def access_control(settings: Settings) -> AccessControl | None:
 
 
 def transport_limits(settings: Settings) -> Limits:
-    """Return the settings that transports need."""
     fields = values(TransportOptions, settings)
     root = settings.root_path.strip("/")
     fields |= {"root_path": f"/{root}" if root else "", "max_open_files": open_files_limit()}

@@ -11,18 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dragoman.core.calls import (
-    ApplyHessian,
-    ApplyJacobian,
-    Call,
-    DerivativeCall,
-    Describe,
-    Gradient,
-    Infer,
-    ModelDescription,
-    Request,
-    SignatureFor,
-)
+from dragoman.core import calls
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -35,11 +24,11 @@ from dragoman.settings import from_environment
 
 A = TypeVar("A")
 
-_ABILITIES: Mapping[type[Call[Any]], Ability] = {
-    Infer: "evaluate",
-    Gradient: "gradient",
-    ApplyJacobian: "apply_jacobian",
-    ApplyHessian: "apply_hessian",
+_ABILITIES: Mapping[type[calls.Call[Any]], Ability] = {
+    calls.Infer: "evaluate",
+    calls.Gradient: "gradient",
+    calls.ApplyJacobian: "apply_jacobian",
+    calls.ApplyHessian: "apply_hessian",
 }
 
 
@@ -48,7 +37,7 @@ class ServedFunction(VectorFunction):
 
     def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
         self.name, self._engine, self._runner = name, engine, runner
-        self._description: ModelDescription = self._call(Describe())
+        self._description: calls.ModelDescription = self._call(calls.Describe())
         found = self._signature(config)
         self.input_names = tuple(spec.name for spec in found.inputs)
         self.output_names = tuple(spec.name for spec in found.outputs)
@@ -60,23 +49,23 @@ class ServedFunction(VectorFunction):
         return [_size(spec) for spec in self._signature(config).outputs]
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        result = self._call(Infer({}, positional=_tensors(inputs), config=config or NONE))
+        result = self._call(calls.Infer({}, positional=_tensors(inputs), config=config or NONE))
         return tuple(tensor.data.reshape(-1) for tensor in result.outputs.values())
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         where: Any = {"output": output, "input": input, "sens": Tensor.of(sens)}
-        return self._derivative(Gradient, inputs, config, where)
+        return self._derivative(calls.Gradient, inputs, config, where)
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         where: Any = {"output": output, "input": input, "vec": Tensor.of(vec)}
-        return self._derivative(ApplyJacobian, inputs, config, where)
+        return self._derivative(calls.ApplyJacobian, inputs, config, where)
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Any:
         where: Any = {"output": output, "input1": input1, "input2": input2}
         where |= {"sens": Tensor.of(sens), "vec": Tensor.of(vec)}
-        return self._derivative(ApplyHessian, inputs, config, where)
+        return self._derivative(calls.ApplyHessian, inputs, config, where)
 
     def sources(self) -> Mapping[Ability, str]:
         known = self._description.details.get("derivatives", {})
@@ -90,14 +79,16 @@ class ServedFunction(VectorFunction):
         return point if [len(each) for each in point] == list(sizes) else [np.zeros(size) for size in sizes]
 
     def _signature(self, config: Config) -> Signature:
-        return self._call(SignatureFor(config or NONE))
+        return self._call(calls.SignatureFor(config or NONE))
 
-    def _derivative(self, kind: type[DerivativeCall], inputs: Vectors, config: Config, where: Mapping[str, Any]) -> Any:
+    def _derivative(
+        self, kind: type[calls.DerivativeCall], inputs: Vectors, config: Config, where: Mapping[str, Any]
+    ) -> Any:
         result = self._call(kind(positional=_tensors(inputs), config=config or NONE, **where))
         return result.data.reshape(-1)
 
-    def _call(self, call: Call[A]) -> A:
-        return self._runner.run(self._engine.call(Request(call, self.name))).answer
+    def _call(self, call: calls.Call[A]) -> A:
+        return self._runner.run(self._engine.call(calls.Request(call, self.name))).answer
 
 
 def _tensors(inputs: Vectors) -> tuple[Tensor, ...]:

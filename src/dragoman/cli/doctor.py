@@ -28,7 +28,6 @@ Exit status: 1 if something is missing or rejected, otherwise 0. No code of the 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.description = (
         "Report what will be the same, different or missing when a folder of MLServer or LMI is served."
     )

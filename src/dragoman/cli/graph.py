@@ -26,7 +26,6 @@ Exit status: 2 if the graph is invalid; the message names the node and the port.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.description = "Draw and check a graph of models."
     parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the graph")

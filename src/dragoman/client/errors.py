@@ -5,26 +5,13 @@ import json
 import time
 from collections.abc import Mapping
 
-from dragoman.core.errors import (
-    CallerError,
-    DeadlineExceeded,
-    DragomanError,
-    Forbidden,
-    InvalidInput,
-    ModelNotFound,
-    NotReady,
-    NotSupported,
-    Overloaded,
-    ServerError,
-    Unauthorized,
-    WorkerLost,
-)
+from dragoman.core import errors
 from dragoman.formats.policy import Buffer
 
 _SHOWN = 300
 
 
-class ServerUnreachable(DragomanError, ConnectionError):
+class ServerUnreachable(errors.DragomanError, ConnectionError):
     """The server cannot be reached, or the connection was lost before the response was complete.
 
     `refused`: nothing listens there (yet), so the server did not receive the call.
@@ -33,44 +20,44 @@ class ServerUnreachable(DragomanError, ConnectionError):
     refused = False
 
 
-class ServiceUnavailable(NotReady, Overloaded):
+class ServiceUnavailable(errors.NotReady, errors.Overloaded):
     """503: the model is not ready or its queue is full; HTTP has one status for both."""
 
 
-class ConnectionLost(WorkerLost, ServerUnreachable):
+class ConnectionLost(errors.WorkerLost, ServerUnreachable):
     """UNAVAILABLE: the server or one of its workers ended; gRPC has one status for both."""
 
 
 # Prefixes of messages that grpcio itself writes.
 _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")
 
-_BY_STATUS: Mapping[int, type[DragomanError]] = {
-    400: InvalidInput,
-    401: Unauthorized,
-    403: Forbidden,
-    404: ModelNotFound,
-    405: NotSupported,
-    408: DeadlineExceeded,
-    413: InvalidInput,
-    415: InvalidInput,
-    422: InvalidInput,
-    429: Overloaded,
-    431: InvalidInput,
-    501: NotSupported,
+_BY_STATUS: Mapping[int, type[errors.DragomanError]] = {
+    400: errors.InvalidInput,
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    404: errors.ModelNotFound,
+    405: errors.NotSupported,
+    408: errors.DeadlineExceeded,
+    413: errors.InvalidInput,
+    415: errors.InvalidInput,
+    422: errors.InvalidInput,
+    429: errors.Overloaded,
+    431: errors.InvalidInput,
+    501: errors.NotSupported,
     503: ServiceUnavailable,
-    504: DeadlineExceeded,
+    504: errors.DeadlineExceeded,
 }
 
-_BY_CODE: Mapping[str, type[DragomanError]] = {
-    "INVALID_ARGUMENT": InvalidInput,
-    "FAILED_PRECONDITION": InvalidInput,
-    "OUT_OF_RANGE": InvalidInput,
-    "NOT_FOUND": ModelNotFound,
-    "UNIMPLEMENTED": NotSupported,
-    "RESOURCE_EXHAUSTED": Overloaded,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "UNAUTHENTICATED": Unauthorized,
-    "PERMISSION_DENIED": Forbidden,
+_BY_CODE: Mapping[str, type[errors.DragomanError]] = {
+    "INVALID_ARGUMENT": errors.InvalidInput,
+    "FAILED_PRECONDITION": errors.InvalidInput,
+    "OUT_OF_RANGE": errors.InvalidInput,
+    "NOT_FOUND": errors.ModelNotFound,
+    "UNIMPLEMENTED": errors.NotSupported,
+    "RESOURCE_EXHAUSTED": errors.Overloaded,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "UNAUTHENTICATED": errors.Unauthorized,
+    "PERMISSION_DENIED": errors.Forbidden,
 }
 
 
@@ -80,9 +67,8 @@ def server_unreachable(name: str, why: object, *, refused: bool = False) -> Serv
     return error
 
 
-def error_of_status(status: int, headers: Mapping[str, str], body: Buffer) -> DragomanError:
-    """Return the error of an HTTP response."""
-    kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServerError)
+def error_of_status(status: int, headers: Mapping[str, str], body: Buffer) -> errors.DragomanError:
+    kind = _BY_STATUS.get(status) or (errors.CallerError if status < 500 else errors.ServerError)
     message = _message_in(body) or f"the server answered {status} without a message"
     if 300 <= status < 400:
         message = f"the server answered {status}; expected no redirect, got one to '{headers.get('location', '')}'"
@@ -91,20 +77,20 @@ def error_of_status(status: int, headers: Mapping[str, str], body: Buffer) -> Dr
     return error
 
 
-def error_of_code(code: str, details: str, metadata: Mapping[str, str], name: str) -> DragomanError:
+def error_of_code(code: str, details: str, metadata: Mapping[str, str], name: str) -> errors.DragomanError:
     """Return the error of a gRPC status."""
     wait_s = _retry_after_s(metadata.get("retry-after", ""))
     if code == "UNAVAILABLE" and wait_s is None:
         return _connection_lost(details, name)
-    kind = NotReady if code == "UNAVAILABLE" else _BY_CODE.get(code, ServerError)
+    kind = errors.NotReady if code == "UNAVAILABLE" else _BY_CODE.get(code, errors.ServerError)
     if code == "RESOURCE_EXHAUSTED" and "larger than" in details:  # a message, not a queue
-        kind = InvalidInput
+        kind = errors.InvalidInput
     error = kind(details or code)
     error.retry_after_s = wait_s
     return error
 
 
-def _connection_lost(details: str, name: str) -> DragomanError:
+def _connection_lost(details: str, name: str) -> errors.DragomanError:
     if details.startswith(_NO_CONNECTION):
         return server_unreachable(name, details, refused="Connection refused" in details)
     return ConnectionLost(details or f"cannot reach {name}")

@@ -242,7 +242,6 @@ class HttpTransport:
 
 
 def system_error(error: OSError, deadline: Deadline, address: Address) -> Exception:
-    """Convert an OSError into an error of the client."""
     if isinstance(error, TimeoutError) and error.errno is None:  # raised by us; the system sets errno
         return deadline.expired()
     why = getattr(error, "verify_message", "") or error.strerror or error

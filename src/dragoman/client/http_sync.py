@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Awaitable[T]) -> T:
-    """Run a coroutine and return its result."""
     try:
         next(coroutine.__await__())
     except StopIteration as end:
@@ -25,7 +24,6 @@ def run_blocking(coroutine: Awaitable[T]) -> T:
 
 
 def iterate_blocking(responses: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Iterate over an asynchronous generator."""
     try:
         while True:
             yield run_blocking(anext(responses))

@@ -240,7 +240,6 @@ async def _iterate(messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def _error_of(error: Any, deadline: Deadline, address: Address) -> DragomanError:
-    """Convert an error of grpcio."""
     code, details = error.code().name, error.details() or ""
     if code == "DEADLINE_EXCEEDED" and details.lower() == "deadline exceeded":  # written by grpcio, not by the server
         return deadline.expired()

@@ -121,7 +121,6 @@ def request(inputs: Any, signature: Signature | None, model: str) -> InferenceRe
 def with_options(
     request: InferenceRequest, outputs: OutputNames, parameters: Parameters | None, id_: str
 ) -> InferenceRequest:
-    """Return the request with output names, parameters and id."""
     if not (outputs or parameters or id_):
         return request
     output_specs = [RequestOutput(o) if isinstance(o, str) else o for o in outputs or ()]

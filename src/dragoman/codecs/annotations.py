@@ -64,7 +64,6 @@ _CONTENT_TYPES: Mapping[str, str] = {
 
 
 def codec_conversion(codec: type[InputCodec]) -> Conversion:
-    """Return the conversion of all values of a codec."""
     return Conversion(
         codec.datatype,
         None,
@@ -246,8 +245,6 @@ def _to_lists(datatype: Datatype, *, text: bool = False) -> Callable[[Tensor, st
 
 
 def _from_lists(datatype: Datatype) -> Callable[[Any], Tensor]:
-    """Return a function that returns nested lists as a tensor."""
-
     def to_tensor(value: Any) -> Tensor:
         if datatype is BYTES:
             # NumPy's string dtypes drop trailing zero bytes.

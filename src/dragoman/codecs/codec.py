@@ -195,7 +195,6 @@ class CodecRegistry:
         return next((c for n, c in self._inputs.items() if n not in _INPUT and _is_same(c.type_hint, hint)), None)
 
     def request_types(self) -> list[str]:
-        """Return the content types of whole requests."""
         return sorted({*self._requests, *_REQUEST})
 
     def _add_plugins(self) -> None:

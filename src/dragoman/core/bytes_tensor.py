@@ -230,7 +230,6 @@ def flatten(tensor: Tensor) -> Tensor:
 
 
 def with_parameters(tensor: Tensor, parameters: Parameters) -> Tensor:
-    """Return the tensor with other parameters."""
     if isinstance(tensor, BytesTensor):
         return tensor.replace(tensor.shape, parameters)
     return Tensor(tensor.data, tensor.datatype, parameters)

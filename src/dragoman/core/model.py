@@ -3,18 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dragoman.core.calls import (
-    ApplyHessian,
-    ApplyJacobian,
-    Embed,
-    Generate,
-    Gradient,
-    Handle,
-    Infer,
-    Inference,
-    SignatureFor,
-    Tokenize,
-)
+from dragoman.core import calls
 from dragoman.core.datatypes import Array
 from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature, TensorSpec
@@ -22,7 +11,7 @@ from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
 
 # What `infer` may give: one array for a model of one output, a tuple in the order of the outputs, or names.
-Result = Inference | Mapping[str, Tensor | Array] | tuple[Tensor | Array, ...] | Tensor | Array
+Result = calls.Inference | Mapping[str, Tensor | Array] | tuple[Tensor | Array, ...] | Tensor | Array
 Results = Result | Awaitable[Result] | Iterator[Result] | AsyncIterator[Result]
 
 
@@ -70,7 +59,7 @@ class Model:
             batched=self.batched,
         )
 
-    def signature_for(self, call: SignatureFor) -> Any:
+    def signature_for(self, call: calls.SignatureFor) -> Any:
         """Return inputs and outputs under `call.config`, for models whose sizes depend on it."""
         raise NotImplementedError
 
@@ -93,7 +82,7 @@ class Model:
         """
         return ""
 
-    def infer(self, call: Infer) -> Results:
+    def infer(self, call: calls.Infer) -> Results:
         """Answer one call. `call.inputs` are named tensors, checked against the signature.
 
         May be a function, a coroutine function, a generator or an async generator; generators stream their
@@ -103,31 +92,31 @@ class Model:
         """
         raise NotImplementedError
 
-    def gradient(self, call: Gradient) -> Any:
+    def gradient(self, call: calls.Gradient) -> Any:
         """Return Jᵀ `call.sens`, as long as the input `call.input`. Names and lengths of the call are checked."""
         raise NotImplementedError
 
-    def apply_jacobian(self, call: ApplyJacobian) -> Any:
+    def apply_jacobian(self, call: calls.ApplyJacobian) -> Any:
         """Return J `call.vec`, as long as the output `call.output`."""
         raise NotImplementedError
 
-    def apply_hessian(self, call: ApplyHessian) -> Any:
+    def apply_hessian(self, call: calls.ApplyHessian) -> Any:
         """Return d/d input2 (J_input1ᵀ `call.sens`) · `call.vec`, as long as the input `call.input1`."""
         raise NotImplementedError
 
-    def generate(self, call: Generate) -> Any:
+    def generate(self, call: calls.Generate) -> Any:
         """Return `Generation` chunks: several if `call.stream` is set, otherwise one."""
         raise NotImplementedError
 
-    def tokenize(self, call: Tokenize) -> Any:
+    def tokenize(self, call: calls.Tokenize) -> Any:
         """Return the tokens of the prompt as `Tokenized`."""
         raise NotImplementedError
 
-    def embed(self, call: Embed) -> Any:
+    def embed(self, call: calls.Embed) -> Any:
         """Return one vector per text as `Embedded`."""
         raise NotImplementedError
 
-    def handle(self, call: Handle) -> Any:
+    def handle(self, call: calls.Handle) -> Any:
         """Return the response (`Handled`) of one of the `handlers`; `call.handler` says which."""
         raise NotImplementedError
 

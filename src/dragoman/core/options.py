@@ -118,7 +118,6 @@ def _complete(name: str, hint: Any, default: Any) -> Option | None:
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:
-    """Return the options that `kind` declares, with their values in `source`."""
     return {name: getattr(source, name) for name in options(kind)}
 
 

@@ -87,5 +87,4 @@ class Runtime(Struct, frozen=True, kw_only=True):
             ) from error
 
     def install(self, package: str) -> str:
-        """Return the command that installs a package."""
         return f"pip install 'dragoman[{self.extra}]'" if self.extra else f"pip install {package.partition('.')[0]}"

@@ -99,7 +99,6 @@ def find_vector_function(target: Any) -> VectorFunction | None:
 
 
 def replace_item(inputs: Sequence[T], index: int, value: T) -> tuple[T, ...]:
-    """Return the inputs with another value at an index."""
     return (*inputs[:index], value, *inputs[index + 1 :])
 
 

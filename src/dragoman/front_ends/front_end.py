@@ -132,7 +132,6 @@ class FrontEnd:
         self._worker.send(FrameKind.DRAIN)
 
     def set_ready(self, ready: bool) -> None:
-        """Send whether the server is ready."""
         self._worker.send(FrameKind.READY, ready)
 
     def check_heartbeat(self) -> bool:

@@ -51,7 +51,6 @@ class KeyValueCache:
         )
 
     def fits(self, slots: int, length: int) -> bool:
-        """Whether this many slots of this length fit into the budget."""
         return slots * round_up(length) <= self.budget
 
     def reserve(self, slots: int, length: int) -> None:

@@ -96,7 +96,6 @@ class CompletionWriter:
         self._given: list[str] = []
 
     def copy(self) -> "CompletionWriter":
-        """Return an independent copy."""
         twin = copy(self)
         twin.chooser, twin._detokenizer, twin._stops = self.chooser.copy(), self._detokenizer.copy(), copy(self._stops)
         twin._tokens, twin._new, twin._given = list(self._tokens), list(self._new), list(self._given)

@@ -68,7 +68,6 @@ class GenerationEngine:
         self.scheduler.add(job)
 
     def cancel(self, job: GenerationJob) -> None:
-        """Cancel a job and free its slots."""
         self.scheduler.remove(job)
         self._waiting = [each for each in self._waiting if each.job is not job]
 
@@ -218,7 +217,6 @@ class GenerationEngine:
             self._finish_sequence(job, sequence)
 
     def _finish_sequence(self, job: GenerationJob, sequence: Sequence) -> None:
-        """Finish a sequence, and its job after the last one."""
         self._memory.store_prefix(sequence)
         if len(job.sequences) > 1:
             self.scheduler.remove_sequence(job, sequence)

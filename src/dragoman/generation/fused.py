@@ -213,7 +213,6 @@ class FusedModel:
 
 
 def is_supported(model: Any) -> bool:
-    """Return whether `FusedModel` can compute a model."""
     return model.config.model_type in ARCHITECTURES and getattr(model.config, "hidden_act", "") == "silu"
 
 

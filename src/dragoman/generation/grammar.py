@@ -78,7 +78,6 @@ class GrammarService:
         return self._compiler.compile(grammar)
 
     def guide(self, grammar: Grammar) -> GrammarGuide:
-        """Compile a grammar and return its guide."""
         return self.compile(grammar).result().guide()
 
     def close(self) -> None:

@@ -101,7 +101,6 @@ class BeamSearch:
 
     @property
     def running(self) -> list[list[int]]:
-        """Tokens of the running sequences."""
         return [beam.writer.ids for beam in self._beams]
 
     def expand(self, logits: torch.Tensor) -> None:

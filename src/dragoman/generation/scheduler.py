@@ -82,7 +82,6 @@ class Scheduler:
             self.waiting.remove(task)
 
     def remove_sequence(self, task: SchedulerTask, sequence: Sequence) -> None:
-        """Remove one of several sequences of a task."""
         task.sequences.remove(sequence)
         self._free_slot(sequence)
 
@@ -238,7 +237,6 @@ class StepMetrics:
 
     @contextmanager
     def step(self, works: list[StepWork]) -> Iterator[None]:
-        """Measure one step."""
         self._method = "decode" if works and works[-1].sequence.decoding else "prefill"  # prompts come last
         self._failed = True
         began_s = time.monotonic()

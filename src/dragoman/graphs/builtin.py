@@ -81,7 +81,6 @@ class Product(SameSize):
 
 
 def _product(inputs: Vectors, *without: int) -> Any:
-    """Return the product of all inputs except some."""
     product: Any = np.ones(inputs[0].shape)
     for i, x in enumerate(inputs):
         if i not in without:

@@ -32,7 +32,6 @@ class NodeEntry:
 
     @property
     def label(self) -> str:
-        """The kind of the node, for drawings."""
         return str(self.source) if self.kind in ("builtin", "served") else self.kind
 
 

@@ -95,7 +95,6 @@ class _Canvas:
         self._characters: dict[tuple[int, int], str] = {}
 
     def draw_box(self, box: Box, left: int, top: int, width: int) -> int:
-        """Draw a box; return its height."""
         a, across, b, side, c, d = (*_BORDERS[box.kind],)
         self.write(left, top, a + across * (width - 2) + b)
         for i, each in enumerate(box.texts, top + 1):
@@ -173,7 +172,6 @@ def _height(box: Box) -> int:
 
 
 def _layer_tops(placed: Layout) -> tuple[list[int], int]:
-    """Return the top of each layer, and the height of the drawing."""
     tops, top = [], _MARGIN
     for layer in placed.layers:
         tops.append(top)

@@ -81,7 +81,6 @@ class Graph:
         return BoundFunction(self, node)
 
     def output(self, value: "GraphValue", name: str = "") -> None:
-        """Make a value an output of the graph."""
         port = self._port(value)
         name = name or port.node
         if name in self._outputs:
@@ -118,7 +117,6 @@ class Graph:
         return apply
 
     def _add_node(self, node: Node, sources: Sequence[Source]) -> "list[GraphValue]":
-        """Add a node with these sources; return its outputs."""
         name, count = node.name, 1
         while name in self._nodes:
             count += 1

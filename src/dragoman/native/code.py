@@ -229,7 +229,6 @@ class Code:
         self.build.call(function, [each.value for each in values])
 
     def finish(self, *, noinline: bool = False) -> Any:
-        """End the function and return it."""
         if noinline:
             self.function.attributes.add("noinline")
         if not self.build.block.is_terminated:

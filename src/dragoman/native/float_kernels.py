@@ -69,7 +69,6 @@ def _trailing_zeros(typing: Any, a: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, array: Any, data: Any, index: Any) -> Any:
-    """The address of 8 bytes in a uint8 array."""
     start = context.make_array(array)(context, builder, data).data
     return builder.bitcast(builder.gep(start, [index]), _U64.as_pointer())
 

@@ -38,7 +38,6 @@ def call_parameters(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_object_list(value: Any) -> bool:
-    """Return whether a value is a list of objects, at least one."""
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 

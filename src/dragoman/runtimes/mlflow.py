@@ -250,7 +250,6 @@ def _entries(signature: Any, side: str, prefix: str) -> tuple[SchemaEntry, ...]:
 
 
 def _data_without_signature(tensors: Mapping[str, Tensor]) -> Any:
-    """Return the argument of a model without a signature."""
     arrays = {name: _to_column(tensor, name) for name, tensor in tensors.items()}
     if len(arrays) == 1 and next(iter(arrays.values())).ndim > 1:
         return writable_copy(next(iter(arrays.values())))

@@ -179,7 +179,6 @@ class VectorModel(Model):
         return as_vector(result, len(inputs[index]), "apply_hessian")
 
     def _inputs_and_output(self, call: DerivativeCall) -> tuple[list[Vector], int]:
-        """Return the inputs in order, and the position of the output."""
         outputs = self._interface(call.config).outputs
         return [tensor.data for tensor in call.inputs.values()], outputs.index(str(call.output))
 

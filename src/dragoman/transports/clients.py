@@ -73,7 +73,6 @@ class Warnings:
             self._wait(message, arguments)
 
     def close(self) -> None:
-        """Report no more."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

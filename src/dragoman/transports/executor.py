@@ -49,7 +49,6 @@ class MessageExecutor:
         return self.counters.families()
 
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
-        """Return `function(argument)`, which parses `size` bytes."""
         if in_thread:
             return await self.run_in_thread(function, argument)
         return function(argument) if size <= LARGE_MESSAGE else await self.budget.call(function, argument)
@@ -77,7 +76,6 @@ class MessageExecutor:
 
 
 def is_large(request: HttpRequest) -> bool:
-    """Return whether a request is to be parsed in a thread."""
     size = len(request.body)
     return size > LARGE_TEXT and (size > LARGE or request.text_size > LARGE_TEXT)
 

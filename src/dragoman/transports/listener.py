@@ -150,7 +150,6 @@ class Listener:
             self._empty.set()
 
     def open(self, wire: Wire) -> ListenerConnection:
-        """Return a new connection of this wire."""
         connection = wire(self)
         self.add(connection)
         return connection
@@ -248,7 +247,6 @@ class _ProtocolDetector(asyncio.BufferedProtocol):
             self._switch_to(self._http2)
 
     def _switch_to(self, wire: Wire) -> None:
-        """Replace this protocol by a connection of the wire."""
         self.connection_lost(None)
         transport, came = self._transport, self._received
         connection = self._listener.open(wire)

@@ -58,11 +58,9 @@ class ChildProcess:
 
     @property
     def exit_reason(self) -> str:
-        """How the process has exited, for a message."""
         return describe_exit(self._process.returncode)
 
     def kill(self) -> None:
-        """Kill the process and its descendants."""
         kill(self._process)
 
     async def wait(self, grace_s: Callable[[], float], cleanup: Callable[[], None]) -> None:

@@ -200,7 +200,6 @@ def _has_array(tensor: Tensor) -> bool:
 
 
 def _owner(data: Array) -> Any:
-    """Return the object that owns the memory of an array."""
     owner: Any = data
     while (base := getattr(owner, "base", None)) is not None:
         owner = base

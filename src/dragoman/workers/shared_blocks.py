@@ -98,7 +98,6 @@ class BlockWriter:
         return number, found[1], found[0].path
 
     def free(self, number: int) -> None:
-        """Release a block."""
         if is_buffer(number):
             del self._buffers[number]
             return
@@ -112,7 +111,6 @@ class BlockWriter:
 
     @property
     def shared_buffers(self) -> int:
-        """Number of shared buffers in use."""
         return len(self._buffers)
 
 

@@ -180,7 +180,6 @@ class Heartbeat:
         return "it is stopped" if self._stopped_count else "it does not respond"
 
     def record_response(self) -> None:
-        """Record a response of the process to a ping."""
         self._was_pinged = False
         self._silent_count = 0
 

@@ -140,7 +140,6 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Close the socket; `serve` returns."""
         self._channel.close()
         self._handle_close()
 

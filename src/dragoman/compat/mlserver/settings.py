@@ -40,7 +40,6 @@ class ModelSettings(BaseModel):
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any], source: str) -> Self:
-        """Return the settings in a file."""
         settings = cls(**given)
         settings._source = source
         return settings

@@ -34,5 +34,4 @@ def to_absolute_path(model_settings: ModelSettings, uri: str) -> str:
 
 
 def generate_uuid() -> str:
-    """Return a new identifier."""
     return str(uuid.uuid4())

@@ -208,7 +208,6 @@ def to_npy(array: Array) -> bytes:
 
 
 def to_npz(arrays: Mapping[str, Array]) -> bytes:
-    """Serialize arrays as an uncompressed `.npz`."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

@@ -215,7 +215,6 @@ class Lmi:
 
 
 def protocol(policy: Policy) -> HttpProtocol:
-    """Return the routes of the protocol."""
     errors = LmiErrors(parse_codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
     routes = [Route("POST", path, at.invoke, role="infer") for path in _PATHS]

@@ -185,7 +185,6 @@ class ChatFormatter:
         return (*EVENT_STREAM, *headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
-        """Format the chunks of one step."""
         self._usage.add(response.answer)
         self._pending |= self._prompt(response.answer)
         self._model = response.model

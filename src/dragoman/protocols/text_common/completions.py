@@ -192,7 +192,6 @@ class CompletionFormatter:
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:
-        """Format the chunks of one step."""
         self._model = response.model
         chunks = []
         for text in self._record(response.answer):

@@ -130,7 +130,6 @@ class ToolCallParser:
     # --- results -----------------------------------------------------------------------------------------------
 
     def _emit_text(self, end: int | None = None) -> None:
-        """Return the text up to `end` to the user."""
         text, self._text = self._space + self._text[:end], "" if end is None else self._text[end:]
         if self._count and not self._has_content:
             text = text.lstrip()
@@ -181,7 +180,6 @@ class ToolCallParser:
         return True
 
     def _parse_opener(self) -> bool:
-        """An opener of calls, which must be followed by one."""
         start = self._format.start.match(self._text)
         if start is None:
             if not self._last and self._format.start_prefix.fullmatch(self._text):
@@ -218,7 +216,6 @@ class ToolCallParser:
         return True
 
     def _parse_object(self) -> bool:
-        """An object that may be a call."""
         start = parse_call_start(self._text, self._object_start)
         if start and start[0] in self._names:
             self._open_call(*start)
@@ -246,7 +243,6 @@ class ToolCallParser:
         return self._enter(self._parse_other_object)
 
     def _parse_other_object(self) -> bool:
-        """An object that is not a call."""
         end = self._end_finder.feed(self._text)
         self._emit_text(end)
         return end is not None and self._enter(self._parse_after_object)

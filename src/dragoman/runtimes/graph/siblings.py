@@ -5,16 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.calls import (
-    ApplyHessian,
-    ApplyJacobian,
-    Call,
-    DerivativeCall,
-    Gradient,
-    Infer,
-    Request,
-    SignatureFor,
-)
+from dragoman.core import calls
 from dragoman.core.datatypes import FP64
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.core.signature import Signature
@@ -23,11 +14,11 @@ from dragoman.core.tensor import Tensor
 from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 
-_CALLS: Mapping[type[Call[Any]], Ability] = {
-    Infer: "evaluate",
-    Gradient: "gradient",
-    ApplyJacobian: "apply_jacobian",
-    ApplyHessian: "apply_hessian",
+_CALLS: Mapping[type[calls.Call[Any]], Ability] = {
+    calls.Infer: "evaluate",
+    calls.Gradient: "gradient",
+    calls.ApplyJacobian: "apply_jacobian",
+    calls.ApplyHessian: "apply_hessian",
 }
 
 
@@ -46,7 +37,7 @@ class SiblingFunction(VectorFunction):
                 "dragoman serve GRAPH PATH"
             ) from error
         self._vector_signature = _vector_signature(description.signature, name)
-        self._configurable = SignatureFor in description.calls
+        self._configurable = calls.SignatureFor in description.calls
         self._sources = {
             ability: f"served by '{name}'" for call, ability in _CALLS.items() if call in description.calls
         }
@@ -65,26 +56,28 @@ class SiblingFunction(VectorFunction):
     def evaluate(self, inputs: Vectors, config: Config) -> tuple[Vector, ...]:
         rows = inputs[0].shape[0] if inputs and inputs[0].ndim == 2 else None
         if rows is None:
-            call = Infer({}, positional=_tensors(inputs), config=config)
+            call = calls.Infer({}, positional=_tensors(inputs), config=config)
         else:
             specs = zip(self._vector_signature.inputs, inputs, strict=True)
-            call = Infer({spec.name: Tensor.of(np.array(x), spec.datatype) for spec, x in specs}, config=config)
-        outputs = self._siblings.call(Request(call, self._name)).outputs
+            call = calls.Infer({spec.name: Tensor.of(np.array(x), spec.datatype) for spec, x in specs}, config=config)
+        outputs = self._siblings.call(calls.Request(call, self._name)).outputs
         shape = (-1,) if rows is None else (rows, -1)
         return tuple(outputs[name].data.astype(np.float64).reshape(shape) for name in self.output_names)
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Vector:  # noqa: A002
         point, weights = _tensors(inputs), Tensor(sens, FP64)
-        return self._call(Gradient(positional=point, output=output, input=input, sens=weights, config=config))
+        return self._call(calls.Gradient(positional=point, output=output, input=input, sens=weights, config=config))
 
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Vector:  # noqa: A002
         point, direction = _tensors(inputs), Tensor(vec, FP64)
-        return self._call(ApplyJacobian(positional=point, output=output, input=input, vec=direction, config=config))
+        return self._call(
+            calls.ApplyJacobian(positional=point, output=output, input=input, vec=direction, config=config)
+        )
 
     def apply_hessian(
         self, output: int, input1: int, input2: int, inputs: Vectors, sens: Vector, vec: Vector, config: Config
     ) -> Vector:
-        call = ApplyHessian(
+        call = calls.ApplyHessian(
             positional=_tensors(inputs),
             output=output,
             input1=input1,
@@ -101,13 +94,13 @@ class SiblingFunction(VectorFunction):
     def unavailable(self) -> str:
         return self._siblings.unavailable(self._name)
 
-    def _call(self, call: DerivativeCall) -> Vector:
-        return self._siblings.call(Request(call, self._name)).data
+    def _call(self, call: calls.DerivativeCall) -> Vector:
+        return self._siblings.call(calls.Request(call, self._name)).data
 
     def _signature(self, config: Config) -> VectorSignature:
         if not config or not self._configurable:
             return self._vector_signature
-        return _vector_signature(self._siblings.call(Request(SignatureFor(config), self._name)), self._name)
+        return _vector_signature(self._siblings.call(calls.Request(calls.SignatureFor(config), self._name)), self._name)
 
 
 def _vector_signature(signature: Signature, name: str) -> VectorSignature:

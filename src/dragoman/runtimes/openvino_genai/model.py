@@ -168,7 +168,6 @@ class OpenVinoTokens:
             handle.cancel()
 
     def _distribute(self) -> None:
-        """Pass new tokens to their sequences."""
         from openvino_genai import GenerationStatus
 
         updated: dict[asyncio.AbstractEventLoop, list[_Sequence]] = {}

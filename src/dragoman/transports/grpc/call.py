@@ -181,7 +181,6 @@ class GrpcCall:
         self._leave()
 
     def finish(self, task: asyncio.Task[Any]) -> None:
-        """Send the result of the task."""
         raise NotImplementedError
 
     def count(self, status: str) -> None:

@@ -92,7 +92,6 @@ Handler = UnaryHandler | StreamHandler
 def table_handlers(
     engine: CallHandler, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None], executor: MessageExecutor
 ) -> dict[str, Handler]:
-    """Return the handlers of the protocols' methods by path."""
     found: dict[str, Handler] = {}
     for protocol in protocols:
         for method in protocol.methods:
@@ -154,7 +153,6 @@ class UnaryMethod:
     async def _rest(
         self, exchange: EngineCall[Any, Any], response: Response[Any] | Awaitable[Response[Any]]
     ) -> Reply | GrpcResponse:
-        """Wait for a response and serialize it."""
         try:
             if not isinstance(response, Response):
                 response = await response
@@ -248,7 +246,6 @@ def public_error(error: Exception, request_id: str) -> DragomanError:
 
 
 def status_error(protocol: GrpcProtocol, error: DragomanError) -> GrpcError:
-    """Return the gRPC status of an error."""
     metadata: tuple[tuple[str, str], ...] = ()
     wait_s = error.retry_after_s
     if wait_s is not None:
@@ -259,10 +256,8 @@ def status_error(protocol: GrpcProtocol, error: DragomanError) -> GrpcError:
 
 
 def chunks_of(reply: Reply) -> Sequence[Buffer]:
-    """Return the buffers of a message."""
     return (reply,) if isinstance(reply, bytes | bytearray | memoryview) else reply
 
 
 def join_chunks(reply: Reply) -> bytes:
-    """Return a message as one buffer."""
     return reply if isinstance(reply, bytes) else b"".join(chunks_of(reply))

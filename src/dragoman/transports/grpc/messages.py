@@ -33,7 +33,6 @@ class MessageReader:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether there is an incomplete message."""
         return bool(self.missing or self._prefix)
 
     def feed(self, data: bytes | memoryview, at: int, stop: int) -> None:

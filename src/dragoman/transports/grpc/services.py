@@ -153,7 +153,6 @@ class Health:
         self._stopping = stopping
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers of the service by path."""
         return {
             f"/{_HEALTH_SERVICE}/Check": UnaryHandler(self.check, health=True),
             f"/{_HEALTH_SERVICE}/Watch": StreamHandler(self.watch, health=True),

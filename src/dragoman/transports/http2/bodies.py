@@ -51,7 +51,6 @@ class BodyReceiver:
         return stop + skipped
 
     def end(self, stream: Http2Stream) -> None:
-        """Trailers have ended the body."""
         self.begin(stream, 0, 0, ended=True)
         self.receive(b"", 0, 0)
 
@@ -274,7 +273,6 @@ class BodySender:
             writer.flush()
 
     def _send_some(self, stream: Http2Stream) -> None:
-        """Give a stream its turn."""
         assert stream.pending is not None
         most = left = min(_TURN_BYTES, self.window, stream.window_out)
         number, writer = stream.number, self._writer

@@ -72,7 +72,6 @@ class TokenBucket:
         return self._left >= 0
 
     def add(self, count: int) -> None:
-        """Add tokens, for useful work."""
         if self._left < self._burst:
             self._left += count
 
@@ -126,7 +125,6 @@ class RateLimits:
             raise Http2ConnectionError(frames.ENHANCE_YOUR_CALM, "too many streams were reset, or malformed")
 
     def count_ping(self) -> None:
-        """Count a PING of the client."""
         now_s, sent = self._clock(), self._writer.response_frames
         earned = self._pings_earned + sent - self._frames_at_ping
         self._frames_at_ping = sent

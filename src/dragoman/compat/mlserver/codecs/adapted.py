@@ -145,7 +145,6 @@ class StringRequestCodec(AdaptedRequestCodec):
 
 
 def encode_str(elem: str) -> bytes:
-    """Return text as UTF-8."""
     return elem.encode()
 
 
@@ -204,12 +203,10 @@ class NumpyRequestCodec(AdaptedRequestCodec):
 
 
 def to_datatype(dtype: Any) -> str:
-    """Return the name of the datatype of a dtype."""
     return datatype_of(np.dtype(dtype)).name
 
 
 def to_dtype(input_or_output: Any) -> np.dtype[Any]:
-    """Return the dtype of the datatype of a tensor."""
     return datatype(input_or_output.datatype).dtype
 
 

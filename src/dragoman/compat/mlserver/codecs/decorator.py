@@ -109,7 +109,6 @@ def _outputs(at: int, value: Any, hints: list[Any]) -> list[ResponseOutput]:
 
 
 def _result_hints(hint: Any) -> list[Any]:
-    """Return the annotation of each result."""
     if hint is None:
         return []
     return list(get_args(hint)) if get_origin(hint) is tuple else [hint]

@@ -37,7 +37,6 @@ def register(name: str, description: str) -> Metric:
 
 
 def log(**metrics: float) -> None:
-    """Observe a value for each metric."""
     for name, value in metrics.items():
         register(name, name).observe(value)
 
