@@ -23,7 +23,12 @@ def _none(_path: Path) -> bool:
 def lazy_function(name: str) -> Callable[..., Any]:
     """Return a function that calls `module:attribute`, which is imported at the first call."""
     module, _, attribute = name.partition(":")
-    return lambda *arguments: getattr(importlib.import_module(module), attribute)(*arguments)
+
+    def call(*arguments: Any) -> Any:
+        return getattr(importlib.import_module(module), attribute)(*arguments)
+
+    call.__module__, call.__qualname__ = module, attribute  # by which another process finds it
+    return call
 
 
 class Runtime(Struct, frozen=True, kw_only=True):

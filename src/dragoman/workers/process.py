@@ -15,8 +15,8 @@ from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer
-from dragoman.workers.inline import unloading
 from dragoman.workers.jobs import Job, JobRunner
+from dragoman.workers.local import unloading
 from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.replica import Replica
 from dragoman.workers.supervisor import Supervisor

@@ -12,10 +12,17 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, GrpcResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import set_context
 from dragoman.transports.executor import LARGE_MESSAGE
-from dragoman.transports.grpc.call import SMALL, CallServer, GrpcCall, overload_error
+from dragoman.transports.grpc.call import (
+    PREFIX_BYTES,
+    SMALL,
+    CallServer,
+    GrpcCall,
+    MessageReader,
+    overload_error,
+    prefix,
+)
 from dragoman.transports.grpc.call_headers import OK, RESPONSE_HEADERS, CallHeaders, ok
 from dragoman.transports.grpc.handlers import GrpcError, Reply, StreamHandler, UnaryHandler, chunks_of, public_error
-from dragoman.transports.grpc.messages import PREFIX_BYTES, MessageReader, prefix
 from dragoman.transports.http2.fields import encode_request_id
 from dragoman.transports.http2.stream import Http2Stream
 
