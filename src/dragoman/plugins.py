@@ -130,7 +130,7 @@ def import_file(path: Path) -> ModuleType:
         if found is not None:
             return found
         with _model_import(path):
-            return _executed(name, path)
+            return _execute(name, path)
 
 
 def importing() -> str:
@@ -203,7 +203,7 @@ class _Uncached(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-def _executed(name: str, path: Path) -> ModuleType:
+def _execute(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_loader(name, _Uncached(name, str(path)))
     assert spec is not None
     assert spec.loader is not None

@@ -170,8 +170,8 @@ class Server:
         await self._transports.stop(max(0.0, end_s - time.monotonic()))
         await self.engine.close()
 
-    async def run(self, started: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and stop. `started` is awaited once the ports are open.
+    async def run(self, on_start: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. `on_start` is awaited once the ports are open.
 
         The process has its previous signal handlers again on return. With `handle_signals=False` they stay as they
         are, and cancellation of this coroutine, as by Ctrl-C under `asyncio.run`, drains and stops the server.
@@ -179,7 +179,7 @@ class Server:
         with StopSignals(self.reload) if handle_signals else nullcontext() as signals:
             await self.listen()
             loading = asyncio.ensure_future(self.engine.start())
-            reporting = asyncio.ensure_future(started(self)) if started is not None else None
+            reporting = asyncio.ensure_future(on_start(self)) if on_start is not None else None
             stop = signals.stop if signals else asyncio.Event()
             waiting = asyncio.ensure_future(stop.wait())
             try:
@@ -236,7 +236,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
     if not logging.getLogger().handlers:
         logs.set_up(server.settings.log_format, server.settings.log_level, debugged_loggers(server.settings))
 
-    async def started(server: Server) -> None:
+    async def on_start(server: Server) -> None:
         log.info("listening: %s", " ".join(filter(None, (*server.http_urls, server.grpc_url))))
         while not server.engine.started:
             await server.engine.changed()
@@ -244,7 +244,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
             name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
             log.info("model %s: %s %s", name, deployment.reported_state.lower(), deployment.reason)
 
-    run(server, started, handle_signals)
+    run(server, on_start, handle_signals)
 
 
 def debugged_loggers(settings: Settings) -> tuple[str, ...]:
@@ -252,10 +252,10 @@ def debugged_loggers(settings: Settings) -> tuple[str, ...]:
     return ("dragoman.batching",) if settings.explain_batches else ()
 
 
-def run(server: Server, started: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
+def run(server: Server, on_start: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
     """Run a server in a new event loop: uvloop if it is installed."""
     with _prometheus_folder(server.settings):
-        event_loop.run(server.run(started, handle_signals=handle_signals))
+        event_loop.run(server.run(on_start, handle_signals=handle_signals))
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class RecordingPool:
         self.ready = True
         self.unavailable = ""
         self.capacity = 1
-        self.replicated = False
+        self.is_replicated = False
 
     async def start(self) -> Loaded:
         return Loaded(Signature(batched=True), "test", frozenset({Infer}))

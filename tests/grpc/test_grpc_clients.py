@@ -147,7 +147,7 @@ def respond(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
                     break
                 size = min(len(room), len(piece))
                 room[:size] = piece[:size]
-                connection.filled(size)
+                connection.count_filled(size)
                 piece = piece[size:]
         return b"".join(out)
 

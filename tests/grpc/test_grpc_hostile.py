@@ -437,11 +437,11 @@ def test_large_messages_are_received_into_one_buffer() -> None:
     assert room is not None
     assert len(room) == 50_000
     room[:] = b"x" * 50_000
-    messages.filled(50_000)
+    messages.count_filled(50_000)
     rest = messages.buffer(1 << 20)
     assert rest is not None
     assert len(rest) == 49_000
-    messages.filled(49_000)
+    messages.count_filled(49_000)
     _, found = messages.ready[0]
     assert bytes(found[:51_000]) == bytes(1000) + b"x" * 50_000
     assert isinstance(found, memoryview)
@@ -481,7 +481,7 @@ def test_the_buffer_of_a_large_message_grows_as_it_arrives(size: int) -> None:
         assert room is not None
         if at % 2:
             room[:] = frame_message(body)[at : at + len(room)]
-            messages.filled(len(room))
+            messages.count_filled(len(room))
             at += len(room)
         else:
             messages.feed(frame_message(body), at, min(at + step, size + 5))

@@ -142,7 +142,7 @@ def test_chunking_does_not_change_requests(raws: list[bytes], data: st.DataObjec
     reader = Reader()
     assert parse_chunks(chunks, reader, direct) == expected
     assert len(expected) == len(raws)
-    assert (reader.unparsed, reader.body_size, reader.in_body) == (0, 0, False)
+    assert (reader.unparsed_size, reader.body_size, reader.in_body) == (0, 0, False)
 
 
 def test_requests_byte_by_byte() -> None:
@@ -161,7 +161,7 @@ def test_random_bytes_are_rejected_or_incomplete(raws: list[bytes], more: list[b
     for result in parse_chunks([*raws, *more], reader):
         if result.kind in ("fatal", "rejected"):
             assert result.error[:3] in ("400", "404", "405", "413", "431", "503")
-    assert reader.unparsed <= LIMITS.max_header_bytes + 5000
+    assert reader.unparsed_size <= LIMITS.max_header_bytes + 5000
     reader.drop()
     shared.bodies.reserve(LIMITS.max_bodies_bytes)  # everything has been released
 

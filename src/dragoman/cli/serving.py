@@ -24,7 +24,7 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     server = _make_server(paths, flags)
     failed = False
 
-    async def started(server: Server) -> None:
+    async def on_start(server: Server) -> None:
         nonlocal failed
         await progress(server)
         models = server.engine.deployments()
@@ -36,7 +36,7 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
         report(server, time.monotonic() - began_s)
 
     try:
-        run(server, started)
+        run(server, on_start)
     except OSError as error:
         hint = " (--http-port and --grpc-port choose others)" if error.errno in (None, errno.EADDRINUSE) else ""
         print(f"dragoman: {error}{hint}", file=sys.stderr)

@@ -243,7 +243,7 @@ class HttpTransport:
 
 def system_error(error: OSError, deadline: Deadline, address: Address) -> Exception:
     if isinstance(error, TimeoutError) and error.errno is None:  # raised by us; the system sets errno
-        return deadline.expired()
+        return deadline.deadline_error()
     why = getattr(error, "verify_message", "") or error.strerror or error
     if isinstance(error, ConnectionError) and error.errno:  # asyncio writes a longer message
         why = os.strerror(error.errno)

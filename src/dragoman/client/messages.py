@@ -140,14 +140,14 @@ class Deadline:
             return None
         left = self.at_s - time.monotonic()
         if left <= 0:
-            raise self.expired()
+            raise self.deadline_error()
         return left
 
     def allows(self, wait_s: float) -> bool:
         """Return whether time is left after a wait."""
         return time.monotonic() + wait_s < self.at_s
 
-    def expired(self) -> DeadlineExceeded:
+    def deadline_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no response within {self.timeout_s:g} s")
 
 

@@ -242,6 +242,6 @@ async def _iterate(messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
 def _error_of(error: Any, deadline: Deadline, address: Address) -> DragomanError:
     code, details = error.code().name, error.details() or ""
     if code == "DEADLINE_EXCEEDED" and details.lower() == "deadline exceeded":  # written by grpcio, not by the server
-        return deadline.expired()
+        return deadline.deadline_error()
     metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     return errors.error_of_code(code, details, metadata, address.name)

@@ -51,8 +51,8 @@ class TorchFunction(FrameworkFunction):
     def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
         x, function = _tensors(inputs), self._with_config(config)
 
-        def output_of(displaced: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = select_output(function(*replace_item(x, input, displaced)), output)
+        def output_of(displace: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = select_output(function(*replace_item(x, input, displace)), output)
             return result
 
         return jvp(output_of, x[input], _tensor(vec)).detach().numpy()
@@ -62,8 +62,8 @@ class TorchFunction(FrameworkFunction):
     ) -> Any:
         x, weights, function = _tensors(inputs), _tensor(sens), self._with_config(config)
 
-        def gradient(displaced: torch.Tensor) -> torch.Tensor:
-            return vjp(function, output, input1, replace_item(x, input2, displaced), weights)
+        def gradient(displace: torch.Tensor) -> torch.Tensor:
+            return vjp(function, output, input1, replace_item(x, input2, displace), weights)
 
         return jvp(gradient, x[input2], _tensor(vec)).detach().numpy()
 
@@ -78,10 +78,10 @@ def jacobian_vector_product(function: Callable[..., Any], arguments: Vectors, in
     """Return the derivative of a function of tensors by one argument, applied to vec."""
     x = _tensors(arguments)
 
-    def displaced(tensor: torch.Tensor) -> torch.Tensor:
+    def displace(tensor: torch.Tensor) -> torch.Tensor:
         return _at_least_1d(_to_tensor(function(*replace_item(x, index, tensor))))
 
-    return jvp(displaced, x[index], _tensor(vec)).detach().numpy()
+    return jvp(displace, x[index], _tensor(vec)).detach().numpy()
 
 
 @cache

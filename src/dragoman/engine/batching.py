@@ -227,7 +227,7 @@ class Batcher:
                 batch = _Batch(members)
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 self._running[task] = batch
-                task.add_done_callback(self._finished)
+                task.add_done_callback(self._on_task_end)
 
         self._was_busy = bool(self._waiting)
 
@@ -267,7 +267,7 @@ class Batcher:
             return 0.0
         return max(delay_s, queue[0].arrived_s + self._max_wait_s - now_s, 0.0)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         self._dispatch()
 

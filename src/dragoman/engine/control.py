@@ -123,7 +123,7 @@ class ModelControl:
         """
         await self._wait_for_loading(name)
         deployments = self._registry.select(name, version)
-        specs = [d.scaled(replicas) for d in deployments]
+        specs = [d.scaled_spec(replicas) for d in deployments]
         changed = [spec for spec, d in zip(specs, deployments, strict=True) if spec is not d.spec]
 
         async def replace() -> None:

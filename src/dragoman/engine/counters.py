@@ -50,17 +50,17 @@ class CallCounters:
             self.generation.count(usage, duration_s)
 
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
-        for call, counters in self._sorted():
+        for call, counters in self._by_name():
             for name, count in sorted({OK: counters.succeeded, **counters.failed}.items()):
                 if count:
                     yield Sample("dragoman_calls_total", {**labels, "call": call, "outcome": name}, count)
 
     def durations(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         name = "dragoman_call_duration_seconds"
-        for call, counters in self._sorted():
+        for call, counters in self._by_name():
             yield from counters.durations.samples(name, {**labels, "call": call})
 
-    def _sorted(self) -> list[tuple[str, "_TypeCounters"]]:
+    def _by_name(self) -> list[tuple[str, "_TypeCounters"]]:
         return sorted((kind.__name__, counters) for kind, counters in self._by_type.items())
 
 

@@ -167,13 +167,13 @@ class Deployment:
         """Return True if the loaded model answers this call type; `Call` itself stands for any."""
         return call is Call or (self._loaded is not None and call in self._loaded.calls)
 
-    def scaled(self, replicas: int) -> ModelSpec:
+    def scaled_spec(self, replicas: int) -> ModelSpec:
         """Return the spec with this number of replicas, unchanged if it has them. Raises NotReady, NotSupported."""
         if self._pool is None or self.state != "READY":
             raise self._not_ready()
-        if replicas == (self.spec.replicas if self._pool.replicated else 1):
+        if replicas == (self.spec.replicas if self._pool.is_replicated else 1):
             return self.spec
-        if not self._pool.replicated:
+        if not self._pool.is_replicated:
             raise NotSupported(
                 f"model '{self.spec.name}' has one replica in the server's process, which answers all calls; expected "
                 f"1 worker, got {replicas}; with `placement` process it may have several"
@@ -221,7 +221,7 @@ class Deployment:
             deadline_s = self._admit(request, start_s, nested=nested)
             bound = self._binder.bind(request.call)
             if bound is not request.call or deadline_s is not request.deadline_s:
-                request = _admitted(request, bound, deadline_s)
+                request = _admit_call(request, bound, deadline_s)
             answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
@@ -254,7 +254,7 @@ class Deployment:
         try:
             deadline_s = self._admit(request, start_s)
             bound = self._binder.bind(request.call)
-            async with aclosing(self._chunks(_admitted(request, bound, deadline_s), bound is not None)) as chunks:
+            async with aclosing(self._chunks(_admit_call(request, bound, deadline_s), bound is not None)) as chunks:
                 async for chunk in chunks:
                     if usage is not None:
                         usage.add(chunk)
@@ -336,7 +336,7 @@ class Deployment:
             self._drained.set()
 
 
-def _admitted(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
+def _admit_call(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
     """Return the request with its deadline, and its bound call unless that is None."""
     call = request.call if bound is None else bound
     return Request(call, request.model, request.version, request.id, deadline_s, request.metadata)

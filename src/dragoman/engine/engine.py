@@ -320,7 +320,7 @@ class Engine:
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:
-        return tuple(self._description(d) for d in self._registry.served() if d.is_loaded)
+        return tuple(self._description(d) for d in self._registry.default_versions() if d.is_loaded)
 
     def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):

@@ -26,7 +26,7 @@ class ModelRegistry:
     def all(self) -> list[Deployment]:
         return [self._models[name][version] for name in self.names() for version in self.versions(name)]
 
-    def served(self) -> list[Deployment]:
+    def default_versions(self) -> list[Deployment]:
         """Return the default version of each model."""
         return [self.find(name) for name in self.names() if self._models[name]]
 
@@ -95,7 +95,7 @@ class ModelRegistry:
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""
         call: Any = request.call
-        for deployment in self.served():
+        for deployment in self.default_versions():
             found = match_handler(deployment.handlers, call.method, call.path)
             if found is not None:
                 handler, params = found

@@ -23,7 +23,7 @@ async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -
 
     Raises ModelFailed that names the request if one fails, and NotReady if the model may load later.
     """
-    replicas = spec.replicas if pool.replicated else 1
+    replicas = spec.replicas if pool.is_replicated else 1
     for number, call in enumerate(await asyncio.to_thread(_read_requests, spec), 1):
         answers = (_answer(Request(call, spec.name, spec.version), pool, loaded, binder) for _ in range(replicas))
         try:

@@ -107,7 +107,7 @@ def _parse_chunk(where: str, datatype: Datatype, text: bytes, first: Position, l
     """Parse a flat array that is a chunk of a longer one."""
     numbers = parse_with_simdjson(text, datatype)
     if numbers is not None:
-        return numbers if datatype.kind != "float" else _rounded(numbers, datatype, where)
+        return numbers if datatype.kind != "float" else _round(numbers, datatype, where)
     return to_array(parse_list(where, datatype, msgspec.Raw(text), 1, first, literal, null), datatype, where)
 
 
@@ -130,12 +130,12 @@ def parse_list(
     except PARSER_ERRORS as error:
         values = _with_literals(data, datatype, null) if literal else _integral(data, datatype, depth)
         if values is None:
-            raise InvalidInput(f"{where}: data{_shifted(describe_parser_error(error), first)}") from error
+            raise InvalidInput(f"{where}: data{_shift_index(describe_parser_error(error), first)}") from error
         return values
 
 
-def _nested(element: Any, depth: int) -> Any:
-    return element if depth == 0 else list[_nested(element, depth - 1)]  # type: ignore[misc]
+def _innermost(element: Any, depth: int) -> Any:
+    return element if depth == 0 else list[_innermost(element, depth - 1)]  # type: ignore[misc]
 
 
 _DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
@@ -144,10 +144,10 @@ _DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
 def _decode(data: Any, kind: str, depth: int) -> Any:
     """The nested lists in `data`, each element of its kind."""
     if not isinstance(data, msgspec.Raw):
-        return msgspec.convert(data, _nested(_ELEMENT[kind], depth))
+        return msgspec.convert(data, _innermost(_ELEMENT[kind], depth))
     decoder = _DECODERS.get((kind, depth))
     if decoder is None:
-        decoder = _DECODERS[kind, depth] = msgspec.json.Decoder(_nested(_ELEMENT[kind], depth))
+        decoder = _DECODERS[kind, depth] = msgspec.json.Decoder(_innermost(_ELEMENT[kind], depth))
     return decoder.decode(data)
 
 
@@ -172,7 +172,7 @@ def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
 
 
 def _decode_numbers(data: Any, depth: int) -> Any:
-    kind = _nested(int | float, depth)
+    kind = _innermost(int | float, depth)
     return msgspec.json.decode(data, type=kind) if isinstance(data, msgspec.Raw) else msgspec.convert(data, kind)
 
 
@@ -205,7 +205,7 @@ def to_array(values: Any, datatype: Datatype, where: str) -> Array:
                 text.encode()  # fails if it is not a string, or one that UTF-8 cannot encode
             return texts
         array = np.array(values, dtype=np.float64 if datatype.kind == "float" else datatype.dtype)
-        return array if datatype.kind != "float" else _rounded(array, datatype, where)
+        return array if datatype.kind != "float" else _round(array, datatype, where)
     except OverflowError as error:
         limits = np.iinfo(datatype.dtype)
         bad = next(v for v in np.array(values, dtype=object).flat if not limits.min <= v <= limits.max)
@@ -214,7 +214,7 @@ def to_array(values: Any, datatype: Datatype, where: str) -> Array:
         raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths") from error
 
 
-def _rounded(wide: Array, datatype: Datatype, where: str) -> Array:
+def _round(wide: Array, datatype: Datatype, where: str) -> Array:
     try:
         return round_to(wide, datatype)
     except InvalidInput as error:
@@ -238,7 +238,7 @@ def _find_comma(data: memoryview, at: int, end: int) -> int:
     return end
 
 
-def _shifted(message: str, first: Position) -> str:
+def _shift_index(message: str, first: Position) -> str:
     """The message of a parser for a chunk, with the element's index in the whole array."""
     place = _PLACE.match(message)
     if place is None:
@@ -277,10 +277,10 @@ def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
         return None
     if len(text) <= _REUSED_BYTES and not _SIMD_PARSERS:
         _SIMD_PARSERS.append(parser)
-    return numbers if datatype.kind == "float" else _narrowed(numbers, datatype)
+    return numbers if datatype.kind == "float" else _narrow(numbers, datatype)
 
 
-def _narrowed(wide: Array, datatype: Datatype) -> Array | None:
+def _narrow(wide: Array, datatype: Datatype) -> Array | None:
     """Integers in their own dtype; None if one does not fit."""
     narrow: Array = wide.astype(datatype.dtype, copy=False)
     return narrow if (narrow == wide).all() else None

@@ -77,7 +77,7 @@ def tensor_from_packed(
         wide = packed.array()
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.message}") from error
-    return Tensor(shaped(_narrowed(where, datatype, wide), shape, where), datatype, parameters)
+    return Tensor(shaped(_narrow(where, datatype, wide), shape, where), datatype, parameters)
 
 
 def tensor_from_contents(
@@ -143,23 +143,23 @@ def _check_field(where: str, datatype: Datatype, found: Sequence[str]) -> str:
     if expected is None:
         raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
     if list(found) != [expected]:
-        raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_listed(found)}")
+        raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_join_names(found)}")
     return expected
 
 
 def _array(where: str, datatype: Datatype, values: Sequence[Any]) -> Array:
     wide: Array = np.fromiter(values, _WIDE.get(FIELDS.get(datatype, ""), datatype.dtype), len(values))
-    return _narrowed(where, datatype, wide)
+    return _narrow(where, datatype, wide)
 
 
-def _narrowed(where: str, datatype: Datatype, wide: Array) -> Array:
+def _narrow(where: str, datatype: Datatype, wide: Array) -> Array:
     narrow: Array = wide.astype(datatype.dtype, copy=False)
     if narrow is not wide and (narrow != wide).any():
         raise InvalidInput(f"{where}: {wide[narrow != wide][0]} does not fit into {datatype}")
     return narrow
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"'{n}'" for n in names)
 
 

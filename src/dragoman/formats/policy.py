@@ -24,7 +24,7 @@ class Policy(ProtocolOptions):
         """Length up to which JSON text exceeds no limit if it nests no deeper than requests do without other fields."""
         return min(self.max_json_bytes, self.max_json_values) if self.max_json_depth >= _MESSAGE_DEPTH else 0
 
-    def forwarded(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def forwarded_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""
         wanted = self.forward_headers
         return {n: v for n, v in headers.items() if n not in CREDENTIALS and any(fnmatchcase(n, p) for p in wanted)}

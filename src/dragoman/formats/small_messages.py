@@ -49,7 +49,7 @@ def parse_small_tensor(datatype: str, shape: Sequence[int], data: Any, policy: P
         return None
     kind, flat, rows, code = form
     try:
-        values = _joined(rows.decode(data), shape) if text[1] == _NESTED else flat.decode(data)
+        values = _join_rows(rows.decode(data), shape) if text[1] == _NESTED else flat.decode(data)
         count = len(values)
         if not (0 < count == math.prod(shape) <= policy.max_elements and len(shape) <= policy.max_rank):
             return None
@@ -64,7 +64,7 @@ def _packer(code: str, count: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{count}{code}").pack
 
 
-def _joined(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
+def _join_rows(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
     """The elements of all rows; none if the rows do not have this shape."""
     if len(shape) != 2 or len(rows) != shape[0] or any(len(row) != shape[1] for row in rows):
         return []

@@ -91,7 +91,7 @@ class GenerationEngine:
         began_s = time.monotonic()
         computed = self._compute(planned)
         if len(computed) == 1 and len(computed[0][0]) == len(planned):
-            self._steps.computed(began_s)
+            self._steps.record_step(began_s)
         for works, rows, logits in computed:
             texts: list[tuple[GenerationJob, Sequence, int]] = []
             stop = 0
@@ -222,7 +222,7 @@ class GenerationEngine:
             self.scheduler.remove_sequence(job, sequence)
             return
         self.scheduler.remove(job)
-        if job.ranked:
+        if job.is_ranked:
             job.rank()
 
     # --- beams -------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class GenerationJob:
         return self.request.sampling.prompt_logprobs is not None and not self.info_sent
 
     @property
-    def ranked(self) -> bool:
+    def is_ranked(self) -> bool:
         """Whether more completions are generated than returned, so that the best are chosen at the end."""
         return self.request.sampling.num_beams == 1 and self.request.width > self.request.sampling.n
 
@@ -166,7 +166,7 @@ class GenerationJob:
             sequence.tokens.append(choice.token)
         else:
             self.ended.append(writer)
-        if not self.ranked and (self.request.stream or writer.finish):
+        if not self.is_ranked and (self.request.stream or writer.finish):
             self.sink.text(writer.chunk(self.request.index, self.choices[sequence]))
         return bool(writer.finish)
 

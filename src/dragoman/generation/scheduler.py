@@ -247,7 +247,7 @@ class StepMetrics:
                 self._ends[self._method, "failed" if self._failed else "ok"] += 1
                 self._whole[self._method].observe(time.monotonic() - began_s)
 
-    def computed(self, began_s: float) -> None:
+    def record_step(self, began_s: float) -> None:
         """Record that the model computed the whole step, which began at `began_s` on the monotonic clock."""
         self._failed = False
         if self._waits:

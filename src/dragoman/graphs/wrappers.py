@@ -40,9 +40,9 @@ class ConcurrencyLimit(_FunctionWrapper):
         super().__init__(function)
         self._semaphore = threading.BoundedSemaphore(limit)
         for ability in ABILITIES:
-            setattr(self, ability, self._limited(getattr(function, ability)))
+            setattr(self, ability, self._limit(getattr(function, ability)))
 
-    def _limited(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _limit(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             with self._semaphore:
                 return method(*arguments)

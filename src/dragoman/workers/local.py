@@ -35,7 +35,7 @@ _AVAILABILITY_INTERVAL_S = 1.0
 class InlinePool:
     """The model runs on the event loop: for `async` models, and for fast ones."""
 
-    replicated = False
+    is_replicated = False
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         self._spec = spec
@@ -205,7 +205,7 @@ class ThreadPool(JobRunner):
         return self._inline.capacity if self._inline is not None else max(1, len(self._replicas))
 
     @property
-    def replicated(self) -> bool:
+    def is_replicated(self) -> bool:
         return self._inline is None and self._spec.target is None
 
     async def start(self) -> Loaded:

@@ -96,7 +96,7 @@ class Pool(Protocol):
         """Number of calls that run concurrently; further ones are queued."""
 
     @property
-    def replicated(self) -> bool:
+    def is_replicated(self) -> bool:
         """Whether it has as many replicas as the spec says; otherwise it has one."""
 
     async def start(self) -> Loaded:

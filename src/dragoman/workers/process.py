@@ -27,7 +27,7 @@ log = logging.getLogger("dragoman.worker")
 class ProcessPool(JobRunner):
     """Each replica of the model has a process of its own. If one exits, only the calls that it computed fail."""
 
-    replicated = True
+    is_replicated = True
 
     def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         classes=classes,
         final=final,
     )
-    metadata = policy.forwarded(request.metadata) if policy.forward_headers else {}
+    metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
     return Request(call, model, message.model_version, message.id, deadline_s, metadata), options

@@ -145,7 +145,7 @@ class OpenInferenceRest:
             content=bytes(http.body),
             content_type=http.headers.get("content-type", ""),
         )
-        metadata = self._policy.forwarded(http.headers) if self._policy.forward_headers else {}
+        metadata = self._policy.forwarded_headers(http.headers) if self._policy.forward_headers else {}
         return EngineCall(Request(call, metadata=metadata), _format_handled)
 
     # --- health and metadata -------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
             hint = "binary tensor data needs the header Inference-Header-Content-Length"
             raise InvalidInput(f"{error.message}; {hint}") from error
         raise
-    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
     call, options, deadline = Infer(body.inputs), _JSON_OUTPUTS, None
     if body.parameters or body.outputs or len(body.inputs) != 1:
         call, options = _parse_call(body, policy)

@@ -67,7 +67,7 @@ def _noun(value: Any) -> str:
 
 def build_request(call: ModelCall[Answer], http: HttpRequest, policy: Policy, model: str = "") -> Request[Answer]:
     """Return the request for a call to the model that the path names, else to `model`."""
-    metadata = policy.forwarded(http.headers) if policy.forward_headers else {}
+    metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
     return Request(call, name, version, client_request_id(http.headers), None, metadata)
 

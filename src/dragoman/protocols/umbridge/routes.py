@@ -162,7 +162,7 @@ class UmBridge:
     def request(self, call: ModelCall[Any], message: UmBridgeRequest, http: HttpRequest) -> Request[Any]:
         if not self.policy.forward_headers:
             return Request(call, message.name)
-        return Request(call, message.name, metadata=self.policy.forwarded(http.headers))
+        return Request(call, message.name, metadata=self.policy.forwarded_headers(http.headers))
 
     # --- responses -----------------------------------------------------------------------------------------
 

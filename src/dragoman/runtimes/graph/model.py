@@ -108,7 +108,7 @@ def _linear(entry: NodeEntry, context: NodeContext) -> VectorFunction:
     return built_in("linear", {k: read_array(context.folder, v, k) for k, v in options.items()})
 
 
-def _served(entry: NodeEntry, context: NodeContext) -> VectorFunction:
+def _use_sibling(entry: NodeEntry, context: NodeContext) -> VectorFunction:
     """Use another model of the same server."""
     _options(entry, ())
     if context.siblings is None:
@@ -125,7 +125,7 @@ _LOADERS: Mapping[str, Callable[[NodeEntry, NodeContext], VectorFunction]] = {
     "umbridge": _remote,
     "builtin": _built_in,
     "linear": _linear,
-    "served": _served,
+    "served": _use_sibling,
 }
 
 

@@ -80,7 +80,7 @@ class MessageReader:
         size = min(self.missing, stop - at)
         if self._large is not None:
             self._large.append(memoryview(data)[at : at + size])
-            self._received(self._large, size)
+            self._on_received(self._large, size)
             return at + size
         part = data[at : at + size]
         self.missing -= size
@@ -96,13 +96,13 @@ class MessageReader:
         """Return where up to `size` further bytes are to be written to; None to use `feed`."""
         return None if self._large is None else self._large.free_space()[:size]
 
-    def filled(self, size: int) -> None:
+    def count_filled(self, size: int) -> None:
         """Count bytes that were written to `buffer`."""
         assert self._large is not None
         self._large.advance(size)
-        self._received(self._large, size)
+        self._on_received(self._large, size)
 
-    def _received(self, buffer: ReceiveBuffer, size: int) -> None:
+    def _on_received(self, buffer: ReceiveBuffer, size: int) -> None:
         self.missing -= size
         if not self.missing:
             self._large = None
@@ -202,7 +202,7 @@ class GrpcCall:
         assert self._messages is not None
         try:
             self._count(size)
-            self._messages.filled(size)
+            self._messages.count_filled(size)
             self.on_data(self._messages)
             if ended:
                 self.on_end()

@@ -73,17 +73,17 @@ class Admission:
             of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
         if health:
             if of.health_checks >= MAX_HEALTH_CALLS:
-                return _exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
+                return _resource_exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
             of.health_checks += 1
             return None
         if connection.reserved:
             return GrpcError("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
         if self._calls >= self._max_calls:
-            return _exhausted(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
+            return _resource_exhausted(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
         address = of.address
         if address.calls >= self._max_calls_per_address:
             most = self._max_calls_per_address
-            return _exhausted(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
+            return _resource_exhausted(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
         self._calls += 1
         address.calls += 1
         return None
@@ -98,7 +98,7 @@ class Admission:
             of.address.calls -= 1
 
 
-def _exhausted(message: str) -> GrpcError:
+def _resource_exhausted(message: str) -> GrpcError:
     return GrpcError("RESOURCE_EXHAUSTED", message)
 
 

@@ -140,7 +140,7 @@ class UnaryCall(GrpcCall):
 
     def _send(self, reply: Reply | GrpcResponse | None, error: BaseException | None) -> None:
         if error is not None or reply is None:
-            self.fail(error if isinstance(error, GrpcError) else _unexpected(error))
+            self.fail(error if isinstance(error, GrpcError) else _unexpected_error(error))
             return
         if self._is_closed:
             return
@@ -165,7 +165,7 @@ class UnaryCall(GrpcCall):
         )
 
 
-def _unexpected(error: BaseException | None) -> GrpcError:
+def _unexpected_error(error: BaseException | None) -> GrpcError:
     """Return the error for an exception that no handler should raise."""
     found = public_error(error if isinstance(error, Exception) else RuntimeError(repr(error)), "")
     return GrpcError("INTERNAL", found.message)

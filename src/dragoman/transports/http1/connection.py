@@ -253,7 +253,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         """Set the stage after so many requests were handled, and pause or resume reading."""
         reader = self._reader
         if not (self._is_responding or self._is_scheduled or self._writer.is_paused):
-            stage = Stage.BODY if reader.in_body else Stage.HEAD if reader.unparsed else Stage.IDLE
+            stage = Stage.BODY if reader.in_body else Stage.HEAD if reader.unparsed_size else Stage.IDLE
             if stage is Stage.IDLE:
                 self._is_idle = not self._writer.draining
                 if handled:
@@ -264,7 +264,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _read_or_wait(self) -> None:
         reading = self._ignores_input or (
-            self._reader.unparsed < _MAX_PIPELINED_BYTES and not self._read_limiter.is_paused
+            self._reader.unparsed_size < _MAX_PIPELINED_BYTES and not self._read_limiter.is_paused
         )
         if reading is not self._reading and not self._transport.is_closing():
             self._set_reading(reading)
@@ -381,7 +381,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._stage = Stage.IDLE
             self._since_s = self._listener.loop.time()
             return
-        unread = unread or self._reader.unparsed > 0
+        unread = unread or self._reader.unparsed_size > 0
         self._ignore_input()
         if unread:
             # Closing at once could discard the response before the client has read it.

@@ -104,7 +104,7 @@ class HeaderParser:
             raise not_http()
         method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
         http10 = version == "1.0"
-        headers = _merged(self._headers)
+        headers = _merge_fields(self._headers)
         if not http10 and version != "1.1":
             raise not_http(f"version {version}")
         if method == "CONNECT":
@@ -135,7 +135,7 @@ def _match(application: Application, method: str, path: str) -> tuple[Match | No
         return None, error
 
 
-def _merged(fields: list[tuple[str, str]]) -> dict[str, str]:
+def _merge_fields(fields: list[tuple[str, str]]) -> dict[str, str]:
     """Join fields of one name to a list (RFC 9110, 5.3), except Host."""
     headers: dict[str, str] = {}
     for name, value in fields:

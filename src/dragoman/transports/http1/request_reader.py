@@ -126,7 +126,7 @@ class RequestReader:
     # --- state ---------------------------------------------------------------------------------------------------
 
     @property
-    def unparsed(self) -> int:
+    def unparsed_size(self) -> int:
         """Bytes that are not parsed yet."""
         return len(self._data) - self._at
 
@@ -263,7 +263,7 @@ class RequestReader:
         return RejectedRequest(head, error, fatal=False)
 
     def _skip(self) -> bool:
-        count = min(self._skipping, self.unparsed)
+        count = min(self._skipping, self.unparsed_size)
         self._skipping -= count
         self._at += count
         return not self._skipping

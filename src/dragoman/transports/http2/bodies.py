@@ -61,7 +61,7 @@ class BodyReceiver:
         found: memoryview | None = self._stream.handler.buffer(self.left)
         return found
 
-    def filled(self, size: int) -> None:
+    def count_filled(self, size: int) -> None:
         """Count bytes that were read to `buffer()`."""
         stream = self._stream
         assert stream is not None

@@ -87,9 +87,9 @@ class Http2Connection:
         if self.reader.read(data) and not self._blocks.is_open:
             self._incomplete_since_s = self.now_s
 
-    def filled(self, size: int) -> None:
+    def count_filled(self, size: int) -> None:
         """Count bytes that were read to `buffer()`."""
-        self._in_batch(self._body.filled, size)
+        self._in_batch(self._body.count_filled, size)
 
     def buffer(self) -> memoryview | None:
         """Return where the client's next bytes may be read to, or None to pass them to `receive`."""

@@ -86,7 +86,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         self._counters.received += size
         if self._direct:
-            self._handle_input(self.connection.filled, size)
+            self._handle_input(self.connection.count_filled, size)
         else:
             self._handle_input(self.connection.receive, bytes(self._scratch[:size]))
         if size >= LARGE_MESSAGE:

@@ -51,7 +51,7 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
     for name, value in fields:
         if name[:1] == b":":
             if plain or cookies or name in pseudo or name not in _PSEUDO:
-                raise _malformed(f"the field {_quote(name)} is unknown, duplicate or after other fields")
+                raise _malformed_request(f"the field {_quote(name)} is unknown, duplicate or after other fields")
             pseudo[name] = value.decode("latin-1")
             continue
         if value[:1] in _BLANKS or value[-1:] in _BLANKS:
@@ -67,7 +67,7 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
     kind = next((value for name, value in plain if name == "content-type"), "")
     is_grpc = kind == "application/grpc" or kind.startswith(("application/grpc+", "application/grpc;"))
     if padded and not is_grpc:
-        raise _malformed(f"the value of field {_quote(padded)} begins or ends with a blank")
+        raise _malformed_request(f"the value of field {_quote(padded)} begins or ends with a blank")
     method, scheme, path = (pseudo.get(name, "") for name in (b":method", b":scheme", b":path"))
     if error is not None:  # fields may be missing
         return Http2Headers(method, scheme, "", path, tuple(plain), is_grpc=is_grpc, error=error)
@@ -79,13 +79,13 @@ def parse_headers(fields: Iterable[Field], error: HttpError | None = None) -> Ht
 def _check_pseudo_fields(method: str, scheme: str, path: str, authority: str, plain: list[tuple[str, str]]) -> str:
     """Check the pseudo-fields and return the authority, which the field Host may name as well."""
     if not all(_NAME.fullmatch(text.lower().encode("latin-1")) for text in (method, scheme)):
-        raise _malformed("expected a :method, a :scheme and a :path")
+        raise _malformed_request("expected a :method, a :scheme and a :path")
     if not (path.startswith("/") or (path == "*" and method == "OPTIONS")):
-        raise _malformed(f"expected a :path that begins with a slash, got {path[:64]!r}")
+        raise _malformed_request(f"expected a :path that begins with a slash, got {path[:64]!r}")
     hosts = {value for name, value in plain if name == "host"}
     authority = authority or next(iter(hosts), "")
     if len(hosts) > 1 or (hosts and hosts != {authority}):
-        raise _malformed("the fields :authority and host name different hosts")
+        raise _malformed_request("the fields :authority and host name different hosts")
     return authority
 
 
@@ -104,7 +104,7 @@ def _length(plain: list[tuple[str, str]]) -> int:
         return -1
     value = lengths.pop()
     if lengths or not value.isascii() or not value.isdecimal() or len(value) > 18:
-        raise _malformed(f"expected one content-length, a number of bytes, got {value[:32]!r}")
+        raise _malformed_request(f"expected one content-length, a number of bytes, got {value[:32]!r}")
     return int(value)
 
 
@@ -116,16 +116,16 @@ def check_trailers(fields: Iterable[Field]) -> None:
 
 def _check(name: bytes, value: bytes) -> None:
     if not _NAME.fullmatch(name):
-        raise _malformed(f"the name of field {_quote(name)} is not allowed")
+        raise _malformed_request(f"the name of field {_quote(name)} is not allowed")
     if not _VALUE.fullmatch(value):
-        raise _malformed(f"the value of field {_quote(name)} is not allowed")
+        raise _malformed_request(f"the value of field {_quote(name)} is not allowed")
     if name in _CONNECTION_FIELDS or (name == b"te" and value.lower() != b"trailers"):
-        raise _malformed(f"the field {_quote(name)} is not for HTTP/2")
+        raise _malformed_request(f"the field {_quote(name)} is not for HTTP/2")
 
 
 def _quote(name: bytes) -> str:
     return repr(name[:64].decode("latin-1"))
 
 
-def _malformed(message: str) -> Http2StreamError:
+def _malformed_request(message: str) -> Http2StreamError:
     return Http2StreamError(PROTOCOL_ERROR, message)

@@ -131,11 +131,11 @@ def find_request_codec_by_payload(payload: Any) -> RequestCodecLike | None:
 
 
 def find_input_codec_by_type_hint(type_hint: Any) -> InputCodecLike | None:
-    return _hinted(type_hint, _INPUT.values())
+    return _find_by_hint(type_hint, _INPUT.values())
 
 
 def find_request_codec_by_type_hint(type_hint: Any) -> RequestCodecLike | None:
-    return _hinted(type_hint, _REQUEST.values())
+    return _find_by_hint(type_hint, _REQUEST.values())
 
 
 def _find(codecs: Mapping[str, C], content_type: str | None, payload: Any, type_hint: Any) -> C | None:
@@ -143,7 +143,7 @@ def _find(codecs: Mapping[str, C], content_type: str | None, payload: Any, type_
         return codecs.get(content_type)
     if payload is not None:
         return _can_encode(payload, codecs.values())
-    return None if type_hint is None else _hinted(type_hint, codecs.values())
+    return None if type_hint is None else _find_by_hint(type_hint, codecs.values())
 
 
 def _can_encode(payload: Any, codecs: Iterable[C]) -> C | None:
@@ -151,13 +151,13 @@ def _can_encode(payload: Any, codecs: Iterable[C]) -> C | None:
     return next(filter(can_encode, codecs), None)
 
 
-def _hinted(type_hint: Any, codecs: Iterable[C]) -> C | None:
-    expected = _normalized(type_hint)
-    has_hint: Callable[[Any], bool] = lambda codec: _normalized(codec.TypeHint) == expected  # noqa: E731
+def _find_by_hint(type_hint: Any, codecs: Iterable[C]) -> C | None:
+    expected = _normalize(type_hint)
+    has_hint: Callable[[Any], bool] = lambda codec: _normalize(codec.TypeHint) == expected  # noqa: E731
     return next(filter(has_hint, codecs), None)
 
 
-def _normalized(hint: Any) -> Any:
+def _normalize(hint: Any) -> Any:
     """Return the same value for `List[str]` and `list[str]`, and the class for generic arrays."""
     origin = get_origin(hint)
     return hint if origin is None else (list, *get_args(hint)) if origin is list else origin

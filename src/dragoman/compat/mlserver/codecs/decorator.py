@@ -32,13 +32,13 @@ def decode_args(predict: Callable[..., Any]) -> Callable[[Any, InferenceRequest]
     result_hints = _result_hints(hints.get("return"))
 
     @functools.wraps(predict)
-    async def wrapped(self: Any, payload: InferenceRequest) -> InferenceResponse:
+    async def infer(self: Any, payload: InferenceRequest) -> InferenceResponse:
         result = predict(self, **_arguments(self, payload, parameters, hints))
         if inspect.isawaitable(result):
             result = await result
         return _response(self, result, result_hints)
 
-    return wrapped
+    return infer
 
 
 def _has_codec(hint: Any) -> bool:
@@ -52,7 +52,7 @@ def _arguments(
     arguments: dict[str, Any] = {}
     rest_name = ""
     for name, parameter in parameters.items():
-        hint, optional = _unwrapped(hints.get(name))
+        hint, optional = _unwrap_optional(hints.get(name))
         if find_input_codec_by_type_hint(hint) is None and find_request_codec_by_type_hint(hint) is not None:
             rest_name = name
         elif name in inputs:
@@ -63,7 +63,7 @@ def _arguments(
                 raise InvalidInput(f"input '{name}' is missing: expected inputs {expected}")
             arguments[name] = None
     if rest_name:
-        hint, _ = _unwrapped(hints[rest_name])
+        hint, _ = _unwrap_optional(hints[rest_name])
         codec: Any = find_request_codec_by_type_hint(hint)
         rest = payload.model_copy(update={"inputs": list(inputs.values())})
         arguments[rest_name] = codec.decode_request(rest)
@@ -114,7 +114,7 @@ def _result_hints(hint: Any) -> list[Any]:
     return list(get_args(hint)) if get_origin(hint) is tuple else [hint]
 
 
-def _unwrapped(hint: Any) -> tuple[Any, bool]:
+def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
     """Return the annotation without `Optional`, and whether it had it."""
     if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not type(None)]
