@@ -1,0 +1,277 @@
+"""JSON Web Tokens: keys from a file and a URL, claims, algorithms."""
+
+import asyncio
+import base64
+import http.server
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dragoman
+from access.access_models import BODY, Doubler, Tripler, bearer
+from dragoman.access.tokens import TokenRules, TokenVerifier
+from dragoman.core.errors import InvalidInput
+from rest.rest_server import serving
+
+jwt = pytest.importorskip("jwt")
+pytest.importorskip("cryptography")
+
+INFER = "/v2/models/Doubler/infer"
+ISSUER, AUDIENCE = "https://login.example", "dragoman"
+
+
+class Issuer:
+    """A key pair with a key id."""
+
+    def __init__(self, kid: str, algorithm: str = "ES256") -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+        self.kid, self.algorithm = kid, algorithm
+        make = {
+            "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
+            "RS256": lambda: rsa.generate_private_key(65537, 2048),
+            "EdDSA": ed25519.Ed25519PrivateKey.generate,
+        }
+        self.private: Any = make[algorithm]()
+
+    @property
+    def jwk(self) -> dict[str, Any]:
+        found: dict[str, Any] = jwt.get_algorithm_by_name(self.algorithm).to_jwk(
+            self.private.public_key(), as_dict=True
+        )
+        return {**found, "kid": self.kid, "use": "sig"}
+
+    def token(self, *without: str, algorithm: str = "", key: Any = None, **claims: Any) -> str:
+        base = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300, "sub": "ann", "roles": ["infer"]}
+        payload = {name: value for name, value in {**base, **claims}.items() if name not in without}
+        headers = {"kid": self.kid}
+        return str(jwt.encode(payload, key or self.private, algorithm or self.algorithm, headers=headers))
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Issuer:
+    return Issuer("one")
+
+
+def settings(jwks: Path | str) -> dict[str, Any]:
+    return {"jwt_jwks": str(jwks), "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE}
+
+
+def write(path: Path, *issuers: Issuer) -> Path:
+    path.write_text(json.dumps({"keys": [each.jwk for each in issuers]}))
+    return path
+
+
+@pytest.mark.parametrize("algorithm", ["ES256", "RS256", "EdDSA"])
+async def test_a_token_is_accepted_like_a_key(algorithm: str, tmp_path: Path) -> None:
+    issuer = Issuer("one", algorithm)
+    async with serving(Doubler, Tripler, **settings(write(tmp_path / "jwks", issuer))) as server:
+        for headers in (bearer(issuer.token()), bearer(issuer.token(roles="infer read"))):
+            for _ in range(2):
+                assert (await server.request("POST", INFER, BODY, headers)).status == 200
+        denied = await server.request("POST", INFER, BODY)
+        assert (denied.status, denied.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def unsigned(issuer: Issuer) -> str:
+    def part(value: Any) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300, "roles": ["admin"]}
+    return f"{part({'alg': 'none', 'kid': issuer.kid})}.{part(claims)}."
+
+
+def hmac_with_public_key(issuer: Issuer) -> str:
+    """Sign with HS256 and the text of the public key, which a verifier that trusts `alg` would accept."""
+    import hashlib
+    import hmac
+
+    from cryptography.hazmat.primitives import serialization as s
+
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+    pem = issuer.private.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300, "roles": ["admin"]}
+    signed = ".".join(part(json.dumps(each).encode()) for each in ({"alg": "HS256", "kid": issuer.kid}, claims))
+    return f"{signed}.{part(hmac.new(pem, signed.encode(), hashlib.sha256).digest())}"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda i: i.token(exp=time.time() - 120), "expired"),
+        (lambda i: i.token("exp"), '"exp"'),
+        (lambda i: i.token("iss"), '"iss"'),
+        (lambda i: i.token("aud"), '"aud"'),
+        (lambda i: i.token(iss="https://evil.example"), "issuer"),
+        (lambda i: i.token(aud="other"), "udience"),
+        (lambda i: i.token(nbf=time.time() + 600), "not yet valid"),
+        (lambda i: i.token(sub=5), "not valid"),
+        (lambda i: i.token(roles=5), "claim 'roles': expected a list of strings"),
+        (lambda i: i.token(models={"a": 1}), "claim 'models': expected a list of strings"),
+        (lambda i: i.token()[:-8] + "AAAAAAAA", "ignature"),
+        (lambda i: Issuer("one").token(), "ignature"),
+        (lambda i: Issuer("two").token(), "unknown key"),
+        (unsigned, "not valid"),
+        (hmac_with_public_key, "not valid"),
+        (lambda i: "a.b.c", "not valid"),
+        (lambda i: "e30.e30.e30", "not valid"),
+        (lambda i: "[" * 4000 + "..", "not valid"),
+        (lambda i: i.token(text="x" * 9000), "not valid"),
+    ],
+)
+async def test_other_tokens_get_401(issuer: Issuer, tmp_path: Path, make: Any, message: str) -> None:
+    async with serving(Doubler, **settings(write(tmp_path / "jwks", issuer))) as server:
+        response = await server.request("POST", INFER, BODY, bearer(make(issuer)))
+        assert response.status == 401, response
+        assert message in response.error
+        assert (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status == 200
+
+
+async def test_roles_and_models_of_a_token_hold(issuer: Issuer, tmp_path: Path) -> None:
+    more = {"jwt_roles_claim": "realm.roles", "jwt_models_claim": "may_use"}
+    async with serving(Doubler, Tripler, **settings(write(tmp_path / "jwks", issuer)), **more) as server:
+
+        async def status(path: str, **claims: Any) -> int:
+            return int((await server.request("POST", path, BODY, bearer(issuer.token("roles", **claims)))).status)
+
+        assert await status(INFER) == 403
+        assert await status(INFER, realm={"roles": ["editor"]}) == 403
+        assert await status(INFER, realm={"roles": ["infer", "editor"]}) == 200
+        bound = {"realm": {"roles": ["infer"]}, "may_use": ["Doubler"]}
+        assert await status(INFER, **bound) == 200
+        assert await status("/v2/models/Tripler/infer", **bound) == 403
+
+
+def test_a_verified_token_ends_when_it_expires(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TokenRules(jwks=str(write(tmp_path / "jwks", issuer)), issuer=ISSUER, audience=AUDIENCE)
+    verifier, token, now_s = TokenVerifier(rules), issuer.token(exp=time.time() + 100), time.time()
+    grant = verifier.verify(token)
+    assert verifier.find(token) is grant
+    monkeypatch.setattr(time, "time", lambda: now_s + 159)  # the clocks may differ by a minute
+    assert verifier.find(token) is grant
+    monkeypatch.setattr(time, "time", lambda: now_s + 161)
+    assert verifier.find(token) is None
+
+
+async def test_a_changed_file_replaces_the_keys(
+    issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, new = write(tmp_path / "jwks", issuer), Issuer("two")
+    async with serving(Doubler, **settings(file)) as server:
+
+        async def statuses() -> list[int]:
+            tokens = (issuer.token(), new.token())
+            return [(await server.request("POST", INFER, BODY, bearer(each))).status for each in tokens]
+
+        assert await statuses() == [200, 401]
+        write(file, new)
+        server.dragoman.reload()
+        assert await statuses() == [401, 200]
+        file.write_text("{")
+        server.dragoman.reload()
+        assert await statuses() == [401, 401]
+        assert "no JSON Web Token is accepted until this is fixed" in caplog.text
+        assert (await server.request("GET", "/v2/health/ready")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "expected a JSON Web Key Set"),
+        ('{"keys": []}', "expected a JSON Web Key Set"),
+        (
+            '{"keys": [{"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "alg": "HS256"}]}',
+            "no public key",
+        ),
+        ("[]", "expected a JSON Web Key Set"),
+    ],
+)
+def test_an_invalid_file_stops_the_start(text: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "jwks"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InvalidInput, match="JWKS file") as found:
+        dragoman.asgi(Doubler, **settings(file))
+    assert message in found.value.message
+
+
+def test_issuer_and_audience_are_required(issuer: Issuer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="'jwt_jwks' needs 'jwt_issuer' and 'jwt_audience'"):
+        dragoman.asgi(Doubler, jwt_jwks=str(write(tmp_path / "jwks", issuer)), jwt_issuer=ISSUER)
+
+
+class JwksServer(http.server.ThreadingHTTPServer):
+    body = b""
+
+
+class JwksHandler(http.server.BaseHTTPRequestHandler):
+    server: JwksServer
+
+    def do_GET(self) -> None:
+        body = self.server.body
+        self.send_response(200 if body else 500)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def jwks_server() -> Iterator[JwksServer]:
+    with JwksServer(("127.0.0.1", 0), JwksHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+async def test_keys_are_read_from_a_url_and_again_for_unknown_ones(
+    issuer: Issuer, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("dragoman.access.tokens.COOLDOWN_S", 0.0)
+    monkeypatch.setattr("dragoman.access.tokens._TICK_S", 0.02)
+    url, new = f"http://127.0.0.1:{jwks_server.server_address[1]}/jwks", Issuer("two")
+    async with serving(Doubler, **settings(url), auth_failures_per_minute=0) as server:
+
+        async def wait_for(token: str, status: int = 200) -> None:
+            async with asyncio.timeout(20):
+                while (await server.request("POST", INFER, BODY, bearer(token))).status != status:
+                    await asyncio.sleep(0.02)
+
+        # The server starts without the keys, and accepts nothing.
+        assert (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status == 401
+        async with asyncio.timeout(20):
+            while "JWKS cannot be read" not in caplog.text:
+                await asyncio.sleep(0.02)
+        jwks_server.body = json.dumps({"keys": [issuer.jwk]}).encode()
+        await wait_for(issuer.token())
+        # While it cannot be read, the last keys stay.
+        jwks_server.body = b""
+        await wait_for(new.token(), 401)
+        await wait_for(issuer.token())
+        jwks_server.body = json.dumps({"keys": [issuer.jwk, new.jwk]}).encode()
+        await wait_for(new.token())
+        jwks_server.body = json.dumps({"keys": [new.jwk]}).encode()
+        server.dragoman.reload()
+        await wait_for(issuer.token(), 401)
+
+
+async def test_tokens_appear_in_no_log(issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serving(Doubler, **settings(write(tmp_path / "jwks", issuer))) as server:
+        tokens = [issuer.token(), issuer.token(aud="other"), Issuer("one").token()]
+        found = [await server.request("POST", INFER, BODY, bearer(token)) for token in tokens]
+    everything = caplog.text + "".join(response.body.decode() for response in found)
+    assert not [token for token in tokens if token.rpartition(".")[2] in everything]
