@@ -98,7 +98,8 @@ def test_values_that_json_would_change_are_rejected(value: list[Any]) -> None:
 
 @pytest.mark.parametrize("codec", [StringCodec, Base64Codec, DatetimeCodec])
 def test_a_single_value_is_a_list_of_one(codec: type[InputCodec]) -> None:
-    value = {StringCodec: "a", Base64Codec: b"a", DatetimeCodec: datetime(2022, 1, 11)}[codec]
+    values: dict[type[InputCodec], object] = {StringCodec: "a", Base64Codec: b"a", DatetimeCodec: datetime(2022, 1, 11)}
+    value = values[codec]
     tensor = codec.to_tensor(value)
     assert tensor.shape == (1, 1)
     assert codec.to_value(tensor) == [value]

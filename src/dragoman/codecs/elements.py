@@ -1,8 +1,9 @@
 """BYTES tensors as lists of elements: text, or one decoded value per element."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from dragoman.codecs.codec import InputCodec
 from dragoman.core.bytes_tensor import BytesTensor, texts_of
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
@@ -37,6 +38,32 @@ def is_one_or_more(value: Any, kind: type) -> bool:
     """Return whether a value is an instance of `kind` or a non-empty list of such."""
     is_list = isinstance(value, list) and bool(value)
     return isinstance(value, kind) or (is_list and all(isinstance(v, kind) for v in value))
+
+
+class ElementCodec(InputCodec):
+    """Codec of values of one type, each an element of a BYTES tensor. A single value is encoded as a list of one.
+
+    element_type: the type. expected: the format of an element, for messages. encode_element, decode_element: functions
+    of one element; `decode_element` raises ValueError.
+    """
+
+    datatype = BYTES
+    element_type: ClassVar[type]
+    expected: ClassVar[str]
+    encode_element: ClassVar[Any]
+    decode_element: ClassVar[Any]
+
+    @classmethod
+    def can_encode(cls, value: Any) -> bool:
+        return is_one_or_more(value, cls.element_type)
+
+    @classmethod
+    def to_tensor(cls, value: Any, **options: Any) -> Tensor:
+        return encode_elements(value, cls.content_type, cls.element_type, cls.encode_element)
+
+    @classmethod
+    def to_value(cls, tensor: Tensor, where: str = "tensor") -> Any:
+        return decode_elements(tensor, where, cls.content_type, cls.expected, cls.decode_element)
 
 
 def content_error(where: str, content_type: str, text: str) -> InvalidInput:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from dragoman.codecs.codec import InputCodec
-from dragoman.codecs.elements import bytes_tensor, content_error, decode_elements
+from dragoman.codecs.elements import bytes_tensor, content_error, decode_elements, is_one_or_more
 from dragoman.core.datatypes import BYTES
 from dragoman.core.tensor import Tensor
 
@@ -21,9 +21,7 @@ class JsonCodec(InputCodec):
 
     @classmethod
     def can_encode(cls, value: Any) -> bool:
-        return isinstance(value, dict) or (
-            isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
-        )
+        return is_one_or_more(value, dict)
 
     @classmethod
     def to_tensor(cls, value: Any, **options: Any) -> Tensor:
