@@ -70,6 +70,10 @@ class ServerTransports:
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
         self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
+        if settings.access_log:
+            from dragoman.transports.access_log import AccessLog
+
+            self._executor.observer = AccessLog(settings.access_log, settings.access_log_format)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
         if tls is not None:
@@ -132,6 +136,8 @@ class ServerTransports:
         await self._refresher.stop()
         servers = (self._http, self._grpc, self._admin)
         await asyncio.gather(*(server.stop(grace_s) for server in servers if server is not None))
+        if self._executor is not None and self._executor.observer is not None:
+            await asyncio.to_thread(self._executor.observer.close)
 
 
 def split_routes(

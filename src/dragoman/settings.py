@@ -285,6 +285,17 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING)
     ] = "info"
+    access_log: Annotated[
+        str,
+        Option(
+            "file of the access log, which has a line for each request; -: standard output; default: none",
+            LOGGING,
+            operator_only=True,
+        ),
+    ] = ""
+    access_log_format: Annotated[
+        Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
+    ] = "text"
     explain_batches: Annotated[bool, Option("log for each batch why it was dispatched when it was", LOGGING)] = False
 
     @property

@@ -17,6 +17,7 @@ from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_counters import BatchCounters, Reason
 from dragoman.engine.batch_delay import BatchDelay
+from dragoman.system.call_times import CallTimes, observed
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import Context, get_context, request_id, set_context
 from dragoman.workers.pool import Pool
@@ -96,6 +97,7 @@ class _Member:
     answer: asyncio.Future[Inference]
     arrived_s: float
     context: Context
+    times: CallTimes | None
     batch: "_Batch | None" = None
 
     def succeed(self, answer: Inference) -> None:
@@ -159,7 +161,9 @@ class Batcher:
         if count > self._max_rows:
             raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
         loop = asyncio.get_running_loop()
-        member = _Member(request, request.call, count, loop.create_future(), time.monotonic(), get_context())
+        member = _Member(
+            request, request.call, count, loop.create_future(), time.monotonic(), get_context(), observed.get()
+        )
         key = group_key(request.call)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
@@ -246,6 +250,9 @@ class Batcher:
             reason = "worker_free"
         self._was_delayed = False
         self.counters.count(waits_s, total, reason)
+        for member, wait_s in zip(members, waits_s, strict=True):
+            if member.times is not None:
+                member.times.queue_s, member.times.batch = wait_s, (reason, len(members), total)
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "

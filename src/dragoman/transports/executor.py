@@ -40,13 +40,14 @@ class MessageExecutor:
     def __init__(self, bodies: BodyMemory) -> None:
         self.bodies = bodies
         self.counters = TransportCounters()
+        self.observer: Any = None  # of requests
         self.budget = LoopBudget()
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
 
     def metrics(self) -> Iterable[Family]:
         """Return the metrics of the transports."""
         self.counters.rejected["bodies_memory"] = self.bodies.rejected
-        return self.counters.families()
+        return (*self.counters.families(), *(() if self.observer is None else self.observer.families()))
 
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
         if in_thread:
@@ -72,7 +73,7 @@ class MessageExecutor:
             self.bodies.count_unread(-size)
 
     async def run_in_thread(self, function: Callable[[A], B], argument: A) -> B:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, function, argument)
 
 
 def is_large(request: HttpRequest) -> bool:

@@ -92,6 +92,7 @@ class CallHeaders:
     health: bool = False
     request_id: str = ""
     service: str = "none"
+    path: str = ""
 
 
 def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
@@ -117,7 +118,9 @@ def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -
     health = handler is not None and handler.health
     encoding = "" if encoding == "identity" else encoding
     service = "none" if handler is None else headers.path.split("/")[1]
-    return CallHeaders(handler, metadata, timeout_s, encoding, error, health, client_request_id(fields), service)
+    return CallHeaders(
+        handler, metadata, timeout_s, encoding, error, health, client_request_id(fields), service, headers.path
+    )
 
 
 def _is_metadata(name: str) -> bool:

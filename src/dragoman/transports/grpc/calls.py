@@ -22,6 +22,12 @@ from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, status_error, table_handlers
 from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
+from dragoman.transports.grpc.observed import (
+    ObservedStreamCall,
+    ObservedUnaryCall,
+    observe_protocols,
+    record_rejected,
+)
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.limits import http2_limits
@@ -125,6 +131,11 @@ class GrpcCalls:
         self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self._engine = engine
+        self._unary: type[UnaryCall] = UnaryCall
+        self._streaming: type[StreamCall] = StreamCall
+        if executor.observer is not None:
+            protocols = observe_protocols(protocols)
+            self._unary, self._streaming = ObservedUnaryCall, ObservedStreamCall
         self._protocols = protocols
         self._access = access
         self._restricted: WeakKeyDictionary[Grant, Mapping[str, Handler]] = WeakKeyDictionary()
@@ -148,18 +159,13 @@ class GrpcCalls:
                 call_headers = self._authorize(self._access, call_headers, headers.path, stream.connection)
             except GrpcError as denied:
                 error = denied
-        error = error or self._admission.enter(stream.connection, call_headers.health)
+        error = error or self._admit(stream, call_headers)
         if error is not None:
-            counters = self.executor.counters
-            counters.statuses(call_headers.service)[error.status] += 1
-            counters.rejected["grpc_calls"] += call_headers.error is None
-            request_id = encode_request_id(new_context(call_headers.request_id))
-            stream.send_headers(trailers_only(error) + request_id, ended=True)
-            return IgnoredRequest()
+            return self._reject(stream, call_headers, error)
         if isinstance(call_headers.handler, UnaryHandler):
-            call: GrpcCall = UnaryCall(self, stream, call_headers)
+            call: GrpcCall = self._unary(self, stream, call_headers)
         else:
-            call = StreamCall(self, stream, call_headers)
+            call = self._streaming(self, stream, call_headers)
         if ended:
             call.receive(b"", 0, 0, True)
         return call
@@ -181,6 +187,20 @@ class GrpcCalls:
             handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
             self._restricted[grant] = handlers
         return replace(call, handler=handlers[path])
+
+    def _admit(self, stream: Http2Stream, headers: CallHeaders) -> GrpcError | None:
+        error = self._admission.enter(stream.connection, headers.health)
+        if error is not None:
+            self.executor.counters.rejected["grpc_calls"] += 1
+        return error
+
+    def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
+        self.executor.counters.statuses(headers.service)[error.status] += 1
+        if self.executor.observer is not None:
+            record_rejected(self.executor.observer, headers, error.status)
+        request_id = encode_request_id(new_context(headers.request_id))
+        stream.send_headers(trailers_only(error) + request_id, ended=True)
+        return IgnoredRequest()
 
     def _other(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
         if self.others is not None:

@@ -1,0 +1,167 @@
+"""The access log: one line for each request, whatever happens to it or to the file."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import dragoman
+from dragoman.core.errors import InvalidInput
+from dragoman.formats import oip_messages as m
+from e2e.server_process import ServerProcess, running_server, wait_until
+
+MODEL = """
+import time
+
+import dragoman
+
+
+class Slow(dragoman.Model):
+    batched = True
+    placement = "thread"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+
+    def infer(self, call):
+        time.sleep(0.2)
+        return {"y": call.inputs["x"].data}
+
+
+class Quick(dragoman.Model):
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+
+    def infer(self, call):
+        return {"y": call.inputs["x"].data}
+"""
+X = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
+NAMES = (
+    "time request_id protocol method path model version status received_bytes sent_bytes queue_ms compute_ms total_ms"
+)
+
+
+def as_json(line: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def as_text(line: str) -> dict[str, Any]:
+    fields = dict(field.split("=", 1) for field in shlex.split(line))
+    return {name: float(v) if name.endswith(("_ms", "_bytes")) else v for name, v in fields.items()}
+
+
+def lines(file: Path, count: int, parse: Callable[[str], dict[str, Any]] = as_json) -> list[dict[str, Any]]:
+    """Return the lines of the log, once there are so many about inference."""
+
+    def found() -> list[dict[str, Any]]:
+        parsed = [parse(line) for line in file.read_text().splitlines()]
+        return [line for line in parsed if "/health/" not in line["path"]]
+
+    wait_until(lambda: len(found()) >= count, f"{count} lines")
+    result = found()
+    assert len(result) == count
+    for line in result:
+        assert [*line] == NAMES.split()
+    return result
+
+
+def serve(tmp_path: Path, *options: str) -> Any:
+    (tmp_path / "authored.py").write_text(MODEL)
+    models = [f"{tmp_path / 'authored.py'}:{name}" for name in ("Slow", "Quick")]
+    return running_server(*models, "--access-log", str(tmp_path / "access.log"), *options)
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_each_request_over_http_has_a_line(tmp_path: Path, style: str) -> None:
+    parse = as_json if style == "json" else as_text
+    with serve(tmp_path, "--access-log-format", style) as server:
+        status, _, headers = server.request("POST", "/v2/models/Quick/infer", X)
+        assert status == 200
+        for path, body in (("/v2/models/Quick/infer", b"{"), ("/v2/models/none/infer", X), ("/a%0A%22b", None)):
+            server.request("POST" if body else "GET", path, body)
+        server.request("DELETE", "/v2/models/Quick/infer", None, {"x-request-id": "mine"})
+        ok, invalid, unknown_model, unknown_path, method = lines(tmp_path / "access.log", 5, parse)
+    assert ok["request_id"] == headers["x-request-id"]
+    assert (ok["protocol"], ok["method"], ok["path"]) == ("Open Inference (V2)", "POST", "/v2/models/Quick/infer")
+    assert (ok["model"], str(ok["status"]), ok["received_bytes"]) == ("Quick", "200", len(json.dumps(X)))
+    assert ok["sent_bytes"] == int(headers["content-length"])
+    assert 0 == ok["queue_ms"] < ok["compute_ms"] < ok["total_ms"]
+    assert (str(invalid["status"]), invalid["model"], invalid["sent_bytes"] > 0) == ("400", "", True)
+    assert (str(unknown_model["status"]), unknown_model["model"]) == ("404", "none")
+    assert str(unknown_path["status"]) == "404"
+    assert str(method["status"]) == "405"
+
+
+def test_queue_and_compute_times_of_a_batch(tmp_path: Path) -> None:
+    with serve(tmp_path, "--access-log-format", "json", "--max-batch-size", "2", "--batch-linger", "0") as server:
+        with ThreadPoolExecutor(3) as threads:
+            assert {*threads.map(lambda _: server.infer("Slow", [1.0])[0], range(3))} == {200}
+        found = sorted(lines(tmp_path / "access.log", 3), key=lambda line: float(line["queue_ms"]))
+    assert found[-1]["queue_ms"] > 100  # behind another batch
+    for line in found:
+        assert line["compute_ms"] >= 199
+        assert line["total_ms"] >= line["queue_ms"] + line["compute_ms"]
+
+
+def test_each_grpc_call_has_a_line(tmp_path: Path) -> None:
+    message = m.ModelInferRequest(model_name="Quick")
+    message.inputs.add(name="x", datatype="FP64", shape=[1]).contents.fp64_contents.append(1.0)
+    data, service = message.SerializeToString(), "/inference.GRPCInferenceService/"
+    with serve(tmp_path, "--access-log-format", "json") as server:
+        with grpc.insecure_channel(server.grpc_url) as channel:
+            sent = channel.unary_unary(service + "ModelInfer")(data, metadata=(("x-request-id", "mine"),))
+            for path, body in (("ModelInfer", b"\xff"), ("None", b"")):
+                with pytest.raises(grpc.RpcError):
+                    channel.unary_unary(service + path)(body)
+            assert len([*channel.stream_stream(service + "ModelStreamInfer")(iter([data, data]))]) == 2
+        ok, invalid, unknown, stream = lines(tmp_path / "access.log", 4)
+    assert (ok["request_id"], ok["protocol"], ok["path"]) == ("mine", service.strip("/"), service + "ModelInfer")
+    assert (ok["model"], ok["status"]) == ("Quick", "OK")
+    assert (ok["received_bytes"], ok["sent_bytes"]) == (len(data), len(sent))
+    assert 0 < ok["compute_ms"] < ok["total_ms"]
+    assert (invalid["status"], invalid["model"]) == ("INVALID_ARGUMENT", "")
+    assert (unknown["status"], unknown["protocol"]) == ("UNIMPLEMENTED", "none")
+    assert (stream["status"], stream["model"], stream["received_bytes"]) == ("OK", "Quick", 2 * len(data))
+
+
+def test_a_log_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
+    with serve(tmp_path, "--access-log-format", "json") as server:
+        server.infer("Quick", [1.0])
+        lines(tmp_path / "access.log", 1)
+        (tmp_path / "access.log").rename(tmp_path / "moved.log")
+        server.infer("Quick", [1.0])
+        wait_until((tmp_path / "access.log").exists, "a new file")
+        lines(tmp_path / "access.log", 1)
+    lines(tmp_path / "moved.log", 1)
+
+
+def dropped(server: ServerProcess) -> float:
+    text = server.request("GET", "/metrics")[1].decode()
+    return float(
+        next(line for line in text.splitlines() if line.startswith("dragoman_access_log_dropped_total")).split()[1]
+    )
+
+
+def test_a_full_disk_drops_lines_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "authored.py").write_text(MODEL)
+    with running_server(f"{tmp_path / 'authored.py'}:Quick", "--access-log", "/dev/full") as server:
+        for _ in range(3):
+            assert server.infer("Quick", [1.0])[0] == 200
+        wait_until(lambda: dropped(server) >= 3, "dropped lines")
+        assert server.infer("Quick", [1.0])[0] == 200
+        server.wait_for_log("access log cannot be written: No space left on device")
+
+
+async def test_a_file_that_cannot_be_opened_is_reported_at_start(tmp_path: Path) -> None:
+    def identity(x: float) -> float:
+        return x
+
+    path = tmp_path / "missing" / "access.log"
+    with pytest.raises(InvalidInput, match=r"setting 'access_log': cannot open .*: No such file or directory"):
+        async with dragoman.Server(identity, http_port=0, grpc_port=-1, access_log=str(path)):
+            await asyncio.sleep(0)
