@@ -4,6 +4,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,21 @@ async def test_an_expired_key_is_rejected(server: RestServer, keys: KeyFile) -> 
     response = await infer(server, bearer(old))
     assert response.status == 401
     assert "key 'old' has expired" in response.error
+
+
+async def test_a_key_that_expires_is_rejected_on_open_connections(
+    server: RestServer, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = request("POST", INFER, BODY, bearer(keys.add("short", expires_s=time.time() + 1000)))
+    server.dragoman.reload()
+    connection = await connect(server.port)
+    for later_s, status in ((0, 200), (0, 200), (1001, 401), (0, 200)):
+        now_s = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda now_s=now_s + later_s: now_s)
+            connection.writer.write(raw)
+            assert (await read_response(connection.reader)).status == status
+    connection.writer.close()
 
 
 async def test_a_single_key_is_enough() -> None:

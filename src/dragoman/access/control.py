@@ -52,6 +52,9 @@ class AccessControl:
         self._grants: dict[bytes, Grant] = {}
         self._control = Grant("control_token", EVERYTHING) if rules.control_token else None
         self._closed = ""  # why no key is accepted
+        self.version = 0  # of the keys
+        if self.tokens is not None:
+            self.tokens.on_change = self._increment_version
         self.failures = FailedAttempts(rules.failures_per_minute)
         self._grants = self._read()
 
@@ -63,6 +66,7 @@ class AccessControl:
 
     def reload(self) -> None:
         """Read the files anew. A key that did not change keeps the state of its limits."""
+        self._increment_version()
         try:
             self._grants, self._closed = self._read(), ""
         except InvalidInput as error:
@@ -72,6 +76,9 @@ class AccessControl:
             log.info("API keys reloaded: keys=%d", len(self._grants))
         if self.tokens is not None:
             self.tokens.reload()
+
+    def _increment_version(self) -> None:
+        self.version += 1
 
     def _read(self) -> dict[bytes, Grant]:
         rules = self._rules

@@ -6,7 +6,7 @@ import importlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class TokenVerifier:
         self._kept: dict[bytes, Grant] = {}
         self.is_remote = rules.jwks.startswith(("https://", "http://"))
         self._wants_refresh = False
+        self.on_change: Callable[[], None] = lambda: None  # called when the keys are replaced
         if not self.is_remote:
             self._set_keys(self._read_file())
 
@@ -106,6 +107,7 @@ class TokenVerifier:
     def _set_keys(self, keys: dict[str, Any]) -> None:
         self._keys = keys
         self._kept.clear()
+        self.on_change()
 
     def _read_file(self) -> dict[str, Any]:
         path = self._rules.jwks

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -72,6 +73,18 @@ class CompressibleResponse(msgspec.Struct, frozen=True):
     response: HttpResponse
 
 
+class Authorization(msgspec.Struct, frozen=True):
+    """The application as a caller may use it, with these headers, until the keys change or the key expires."""
+
+    application: "Application"
+    access: AccessControl | None = None
+    version: int = 0
+    expires_s: float = math.inf
+
+    def is_valid(self) -> bool:
+        return self.access is None or (self.version == self.access.version and time.time() < self.expires_s)
+
+
 Progress = EndpointResult | StartedCall | CompressibleResponse
 
 
@@ -112,16 +125,17 @@ class Application:
             raw_path = raw_path[len(root) :] or "/"
         return self._router.match(method, raw_path)
 
-    def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Application":
-        """Return the application as the caller of a request may use it.
+    def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Authorization":
+        """Return the application as the caller of a request may use it, and how long that is valid.
 
         Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
         credentials, are open.
         """
         if self._access is None or match.health or match.endpoint is None:
-            return self
+            return Authorization(self)
         grant = self._access.authorize(match.role, headers, address)
-        return self if not grant.is_restricted else self._restricted.get(grant) or self._restrict(grant)
+        application = self if not grant.is_restricted else self._restricted.get(grant) or self._restrict(grant)
+        return Authorization(application, self._access, self._access.version, grant.expires_s)
 
     def _restrict(self, grant: Grant) -> "Application":
         """Return this application for the holder of a restricted key."""

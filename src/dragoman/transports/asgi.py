@@ -156,7 +156,7 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         path = relative_path(scope)
         match = application.match(scope["method"], path)
         writer.statuses = match.statuses
-        application = application.authorize(match, writer.headers, partial(_client_address, scope))
+        application = application.authorize(match, writer.headers, partial(_client_address, scope)).application
         if match.endpoint is not None:
             await writer.read(body)
         query = scope.get("query_string", b"").decode("latin-1")

@@ -11,6 +11,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, set_context
+from dragoman.transports.application import Authorization
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS, client_address
 from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, ReadLimiter, is_large
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
@@ -33,6 +34,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_application",
+        "_authorization",
+        "_authorized_headers",
         "_body_size",
         "_budget",
         "_context",
@@ -65,6 +68,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._budget = budget
         self._listener = listener
         self._application = context.application  # as the client of the current request may use it
+        self._authorization = Authorization(context.application)  # of requests with these headers
+        self._authorized_headers = NO_HEADERS
         self._is_guarded = context.application.is_guarded
         self._reader = RequestReader(context, self._authorize if self._is_guarded else None)
         self._writer = Http1ResponseWriter(outgoing, context.counters, listener.loop)
@@ -224,15 +229,16 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _authorize(self, head: Http1Headers) -> DragomanError | None:
         """Set the application for the client of a request; return why the request is rejected, if it is."""
+        if head is self._authorized_headers and self._authorization.is_valid():
+            return None
         match: Any = head.match
         try:
-            self._application = self._context.application.authorize(match, head.headers, self._client_address)
+            found = self._context.application.authorize(match, head.headers, partial(client_address, self._transport))
         except DragomanError as error:
+            self._authorized_headers = NO_HEADERS
             return error
+        self._authorization, self._authorized_headers, self._application = found, head, found.application
         return None
-
-    def _client_address(self) -> str:
-        return client_address(self._transport)
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
         """Run a coroutine that responds; the body of the request is counted from now on."""

@@ -83,7 +83,7 @@ class Http2Request:
         self._match = application.match(self._request_headers.method, self._request_headers.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
-        self._application = application.authorize(self._match, self._headers, self._client_address)
+        self._application = application.authorize(self._match, self._headers, self._client_address).application
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
         self._body = (
