@@ -60,7 +60,7 @@ class Shell:
         self.server = subprocess.Popen(
             [sys.executable, "-m", "dragoman", *arguments, *ports], cwd=self.folder, stderr=subprocess.DEVNULL
         )
-        for _ in range(600):
+        for _ in range(2400):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready").close()
                 return
