@@ -1,4 +1,4 @@
-"""OpenVINO GenAI behind the text APIs, where it is installed with what exports a folder to it."""
+"""OpenVINO GenAI behind the text APIs, if it and its exporter are installed."""
 
 import subprocess
 import sys
@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from .engine_house import EngineTests, Own, Served, make, served
+from .engine_tests import EngineServer, EngineTests, OwnEngine, running_server, train_model
 
 pytest.importorskip("openvino_genai", reason="OpenVINO GenAI is not installed")
 pytest.importorskip("optimum.intel", reason="optimum-intel, which exports the model, is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module", name="served")
-def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("openvino")
-    folder = make(place / "learnt")
-    exported = place / "served" / "story"
+@pytest.fixture(scope="module", name="server")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    root = tmp_path_factory.mktemp("openvino")
+    folder = train_model(root / "learnt")
+    exported = root / "served" / "story"
     command = ["optimum-cli", "export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp32"]
     program = str(Path(sys.executable).with_name(command[0]))
     subprocess.run([program, *command[1:], "--model", str(folder), str(exported)], check=True, capture_output=True)
     (exported / "dragoman.toml").write_text('[model]\nparameters = { dtype = "float32" }\n')
-    own = Own(folder)
-    with served(place / "served", own) as found:
+    own = OwnEngine(folder)
+    with running_server(root / "served", own) as found:
         yield found
     own.close()
 
 
 class TestOpenVino(EngineTests):
-    def works(self, engine: Any) -> bool:
+    def is_busy(self, engine: Any) -> bool:
         return bool(engine.engine.pipeline.has_non_finished_requests())
 
     @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ class TestOpenVino(EngineTests):
             ({"guided_regex": "[a-("}, "grammar"),
         ],
     )
-    def test_what_it_does_not_have(self, served: Served, parameters: dict[str, Any], named: str) -> None:
-        status, answer = served.post("/invocations", {"inputs": "The", "parameters": parameters})
+    def test_unsupported_parameters_are_rejected(
+        self, server: EngineServer, parameters: dict[str, Any], named: str
+    ) -> None:
+        status, response = server.post("/invocations", {"inputs": "The", "parameters": parameters})
         assert status == 424
-        assert named in answer["error"]
+        assert named in response["error"]

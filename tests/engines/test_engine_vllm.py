@@ -1,4 +1,4 @@
-"""vLLM behind the text APIs, where it is installed: an environment of its own, `pip install 'dragoman[vllm]'`."""
+"""vLLM behind the text APIs, if it is installed, in an environment of its own, `pip install 'dragoman[vllm]'`."""
 
 import json
 from collections.abc import Iterator
@@ -7,29 +7,29 @@ from typing import Any
 
 import pytest
 
-from .engine_house import NEW, PROMPTS, EngineTests, Own, Served, make, served
+from .engine_tests import NEW, PROMPTS, EngineServer, EngineTests, OwnEngine, running_server, train_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed; it needs an environment of its own", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module", name="served")
-def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("vllm")
-    folder = make(place / "story")
+@pytest.fixture(scope="module", name="server")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    root = tmp_path_factory.mktemp("vllm")
+    folder = train_model(root / "story")
     adapter(folder / "adapters" / "pirate")
     (folder / "dragoman.toml").write_text(
         '[model]\nruntime = "vllm"\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
         "arguments = { enforce_eager = true }\n"
     )
-    own = Own(folder)
-    with served(place, own) as found:
+    own = OwnEngine(folder)
+    with running_server(root, own) as found:
         yield found
     own.close()
 
 
 def adapter(folder: Path) -> None:
-    """A LoRA adapter as PEFT saves it, drawn at random."""
+    """Save a random LoRA adapter as PEFT does."""
     import torch
     from safetensors.torch import save_file
 
@@ -41,59 +41,59 @@ def adapter(folder: Path) -> None:
             found[f"{before}.lora_B.weight"] = torch.randn(out, 4, generator=draw) * 0.3
     folder.mkdir(parents=True)
     save_file(found, str(folder / "adapter_model.safetensors"))
-    told = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    response = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(response))
 
 
 class TestVllm(EngineTests):
-    def works(self, engine: Any) -> bool:
+    def is_busy(self, engine: Any) -> bool:
         return bool(engine.engine.engine.output_processor.has_unfinished_requests())
 
-    def test_likely_tokens_beside_each(self, served: Served) -> None:
-        wanted = served.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)
-        answer = served.lmi(PROMPTS[0], top_n_tokens=3, decoder_input_details=True, details=True)
-        for token, beside in zip(wanted.tokens, answer["details"]["top_tokens"], strict=True):
+    def test_top_tokens_match_our_own_engine(self, server: EngineServer) -> None:
+        wanted = server.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)
+        response = server.lmi(PROMPTS[0], top_n_tokens=3, decoder_input_details=True, details=True)
+        for token, beside in zip(wanted.tokens, response["details"]["top_tokens"], strict=True):
             assert [each["id"] for each in beside] == [each.id for each in token.top]
             assert [each["log_prob"] for each in beside] == pytest.approx([e.logprob for e in token.top], abs=1e-4)
-        assert [each["log_prob"] for each in answer["details"]["prefill"]][1:] == pytest.approx(
-            served.own.prefill(PROMPTS[0])[1:], abs=1e-4
+        assert [each["log_prob"] for each in response["details"]["prefill"]][1:] == pytest.approx(
+            server.own.prefill(PROMPTS[0])[1:], abs=1e-4
         )
 
-    def test_biases_and_forbidden_words(self, served: Served) -> None:
-        first = served.own.text("The").tokens[0]
+    def test_biases_and_forbidden_words(self, server: EngineServer) -> None:
+        first = server.own.text("The").tokens[0]
         for ours, theirs in (
             ({"logit_bias": {first.id: -5.0}}, {"logit_bias": {str(first.id): -5.0}}),
             ({"logit_bias": {300: 50.0}}, {"logit_bias": {"300": 50.0}}),
             ({"allowed_token_ids": (300, 301)}, {"allowed_token_ids": [300, 301]}),
         ):
-            wanted = served.own.text("The", **ours)
-            answer = served.lmi("The", details=True, **theirs)
-            assert [token["id"] for token in answer["details"]["tokens"]] == [token.id for token in wanted.tokens]
+            wanted = server.own.text("The", **ours)
+            response = server.lmi("The", details=True, **theirs)
+            assert [token["id"] for token in response["details"]["tokens"]] == [token.id for token in wanted.tokens]
 
-    def test_what_a_text_must_be(self, served: Served) -> None:
+    def test_what_a_text_must_be(self, server: EngineServer) -> None:
         body = {"model": "story", "messages": [{"role": "user", "content": "Say yes or no."}], "max_tokens": 60}
-        told = served.ask("/v1/chat/completions", {**body, "structured_outputs": {"choice": ["yes", "no"]}})
-        assert told["choices"][0]["message"]["content"] in ("yes", "no")
+        response = server.post_ok("/v1/chat/completions", {**body, "structured_outputs": {"choice": ["yes", "no"]}})
+        assert response["choices"][0]["message"]["content"] in ("yes", "no")
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["one", "two"]}}}
-        told = served.ask("/v1/chat/completions", {**body, "response_format": schema})
-        assert json.loads(told["choices"][0]["message"]["content"]) in ("one", "two")
-        status, answer = served.post("/v1/chat/completions", {**body, "structured_outputs": {"regex": "[a-("}})
-        assert status == 400, answer
-        assert served.lmi("The")["generated_text"] == served.own.text("The", max_new_tokens=NEW).whole
+        response = server.post_ok("/v1/chat/completions", {**body, "response_format": schema})
+        assert json.loads(response["choices"][0]["message"]["content"]) in ("one", "two")
+        status, response = server.post("/v1/chat/completions", {**body, "structured_outputs": {"regex": "[a-("}})
+        assert status == 400, response
+        assert server.lmi("The")["generated_text"] == server.own.text("The", max_new_tokens=NEW).whole
 
-    def test_an_adapter_for_those_who_ask(self, served: Served) -> None:
-        wanted = served.own.text("A class", adapter="pirate")
+    def test_an_adapter_for_those_who_ask(self, server: EngineServer) -> None:
+        wanted = server.own.text("A class", adapter="pirate")
         body = {"inputs": "A class", "adapters": "pirate", "parameters": {"max_new_tokens": NEW, "details": True}}
         plain = {"inputs": "A class", "parameters": body["parameters"]}
-        asked = [("/invocations", each) for each in (body, plain)]
-        (_, adapted), (_, base) = served.together(asked)
+        requests = [("/invocations", each) for each in (body, plain)]
+        (_, adapted), (_, base) = server.post_together(requests)
         assert [token["id"] for token in adapted["details"]["tokens"]] == [token.id for token in wanted.tokens]
-        assert base["generated_text"] == served.own.text("A class").whole != wanted.whole
+        assert base["generated_text"] == server.own.text("A class").whole != wanted.whole
 
-    def test_the_best_of_several(self, served: Served) -> None:
+    def test_the_best_of_several(self, server: EngineServer) -> None:
         drawn = {"best_of": 3, "do_sample": True, "seed": 5, "details": True}
-        told = served.lmi("The", **drawn)["details"]
-        found = [told["tokens"], *(each["tokens"] for each in told["best_of_sequences"])]
+        response = server.lmi("The", **drawn)["details"]
+        found = [response["tokens"], *(each["tokens"] for each in response["best_of_sequences"])]
         means = [sum(token["log_prob"] for token in tokens) / len(tokens) for tokens in found]
         assert len(means) == 3
         assert means == sorted(means, reverse=True)

@@ -1,4 +1,4 @@
-"""What every engine behind the text APIs must keep, asked of a real server: the same texts as our own engine."""
+"""What every engine behind the text APIs must keep, requests of a real server: the same texts as our own engine."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ PROMPTS = (
 NEW = 12
 
 
-def make(folder: Path) -> Path:
-    """A tiny Llama that has learnt a little, with heads as wide as every engine has kernels for."""
+def train_model(folder: Path) -> Path:
+    """Train a tiny Llama for a few steps, with heads of a width that every engine has kernels for."""
     import torch
 
     import text_models
@@ -45,8 +45,8 @@ def make(folder: Path) -> Path:
     return folder
 
 
-class Own:
-    """Our own engine on the same folder: what others are compared with."""
+class OwnEngine:
+    """Our own engine on the same folder, as the reference."""
 
     def __init__(self, folder: Path) -> None:
         from dragoman.runtimes.llm.model import LanguageModel
@@ -58,17 +58,17 @@ class Own:
         return asyncio.run(self._whole(prompt, sampling)).texts[0]
 
     def prefill(self, prompt: str) -> list[float | None]:
-        """The log-probabilities of the prompt's own tokens."""
+        """Return the log-probabilities of the prompt's tokens."""
         (info,) = asyncio.run(self._whole(prompt, {"prompt_logprobs": 0})).prompts
         return [token.logprob for token in info.prefill]
 
     async def _whole(self, prompt: str, sampling: Mapping[str, Any]) -> Generation:
         call = Generate(prompts=(prompt,), sampling=Sampling(**{"max_new_tokens": NEW, **sampling}))
-        (whole,) = [piece async for piece in self._model.generate(call)]
+        (whole,) = [chunk async for chunk in self._model.generate(call)]
         return whole
 
     def logprobs(self, prompt: str) -> Any:
-        """Of every token after the prompt, by transformers."""
+        """Return the log-probabilities of the next token by transformers."""
         import torch
         import transformers
 
@@ -82,11 +82,11 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server in a thread of its own with the model `story` on the engine under test, and our own beside it."""
+class EngineServer:
+    """A server in a thread with the model `story` on the engine under test, and our own engine."""
 
     server: dragoman.Server
-    own: Own
+    own: OwnEngine
     model: Any
 
     @property
@@ -106,30 +106,30 @@ class Served:
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                content = answer.read()
-                return answer.status, content if path.endswith("_stream") else json.loads(content)
+            with urllib.request.urlopen(request, timeout=120) as response:
+                content = response.read()
+                return response.status, content if path.endswith("_stream") else json.loads(content)
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.loads(error.read())
 
-    def ask(self, path: str, body: Any) -> Any:
-        status, answer = self.post(path, body)
-        assert status == 200, answer
-        return answer
+    def post_ok(self, path: str, body: Any) -> Any:
+        status, response = self.post(path, body)
+        assert status == 200, response
+        return response
 
     def lmi(self, prompt: str, **parameters: Any) -> Any:
-        return self.ask("/invocations", {"inputs": prompt, "parameters": {"max_new_tokens": NEW, **parameters}})
+        return self.post_ok("/invocations", {"inputs": prompt, "parameters": {"max_new_tokens": NEW, **parameters}})
 
-    def together(self, asked: list[tuple[str, Any]]) -> list[tuple[int, Any]]:
-        with ThreadPoolExecutor(len(asked)) as threads:
-            return list(threads.map(lambda each: self.post(*each), asked))
+    def post_together(self, requests: list[tuple[str, Any]]) -> list[tuple[int, Any]]:
+        with ThreadPoolExecutor(len(requests)) as threads:
+            return list(threads.map(lambda each: self.post(*each), requests))
 
 
 @contextmanager
-def served(place: Path, own: Own) -> Iterator[Served]:
-    """A server of a folder with one model in it, until the tests are over."""
-    server = dragoman.Server(str(place), http_port=0, grpc_port=-1)
+def running_server(root: Path, own: OwnEngine) -> Iterator[EngineServer]:
+    """Run a server of a folder with one model."""
+    server = dragoman.Server(str(root), http_port=0, grpc_port=-1)
     ready, done, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     errors: list[BaseException] = []
@@ -153,57 +153,61 @@ def served(place: Path, own: Own) -> Iterator[Served]:
         assert ready.wait(300)
         if errors:
             raise errors[0]
-        yield Served(server, own, loaded[0])
+        yield EngineServer(server, own, loaded[0])
     finally:
         loop.call_soon_threadsafe(done.set)
         thread.join()
         loop.close()
 
 
-def _tokens(answer: Any) -> tuple[list[int], list[float]]:
-    tokens = answer["details"]["tokens"]
+def _tokens(response: Any) -> tuple[list[int], list[float]]:
+    tokens = response["details"]["tokens"]
     return [token["id"] for token in tokens], [token["log_prob"] for token in tokens]
 
 
 class EngineTests:
-    """A module of tests derives from it, with a fixture `served` of its own."""
+    """Derive from it in a test module, with a fixture `server` of its own."""
 
-    def test_eight_at_a_time_give_the_tokens_of_our_own_engine(self, served: Served) -> None:
-        asked = [
+    def test_concurrent_requests_match_our_own_engine(self, server: EngineServer) -> None:
+        requests = [
             ("/invocations", {"inputs": prompt, "parameters": {"max_new_tokens": NEW, "details": True}})
             for prompt in (*PROMPTS, *PROMPTS[:2])
         ]
-        for (_, body), (status, answer) in zip(asked, served.together(asked), strict=True):
-            assert status == 200, answer
-            wanted = served.own.text(str(body["inputs"]))
-            tokens, logprobs = _tokens(answer)
+        for (_, body), (status, response) in zip(requests, server.post_together(requests), strict=True):
+            assert status == 200, response
+            wanted = server.own.text(str(body["inputs"]))
+            tokens, logprobs = _tokens(response)
             assert tokens == [token.id for token in wanted.tokens]
             assert logprobs == pytest.approx([token.logprob for token in wanted.tokens], abs=1e-4)
-            assert answer["generated_text"] == wanted.whole
-            assert answer["details"]["finish_reason"] == wanted.finish
+            assert response["generated_text"] == wanted.whole
+            assert response["details"]["finish_reason"] == wanted.finish
 
-    def test_every_api_gives_the_same_text(self, served: Served) -> None:
+    def test_every_api_gives_the_same_text(self, server: EngineServer) -> None:
         prompt, few = PROMPTS[0], {"max_new_tokens": NEW}
-        text = served.own.text(prompt).whole
-        assert served.lmi(prompt)["generated_text"] == text
-        assert served.ask("/generate", {"inputs": prompt, "parameters": few})["generated_text"] == text
-        assert served.ask("/", {"inputs": prompt, "parameters": few})[0]["generated_text"] == text
-        done = served.ask("/v1/completions", {"model": "story", "prompt": prompt, "max_tokens": NEW, "temperature": 0})
+        text = server.own.text(prompt).whole
+        assert server.lmi(prompt)["generated_text"] == text
+        assert server.post_ok("/generate", {"inputs": prompt, "parameters": few})["generated_text"] == text
+        assert server.post_ok("/", {"inputs": prompt, "parameters": few})[0]["generated_text"] == text
+        done = server.post_ok(
+            "/v1/completions", {"model": "story", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
+        )
         assert done["choices"][0]["text"] == text
-        told = served.ask("/v2/models/story/generate", {"text_input": prompt, "parameters": {"max_tokens": NEW}})
-        assert told["text_output"] == text
-        both = served.ask("/invocations", {"inputs": [prompt, "The"], "parameters": few})
+        response = server.post_ok(
+            "/v2/models/story/generate", {"text_input": prompt, "parameters": {"max_tokens": NEW}}
+        )
+        assert response["text_output"] == text
+        both = server.post_ok("/invocations", {"inputs": [prompt, "The"], "parameters": few})
         assert both[0]["generated_text"] == prompt + text
 
-    def test_streams_add_up(self, served: Served) -> None:
+    def test_streams_give_the_same_text(self, server: EngineServer) -> None:
         import openai
 
-        whole = served.own.text(PROMPTS[2]).whole
+        whole = server.own.text(PROMPTS[2]).whole
         body = {"inputs": PROMPTS[2], "parameters": {"max_new_tokens": NEW}}
-        events = [json.loads(line[5:]) for line in served.ask("/generate_stream", body).splitlines() if line]
-        assert len(events) == len(served.own.text(PROMPTS[2]).tokens)
+        events = [json.loads(line[5:]) for line in server.post_ok("/generate_stream", body).splitlines() if line]
+        assert len(events) == len(server.own.text(PROMPTS[2]).tokens)
         assert events[-1]["generated_text"] == whole
-        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="-", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
             stream = client.completions.create(
                 model="story", prompt=PROMPTS[2], max_tokens=NEW, temperature=0, stream=True
             )
@@ -213,13 +217,13 @@ class EngineTests:
             )
             assert [choice.index for choice in chat.choices] == [0, 1]
 
-    def test_stop_strings_end_a_text(self, served: Served) -> None:
-        whole = served.own.text(PROMPTS[0]).whole
+    def test_stop_strings_end_a_completion(self, server: EngineServer) -> None:
+        whole = server.own.text(PROMPTS[0]).whole
         stop = whole[len(whole) // 2 :][:3]
-        wanted = served.own.text(PROMPTS[0], stop=(stop,))
-        answer = served.lmi(PROMPTS[0], stop_sequences=[stop], details=True)
-        assert answer["generated_text"] == wanted.whole
-        assert answer["details"]["finish_reason"] == "stop_sequence"
+        wanted = server.own.text(PROMPTS[0], stop=(stop,))
+        response = server.lmi(PROMPTS[0], stop_sequences=[stop], details=True)
+        assert response["generated_text"] == wanted.whole
+        assert response["details"]["finish_reason"] == "stop_sequence"
 
     @pytest.mark.parametrize(
         "parameters",
@@ -234,15 +238,15 @@ class EngineTests:
         ],
         ids=str,
     )
-    def test_penalties_change_the_same_tokens(self, served: Served, parameters: dict[str, float]) -> None:
+    def test_penalties_change_the_same_tokens(self, server: EngineServer, parameters: dict[str, float]) -> None:
         for prompt in PROMPTS[:4]:
-            wanted = served.own.text(prompt, **parameters)
-            tokens, logprobs = _tokens(served.lmi(prompt, details=True, **parameters))
+            wanted = server.own.text(prompt, **parameters)
+            tokens, logprobs = _tokens(server.lmi(prompt, details=True, **parameters))
             assert tokens == [token.id for token in wanted.tokens]
             assert logprobs == pytest.approx([token.logprob for token in wanted.tokens], abs=1e-4)
 
-    def test_ends(self, served: Served) -> None:
-        first = served.own.text("The").tokens[3].id
+    def test_end_conditions(self, server: EngineServer) -> None:
+        first = server.own.text("The").tokens[3].id
         for parameters in (
             {"stop_token_ids": [first]},
             {"stop_token_ids": [first], "min_length": 8},
@@ -253,40 +257,40 @@ class EngineTests:
             sampling: dict[str, Any] = {names.get(name, name): value for name, value in parameters.items()}
             if "stop_token_ids" in sampling:
                 sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-            wanted = served.own.text("The", **sampling)
-            answer = served.lmi("The", details=True, **parameters)
-            assert _tokens(answer)[0] == [token.id for token in wanted.tokens], parameters
-            assert answer["details"]["finish_reason"] == wanted.finish
+            wanted = server.own.text("The", **sampling)
+            response = server.lmi("The", details=True, **parameters)
+            assert _tokens(response)[0] == [token.id for token in wanted.tokens], parameters
+            assert response["details"]["finish_reason"] == wanted.finish
 
-    def test_the_same_seed_alone_and_in_a_crowd(self, served: Served) -> None:
+    def test_a_seed_gives_the_same_tokens_in_a_batch(self, server: EngineServer) -> None:
         drawn = {"do_sample": True, "temperature": 0.9, "seed": 11, "max_new_tokens": NEW, "details": True}
-        asked = ("/generate", {"inputs": "The", "parameters": drawn})
-        alone = served.ask(*asked)
+        requests = ("/generate", {"inputs": "The", "parameters": drawn})
+        alone = server.post_ok(*requests)
         assert alone["details"]["seed"] == 11
         others = [
             ("/generate", {"inputs": prompt, "parameters": {**drawn, "seed": number}})
             for number, prompt in enumerate([*PROMPTS, "one more"])
         ]
-        together = served.together([asked, *others])
+        together = server.post_together([requests, *others])
         assert [token["id"] for token in together[0][1]["details"]["tokens"]] == [
             token["id"] for token in alone["details"]["tokens"]
         ]
 
-    @pytest.mark.parametrize("given", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.2}], ids=str)
-    def test_draws_are_of_the_distribution(self, served: Served, given: dict[str, Any]) -> None:
-        expected = _distribution(served.own, "The", given)
+    @pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.2}], ids=str)
+    def test_sampled_tokens_follow_the_distribution(self, server: EngineServer, sampling: dict[str, Any]) -> None:
+        expected = _distribution(server.own, "The", sampling)
         count = 400
         seen: dict[int, int] = {}
         for batch in range(count // 50):
-            asked = [
-                ("/invocations", {"inputs": "The", "parameters": _draw_token(given, 1000 * batch + number)})
+            requests = [
+                ("/invocations", {"inputs": "The", "parameters": _draw_token(sampling, 1000 * batch + number)})
                 for number in range(50)
             ]
-            for status, answer in served.together(asked):
-                assert status == 200, answer
-                token = answer["details"]["tokens"][0]["id"]
+            for status, response in server.post_together(requests):
+                assert status == 200, response
+                token = response["details"]["tokens"][0]["id"]
                 seen[token] = seen.get(token, 0) + 1
-        assert set(seen) <= set(expected), "a token that must not be drawn"
+        assert set(seen) <= set(expected), "a token with probability 0"
         often = {token: share for token, share in expected.items() if share * count >= 5}
         rest = 1 - sum(often.values())
         cells = [(seen.get(token, 0), share * count) for token, share in often.items()]
@@ -295,31 +299,33 @@ class EngineTests:
         chi = sum((number - wanted) ** 2 / wanted for number, wanted in cells)
         assert chi < len(cells) + 5 * np.sqrt(2 * len(cells)), (chi, cells)
 
-    def test_one_bad_and_seven_good(self, served: Served) -> None:
+    def test_an_invalid_request_does_not_affect_others(self, server: EngineServer) -> None:
         good = [
             ("/invocations", {"inputs": f"The {word}", "parameters": {"max_new_tokens": NEW, "details": True}})
             for word in ("class", "function", "list", "value", "name", "return", "object")
         ]
-        alone = [served.ask(*each) for each in good]
+        alone = [server.post_ok(*each) for each in good]
         for wrong, named in (
             ({"temperature": -1}, "temperature"),
             ({"num_beams": 3}, "num_beams"),
             ({"typical_p": 0.5, "do_sample": True}, "typical_p"),
         ):
             bad = ("/invocations", {"inputs": "The", "parameters": wrong})
-            status, answer = (found := served.together([bad, *good]))[0]
+            status, response = (found := server.post_together([bad, *good]))[0]
             assert status == 424
-            assert named in json.dumps(answer)
-            assert [answer["generated_text"] for _, answer in found[1:]] == [each["generated_text"] for each in alone]
+            assert named in json.dumps(response)
+            assert [response["generated_text"] for _, response in found[1:]] == [
+                each["generated_text"] for each in alone
+            ]
 
-    def test_a_prompt_that_is_longer_than_the_context(self, served: Served) -> None:
-        status, answer = served.post("/generate", {"inputs": "word " * 2000})
+    def test_a_prompt_longer_than_the_context_is_rejected(self, server: EngineServer) -> None:
+        status, response = server.post("/generate", {"inputs": "word " * 2000})
         assert status == 422
-        assert "context" in json.dumps(answer)
+        assert "context" in json.dumps(response)
 
-    def test_who_leaves_takes_the_work_along(self, served: Served) -> None:
-        async def leave(number: int) -> None:
-            port = served.server.http_ports[0]
+    def test_disconnecting_cancels_the_work(self, server: EngineServer) -> None:
+        async def disconnect(number: int) -> None:
+            port = server.server.http_ports[0]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             parameters = {"max_new_tokens": 400, "stop": [], "seed": number, "do_sample": True}
             body = json.dumps({"inputs": PROMPTS[0], "parameters": parameters}).encode()
@@ -328,31 +334,31 @@ class EngineTests:
             await asyncio.wait_for(reader.readuntil(b"data:"), 120)
             writer.close()
 
-        async def all_leave() -> None:
-            await asyncio.gather(*map(leave, range(16)))
+        async def all_disconnect() -> None:
+            await asyncio.gather(*map(disconnect, range(16)))
             async with asyncio.timeout(60):
-                while served.engine.active or self.works(served.engine):
+                while server.engine.active or self.is_busy(server.engine):
                     await asyncio.sleep(0.01)
 
-        asyncio.run(all_leave())
-        assert served.lmi(PROMPTS[0])["generated_text"] == served.own.text(PROMPTS[0]).whole
+        asyncio.run(all_disconnect())
+        assert server.lmi(PROMPTS[0])["generated_text"] == server.own.text(PROMPTS[0]).whole
 
-    def works(self, engine: Any) -> bool:
-        """Whether the engine under test still works on anything."""
+    def is_busy(self, engine: Any) -> bool:
+        """Return whether the engine under test still computes."""
         raise NotImplementedError
 
 
-def _draw_token(given: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {"do_sample": True, "seed": seed, "max_new_tokens": 1, "details": True, **given}
+def _draw_token(sampling: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {"do_sample": True, "seed": seed, "max_new_tokens": 1, "details": True, **sampling}
 
 
-def _distribution(own: Own, prompt: str, given: Mapping[str, Any]) -> dict[int, float]:
-    """What the first token may be, by the definition of one parameter."""
-    found = own.logprobs(prompt) / given.get("temperature", 1.0)
+def _distribution(own: OwnEngine, prompt: str, sampling: Mapping[str, Any]) -> dict[int, float]:
+    """Return the probabilities of the first token by the definition of one parameter."""
+    found = own.logprobs(prompt) / sampling.get("temperature", 1.0)
     shares = np.exp(found - found.max())
-    order = np.argsort(-shares)[: given.get("top_k") or None]
+    order = np.argsort(-shares)[: sampling.get("top_k") or None]
     kept = shares[order] / shares.sum()
-    order = order[: int(np.searchsorted(np.cumsum(kept), given.get("top_p", 2.0))) + 1]
+    order = order[: int(np.searchsorted(np.cumsum(kept), sampling.get("top_p", 2.0))) + 1]
     kept = shares[order]
-    kept = kept[kept >= given.get("min_p", 0.0) * kept.max()]
+    kept = kept[kept >= sampling.get("min_p", 0.0) * kept.max()]
     return dict(zip(order.tolist(), (kept / kept.sum()).tolist(), strict=False))

@@ -1,6 +1,6 @@
-"""Engines other than ours without their packages: what surrounds their tokens, and how parameters reach them.
+"""External engines without their packages: the code around their tokens, and how parameters reach them.
 
-Their documented interfaces are stood in for by small fakes, named so; the engines themselves are in the other modules.
+Small fakes implement their documented interfaces; the other modules test the engines themselves.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ EACH: dict[str, Any] = {
     "grammar": Grammar("regex", "a+"),
     "adapter": "x",
 }
-# What our own code does around the tokens, and what means something to beams alone, which are refused.
+# Parameters that our own code implements, and those of beam search, which is rejected.
 OURS = {"shorten", "n", "best_of", "stop", "include_stop", "truncate", "skip_special_tokens"}
 OURS |= {"spaces_between_special_tokens", "adapter", "length_penalty", "early_stopping"}
 
@@ -80,10 +80,10 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return Vocabulary(folder, 700)
 
 
-def wanted(given: Sampling, tokens: tuple[int, ...] = (5, 6), length: int = 9) -> ExternalRequest:
-    asked = PromptRequest(0, "", tokens, given, given.max_new_tokens or length)
-    own = frozenset() if given.ignore_eos else frozenset({1})
-    return ExternalRequest(asked, EndConditions(own, frozenset(given.stop_token_ids), asked.length), given.seed)
+def wanted(sampling: Sampling, tokens: tuple[int, ...] = (5, 6), length: int = 9) -> ExternalRequest:
+    prompt = PromptRequest(0, "", tokens, sampling, sampling.max_new_tokens or length)
+    own = frozenset() if sampling.ignore_eos else frozenset({1})
+    return ExternalRequest(prompt, EndConditions(own, frozenset(sampling.stop_token_ids), prompt.length), sampling.seed)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -91,14 +91,14 @@ def test_no_parameter_is_dropped_by_vllm(vocabulary: Vocabulary, name: str) -> N
     sets = {name: EACH[name]}
     if name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
         sets["do_sample"] = True
-    given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
+    sampling, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
     if name in ("num_beams", "typical_p"):
         with pytest.raises(InvalidInput, match=name):
-            vllm_model.check_supported(given, vocabulary.tokenize)
+            vllm_model.check_supported(sampling, vocabulary.tokenize)
     elif name == "grammar":
-        assert vllm_model.grammar_parameters(given.grammar or Grammar("lark")) == {"regex": "a+"}
+        assert vllm_model.grammar_parameters(sampling.grammar or Grammar("lark")) == {"regex": "a+"}
     else:
-        same = vllm_model.sampling_parameters(wanted(given)) == vllm_model.sampling_parameters(wanted(neutral))
+        same = vllm_model.sampling_parameters(wanted(sampling)) == vllm_model.sampling_parameters(wanted(neutral))
         assert same == (name in OURS)
 
 
@@ -107,7 +107,7 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
     sets = {name: EACH[name]}
     if name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
         sets["do_sample"] = True
-    given, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
+    sampling, neutral = Sampling(**sets), Sampling(**{k: v for k, v in sets.items() if k != name})
     lacks = {
         "num_beams",
         "typical_p",
@@ -120,19 +120,19 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
     lacks |= {"grammar"}
     if name in lacks:
         with pytest.raises(InvalidInput, match=name):
-            openvino_model.check_supported(given)
+            openvino_model.check_supported(sampling)
     else:
-        openvino_model.check_supported(given)
-        same = openvino_model.generation_config(wanted(given)) == openvino_model.generation_config(wanted(neutral))
+        openvino_model.check_supported(sampling)
+        same = openvino_model.generation_config(wanted(sampling)) == openvino_model.generation_config(wanted(neutral))
         assert same == (name in OURS)
 
 
-def test_every_parameter_is_looked_at() -> None:
+def test_every_parameter_is_listed() -> None:
     assert set(EACH) == {each.name for each in dataclasses.fields(Sampling)}
 
 
-def test_what_vllm_would_change_is_refused(vocabulary: Vocabulary) -> None:
-    for given, named in (
+def test_values_that_vllm_would_change_are_rejected(vocabulary: Vocabulary) -> None:
+    for sampling, named in (
         (Sampling(do_sample=True, temperature=0.001), "temperature"),
         (Sampling(do_sample=True, temperature=3.0), "temperature"),
         (Sampling(bad_words=(" the",)), "bad_words"),
@@ -140,18 +140,18 @@ def test_what_vllm_would_change_is_refused(vocabulary: Vocabulary) -> None:
         (Sampling(presence_penalty=3.0), "presence_penalty"),
     ):
         with pytest.raises(InvalidInput, match=f"^{named}: .*got|^{named}: .*expected"):
-            vllm_model.check_supported(given, vocabulary.tokenize)
-    vllm_model.check_supported(Sampling(temperature=0.001), vocabulary.tokenize)  # without drawing it means nothing
+            vllm_model.check_supported(sampling, vocabulary.tokenize)
+    vllm_model.check_supported(Sampling(temperature=0.001), vocabulary.tokenize)  # it has no effect without sampling
 
 
 # --- around the tokens -----------------------------------------------------------------------------------------
 
 
 class FakeTokens:
-    """A token engine that says what it is told to, one token a piece."""
+    """A token engine with given outputs, one token per chunk."""
 
-    def __init__(self, said: dict[int | None, list[int]]) -> None:
-        self.said = said
+    def __init__(self, outputs: dict[int | None, list[int]]) -> None:
+        self.outputs = outputs
         self.left = 0
         self.wanted: list[ExternalRequest] = []
 
@@ -162,9 +162,9 @@ class FakeTokens:
     async def tokens(self, wanted: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
         self.wanted.append(wanted)
         try:
-            for number, token in enumerate(self.said.get(wanted.seed, self.said[None])):
+            for number, token in enumerate(self.outputs.get(wanted.seed, self.outputs[None])):
                 if token < 0:
-                    raise ModelFailed("it would not say that")
+                    raise ModelFailed("it fails at this token")
                 await asyncio.sleep(0)
                 prefill = [TokenChoice(each, -1.0) for each in wanted.prompt.tokens[1:]] if number == 0 else ()
                 yield TokenChunk([TokenChoice(token, -0.1 * (wanted.seed or 1))], prefill, 3)
@@ -175,9 +175,9 @@ class FakeTokens:
         pass
 
 
-def engine(vocabulary: Vocabulary, said: dict[int | None, list[int]], capacity: int = 0) -> Any:
+def engine(vocabulary: Vocabulary, outputs: dict[int | None, list[int]], capacity: int = 0) -> Any:
     intake = InputProcessor(vocabulary, EngineLimits(8, 64), 2**62, frozenset({1}), frozenset())
-    return ExternalEngine(FakeTokens(said), intake, frozenset({1}), capacity, {})
+    return ExternalEngine(FakeTokens(outputs), intake, frozenset({1}), capacity, {})
 
 
 async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: Any) -> list[Any]:
@@ -185,7 +185,7 @@ async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: An
     return [piece async for piece in engine.generate(engine.split_call(call))]
 
 
-async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
+async def test_completions_are_written_as_by_our_own_engine(vocabulary: Vocabulary) -> None:
     tokens = vocabulary.tokenize("Grüße, 世界 and more")
     made = engine(vocabulary, {None: [*tokens, 1]})
     found = await pieces(made, "x", prompt_logprobs=0)
@@ -201,7 +201,7 @@ async def test_texts_are_written_as_ours_are(vocabulary: Vocabulary) -> None:
     assert (whole.texts[0].finish, len(whole.texts[0].tokens)) == ("length", 2)
 
 
-async def test_several_texts_have_their_own_seeds_and_the_best_are_kept(vocabulary: Vocabulary) -> None:
+async def test_completions_have_their_own_seeds_and_the_best_are_returned(vocabulary: Vocabulary) -> None:
     word = vocabulary.tokenize("word")[0]
     made = engine(vocabulary, {None: [word, 1], 6: [word, word, 1]})
     found = await pieces(made, "x", "y", n=2, do_sample=True, seed=5, stream=False)
@@ -211,7 +211,7 @@ async def test_several_texts_have_their_own_seeds_and_the_best_are_kept(vocabula
     assert [(text.choice, text.seed) for piece in best for text in piece.texts] == [(0, 5)]
 
 
-async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
+async def test_cancellation_and_errors_end_the_completions(vocabulary: Vocabulary) -> None:
     word = vocabulary.tokenize("word")[0]
     made = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
     call = Generate(prompts=("x", "y"), sampling=Sampling(max_new_tokens=50, n=2), stream=True)
@@ -222,7 +222,7 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
         await pieces(made, "z")
     await running.aclose()
     assert (made.active, made.engine.left) == (0, 4)
-    with pytest.raises(ModelFailed, match="would not say"):
+    with pytest.raises(ModelFailed, match="fails at this token"):
         await pieces(made, "x", n=3, do_sample=True, seed=6)
     assert (made.active, made.engine.left) == (0, 7)
     with pytest.raises(ModelFailed, match="ended a completion early"):
@@ -231,7 +231,7 @@ async def test_who_leaves_and_what_fails_ends_what_is_under_way(vocabulary: Voca
         await pieces(made, "x", typical_p=0.5)
 
 
-async def test_a_grammar_ends_a_text_whatever_else_is_ignored(vocabulary: Vocabulary) -> None:
+async def test_a_grammar_ends_a_completion_also_with_ignore_eos(vocabulary: Vocabulary) -> None:
     made = engine(vocabulary, {None: [*vocabulary.tokenize("a"), 1]})
     found = await pieces(made, "x", grammar=Grammar("regex", "a"), ignore_eos=True)
     assert found[-1].texts[0].finish == "eos_token"
@@ -306,11 +306,11 @@ class FakeAsyncLLM:
         self.down = True
 
 
-async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -> None:
+async def test_requests_to_vllm_and_its_chunks(fake_vllm: Any, vocabulary: Vocabulary) -> None:
     fake = FakeAsyncLLM()
     tokens = VllmTokens(fake, vocabulary, {})
-    given = Sampling(top_logprobs=2, prompt_logprobs=0, grammar=Grammar("choice", '["a"]'))
-    found = [piece async for piece in tokens.tokens(wanted(given))]
+    sampling = Sampling(top_logprobs=2, prompt_logprobs=0, grammar=Grammar("choice", '["a"]'))
+    found = [piece async for piece in tokens.tokens(wanted(sampling))]
     assert found == [
         TokenChunk([TokenChoice(8, -2.0, ((3, -1), (4, -1.5)))], [TokenChoice(6, -4.0)], 2),
         TokenChunk([TokenChoice(9, -2.0, ((3, -1), (4, -1.5)))]),
@@ -328,7 +328,7 @@ async def test_vllm_is_asked_and_heard(fake_vllm: Any, vocabulary: Vocabulary) -
     assert fake.down
 
 
-async def test_faults_of_vllm(fake_vllm: Any, vocabulary: Vocabulary) -> None:
+async def test_errors_of_vllm(fake_vllm: Any, vocabulary: Vocabulary) -> None:
     for error, kind in (
         (fake_vllm.sampling.VLLMValidationError("too long"), InvalidInput),
         (fake_vllm.errors.EngineDeadError("dead"), WorkerLost),
@@ -414,7 +414,7 @@ class _Status(str):
         return str(self)
 
 
-async def test_openvino_is_asked_and_heard(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+async def test_requests_to_openvino_and_its_chunks(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
     tokens, pipeline = openvino
     several = [
         asyncio.create_task(_all(tokens, Sampling(do_sample=True, temperature=0.5, top_k=4, seed=number)))
@@ -427,11 +427,11 @@ async def test_openvino_is_asked_and_heard(openvino: tuple[OpenVinoTokens, FakeP
     }
 
 
-async def _all(tokens: OpenVinoTokens, given: Sampling, prompt: tuple[int, ...] = (5, 6)) -> list[int]:
-    return [choice.token async for piece in tokens.tokens(wanted(given, prompt)) for choice in piece.choices]
+async def _all(tokens: OpenVinoTokens, sampling: Sampling, prompt: tuple[int, ...] = (5, 6)) -> list[int]:
+    return [choice.token async for piece in tokens.tokens(wanted(sampling, prompt)) for choice in piece.choices]
 
 
-async def test_faults_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+async def test_errors_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
     tokens, _ = openvino
     with pytest.raises(InvalidInput, match=r"^OpenVINO refuses it: x must be strictly positive$"):
         await _all(tokens, Sampling(), (99,))
@@ -445,7 +445,7 @@ async def test_faults_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline])
     assert not tokens.sequences
 
 
-async def test_a_closed_engine_answers_nobody(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
+async def test_a_closed_engine_rejects_requests(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:
     tokens, _ = openvino
     await tokens.close()
     with pytest.raises(WorkerLost):
@@ -469,7 +469,7 @@ class ClosedDuringPut:
         return getattr(self._commands, name)
 
 
-async def test_a_request_that_is_made_while_the_engine_closes_fails(
+async def test_a_request_during_closing_fails(
     openvino: tuple[OpenVinoTokens, FakePipeline],
 ) -> None:
     tokens, _ = openvino
@@ -482,7 +482,7 @@ async def test_a_request_that_is_made_while_the_engine_closes_fails(
 # --- loading ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(ModelFailed, match="optimum-cli export openvino --task text-generation-with-past"):
         OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
@@ -494,7 +494,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
 
 
-def test_an_adapter_that_is_not_of_this_world(tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_exist(tmp_path: Path) -> None:
     from dragoman.runtimes.vllm.model import find_adapters, max_rank
 
     for name, rank in (("one", 4), ("two", 20)):
