@@ -294,14 +294,15 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         source.specs()  # reports invalid settings before a model is loaded
     if not sources and not settings.can_add_models and (settings.load_at_start or not paths):
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
+    is_guarded = settings.needs_keys or settings.control_loopback
     return Engine(
         repository,
         ServerIdentity(
             name=settings.server_name,
             extensions=EXTENSIONS,
-            # With keys, the transports admit only callers with the role admin to model control.
-            control_token="" if settings.needs_keys else settings.control_token,
-            control_open=settings.control_open or settings.needs_keys,
+            # With these settings, the transports admit only callers with the role admin to model control.
+            control_token="" if is_guarded else settings.control_token,
+            control_open=settings.control_open or is_guarded,
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
         ),

@@ -203,7 +203,8 @@ def protocol_policy(settings: Settings) -> Policy:
 
 def access_control(settings: Settings) -> AccessControl | None:
     """Return what decides about requests, None if every request is open. Raises InvalidInput for invalid files."""
-    if not (settings.needs_keys or settings.control_token):
+    is_local_only = settings.control_loopback and not settings.control_open
+    if not (settings.needs_keys or settings.control_token or is_local_only):
         return None
     tokens = None
     if settings.jwt_jwks:
@@ -216,6 +217,7 @@ def access_control(settings: Settings) -> AccessControl | None:
             keys_file=settings.api_keys,
             api_key=settings.api_key,
             control_token=settings.control_token,
+            control_loopback=settings.control_loopback,
             tokens=tokens,
             failures_per_minute=settings.auth_failures_per_minute,
         )

@@ -245,6 +245,15 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
             operator_only=True,
         ),
     ] = False
+    control_loopback: Annotated[
+        bool,
+        Option(
+            "let processes on this machine load and unload models without a token, as KServe's agent does; requests "
+            "that a proxy forwards are rejected",
+            SECURITY,
+            operator_only=True,
+        ),
+    ] = False
     model_folders: Annotated[
         str,
         Option("folders, as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
@@ -311,7 +320,7 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     @property
     def allows_control(self) -> bool:
         """Whether some clients may load and unload models."""
-        return bool(self.control_token) or self.control_open or self.needs_keys
+        return bool(self.control_token) or self.control_open or self.control_loopback or self.needs_keys
 
     def model_defaults(self) -> dict[str, Any]:
         """Return the defaults for every model, as fields of a `ModelSpec`."""

@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sklearn.linear_model import LinearRegression
 
-from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, wait_until
+from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, wait_until
 
 from .manifests import environment, pods
 
@@ -163,3 +163,35 @@ def test_the_runtime_that_replaces_mlserver(tmp_path: Path, given: dict[str, str
         tensor = {"name": "predict", "datatype": "FP64", "shape": [1, 2], "data": [1, 1]}
         status, body, _ = process.request("POST", "/v2/models/iris/infer", {"inputs": [tensor]})
         assert (status, round(body["outputs"][0]["data"][0], 6)) == (200, 3.0)
+
+
+def test_the_agent_of_kserve_loads_and_unloads_models(tmp_path: Path) -> None:
+    """The agent of a multi-model pod writes a folder, then asks `localhost` to load it, with `{}` and without a token.
+
+    To unload, it deletes the folder first. Its proxy and Knative's forward requests of clients from loopback too.
+    """
+    flags = ("--no-load-at-start", "--control-loopback", "--host", "127.0.0.1")
+    with running_server(str(tmp_path / "models"), *flags) as process:
+
+        def control(verb: str, **headers: str) -> int:
+            local = {"Host": f"localhost:{process.http_port}", "Content-Type": "application/json"}
+            path = f"/v2/repository/models/iris/{verb}"
+            return process.request("POST", path, b"{}", {**local, **headers})[0]
+
+        assert process.status("/v2/health/ready") == 200
+        assert control("load") == 400
+        (tmp_path / "models" / "iris").mkdir(parents=True)
+        shutil.copy(EXAMPLES / "iris.onnx", tmp_path / "models" / "iris" / "model.onnx")
+        assert control("load", **{"X-Forwarded-For": "10.0.0.5"}) == 403
+        assert control("load", Host="models.example") == 403
+        assert process.status("/v2/models/iris") == 404
+        assert control("load") == 200
+        body = {"instances": [[5.1, 3.5, 1.4, 0.2]]}
+        assert process.request("POST", "/v1/models/iris:predict", body)[0] == 200
+        shutil.rmtree(tmp_path / "models" / "iris")
+        assert control("unload", **{"X-Forwarded-For": "10.0.0.5"}) == 403
+        assert process.request("POST", "/v1/models/iris:predict", body)[0] == 200
+        assert control("unload") == 200
+        assert process.request("POST", "/v1/models/iris:predict", body)[0] == 404
+        assert control("unload") in (400, 404)
+        assert process.status("/v2/health/ready") == 200

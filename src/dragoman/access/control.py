@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dragoman.access.failures import EXPIRED, FORBIDDEN, INVALID, MISSING, FailedAttempts
 from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
@@ -21,14 +23,23 @@ _MAX_CREDENTIAL = 8192
 _EXPECTED = "expected a header 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 _CONTROL_EXPECTED = "This API is restricted, expecting header 'Authorization: Bearer <control token>'"
 
+_LOCAL = Grant("loopback", EVERYTHING)
+_LOOPBACK_V6 = "::/64"  # addresses of clients are networks of 64 bits in IPv6
+# Headers by which proxies say that a request is not their own.
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "origin")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AccessRules:
-    """Where credentials come from: a file of hashed keys, a key for everything, a token for model control, tokens."""
+    """Where credentials come from: a file of hashed keys, a key for everything, a token for model control, tokens.
+
+    `control_loopback`: processes on this machine need none for model control.
+    """
 
     keys_file: str = ""
     api_key: str = ""
     control_token: str = ""
+    control_loopback: bool = False
     tokens: TokenVerifier | None = None
     failures_per_minute: int = 30
 
@@ -102,6 +113,8 @@ class AccessControl:
         if role in self._open_roles:
             return ANONYMOUS
         credential = credential_of(headers)
+        if role == "admin" and not credential and self._rules.control_loopback and is_local(headers, address()):
+            return _LOCAL
         grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
         if grant is None or grant is self._control or grant.expires_s <= time.time():
             grant = self._resolve(credential, grant, address)
@@ -114,6 +127,8 @@ class AccessControl:
         """Return the grant of the control token or of a JSON Web Token, neither of which is tried without limit."""
         if not credential:
             self.failures.counts[MISSING] += 1
+            if not (self._rules.needs_credentials or self._rules.control_token):
+                raise Forbidden("model control is open to processes on the server's machine only")
             raise self._unauthorized("this request has no key")
         if grant is None and self.tokens is not None:
             known = self.tokens.find(credential)
@@ -143,6 +158,23 @@ class AccessControl:
     def families(self) -> tuple[Family, ...]:
         """Return the metrics of denied requests."""
         return self.failures.families()
+
+
+def is_local(headers: Mapping[str, str], address: str) -> bool:
+    """Return whether a process on this machine sent a request, for itself.
+
+    Proxies beside the server, as those of Knative and KServe in a pod, forward requests of others: they add a header,
+    or keep the host name that the client used. A web page under a name bound to this machine sends that name too.
+    """
+    try:
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        return (
+            (host == "localhost" or ip_address(host).is_loopback)
+            and (address == _LOOPBACK_V6 or ip_address(address).is_loopback)
+            and not any(name in headers for name in _FORWARDED)
+        )
+    except ValueError:
+        return False
 
 
 def credential_of(headers: Mapping[str, str]) -> str:
