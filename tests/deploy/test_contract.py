@@ -1,7 +1,7 @@
 """The contracts of Kubernetes and KServe over plain HTTP, with a real server started as the manifests start it.
 
 The test plays the kubelet (probes through start, drain and SIGTERM), the metrics scraper of KServe, and its controller,
-which sets the variables of MLServer. No part of Kubernetes or KServe runs here.
+which sets the variables of MLServer, its agent, and the endpoint picker. No part of Kubernetes or KServe runs here.
 """
 
 import shutil
@@ -17,9 +17,12 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from sklearn.linear_model import LinearRegression
 
+import text_models
 from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, free_ports, running_server, wait_until
 
 from .manifests import environment, pods
@@ -144,13 +147,56 @@ def test_the_runtime_of_our_own(tmp_path: Path) -> None:
 
 
 def check_metrics(process: ServerProcess) -> None:
-    """Scrape as Prometheus and KServe's qpext do, which merges the exposition with that of the queue proxy."""
+    """Scrape as Prometheus does, and as KServe's qpext, which forwards its headers but parses the text format only."""
     accept = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-    status, text, headers = process.request("GET", "/metrics", headers={"Accept": accept})
-    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
-    families = {family.name: family for family in text_string_to_metric_families(text.decode())}
-    calls = families["dragoman_call_duration_seconds"].samples
-    assert sum(s.value for s in calls if s.name.endswith("_count") and s.labels["model"] == "iris") == 2
+    for headers in ({"Accept": accept}, {}):
+        status, text, found = process.request("GET", "/metrics", headers=headers)
+        is_open = found["content-type"].startswith("application/openmetrics-text")
+        assert (status, is_open) == (200, bool(headers))
+        types = {line.split()[3] for line in text.decode().splitlines() if line.startswith("# TYPE ")}
+        assert types <= {"counter", "gauge", "histogram", "summary", "untyped"}
+        parse = open_metrics if is_open else text_string_to_metric_families
+        families = {family.name: family for family in parse(text.decode())}
+        calls = families["dragoman_call_duration_seconds"].samples
+        assert sum(s.value for s in calls if s.name.endswith("_count") and s.labels["model"] == "iris") == 2
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_models.make_model(tmp_path_factory.mktemp("text") / "llama", steps=5)
+
+
+def scrape(process: ServerProcess) -> dict[str, list[Sample]]:
+    """Return the samples of each metric, as the endpoint picker reads them: from the text format, by name."""
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(process.request("GET", "/metrics")[1].decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def test_the_endpoint_picker_finds_the_metrics_of_vllm(text_model: Path) -> None:
+    """llm-d's endpoint picker scrapes each pod: queued and running requests, use and size of the key-value cache."""
+    with running_server(str(text_model), "--metrics-as", "vllm") as process:
+        body = {"model": "llama", "prompt": "one two", "max_tokens": 4}
+        headers = {"x-gateway-destination-endpoint": process.url, "x-session-id": "s"}
+        assert process.request("POST", "/v1/completions", body, headers)[0] == 200
+        samples = scrape(process)
+        for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+            (sample,) = samples[name]
+            assert (sample.labels["model_name"], sample.value) == ("llama", 0.0), name
+        (info,) = samples["vllm:cache_config_info"]
+        assert int(info.labels["block_size"]) > 0
+        assert int(info.labels["num_gpu_blocks"]) > 0
+
+
+def test_the_endpoint_picker_finds_the_metrics_of_triton() -> None:
+    with running_server(str(EXAMPLES / "iris.onnx"), "--metrics-as", "triton") as process:
+        body = {"instances": [[5.1, 3.5, 1.4, 0.2]]}
+        assert process.request("POST", "/v1/models/iris:predict", body)[0] == 200
+        samples = scrape(process)
+        assert [s.value for s in samples["nv_inference_pending_request_count"]] == [0.0]
+        assert [s.value for s in samples["nv_inference_exec_count"]] == [1.0]
 
 
 @pytest.mark.parametrize("given", [{"MLSERVER_MODEL_NAME": "iris", "MLSERVER_MODEL_URI": "/mnt/models"}])

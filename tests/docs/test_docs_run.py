@@ -17,9 +17,7 @@ from e2e.server_process import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-OTHER_PAGES = [
-    ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "deploy/grafana/README.md")
-]
+OTHER_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")]
 _BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml))`:\n\n)?```(\w+)\n(.*?)```", re.S)
 
 
