@@ -5,11 +5,15 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from workers_harness import call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
+from workers_harness import MODELS, call, children, first_value, forget_children, make_request, processes, wait_until  # noqa: F401 - a fixture
 
+from dragoman.core.calls import Index, Load, Request
 from dragoman.core.errors import NotReady, WorkerLost
+from dragoman.server import open_engine
+from dragoman.workers.process import ProcessPool
 
 
 @pytest.mark.parametrize("way", ["call", "stream"])
@@ -86,3 +90,92 @@ async def test_calls_are_rejected_while_replicas_cannot_be_reloaded(tmp_path: Pa
         repaired.touch()
         await wait_until(lambda: pool.ready)
         assert first_value(await call(pool, do="pid")) > 0
+
+
+async def wait_for_crash_loop(pool: ProcessPool) -> str:
+    await wait_until(lambda: "is not restarted" in pool.unavailable)
+    return pool.unavailable
+
+
+async def test_a_worker_that_crashes_too_often_is_not_restarted() -> None:
+    async with processes("Actions", max_crashes=2, crash_window_s=60) as pool:
+        assert first_value(await call(pool, do="pid")) > 0
+        for _ in range(2):
+            await wait_until(lambda: pool.ready)
+            with pytest.raises(WorkerLost):
+                await call(pool, do="os._exit")
+        reason = await wait_for_crash_loop(pool)
+        assert reason.startswith("its worker process crashed 2 times within 60 s and is not restarted")
+        assert reason.endswith("last reason: exit code 7")
+        with pytest.raises(NotReady, match="is not restarted until the model is loaded again"):
+            await call(pool, do="pid")
+        await asyncio.sleep(0.5)  # longer than the delays before the first restarts
+        assert not pool.ready
+        assert not children()
+
+
+async def test_failed_restarts_count_as_crashes(tmp_path: Path) -> None:
+    repaired = tmp_path / "repaired"
+    repaired.touch()
+    parameters = {"loaded": str(tmp_path / "l"), "repaired": str(repaired)}
+    async with processes("LoadsOnce", parameters=parameters, max_crashes=3) as pool:
+        repaired.unlink()
+        os.kill(children().pop(), signal.SIGKILL)
+        assert "the weights are gone" in await wait_for_crash_loop(pool)
+        repaired.touch()
+        await asyncio.sleep(1.0)  # longer than the next delay
+        assert not pool.ready
+
+
+async def test_restarts_of_a_model_that_is_not_ready_yet_are_no_crashes(tmp_path: Path) -> None:
+    repaired = tmp_path / "repaired"
+    repaired.touch()
+    parameters = {"loaded": str(tmp_path / "l"), "repaired": str(repaired), "not_ready": "1"}
+    async with processes("LoadsOnce", parameters=parameters, max_crashes=2) as pool:
+        repaired.unlink()
+        os.kill(children().pop(), signal.SIGKILL)
+        await wait_until(lambda: "signal SIGKILL" in pool.unavailable)  # a restart failed
+        await asyncio.sleep(0.5)
+        repaired.touch()
+        await wait_until(lambda: pool.ready)
+
+
+async def test_one_replica_in_a_crash_loop_leaves_the_others() -> None:
+    async with processes("Actions", replicas=2, max_crashes=1) as pool:
+        await wait_until(lambda: len(children()) == 2)
+        with pytest.raises(WorkerLost):
+            await call(pool, do="os._exit")
+        assert pool.ready
+        assert pool.unavailable == ""
+        assert first_value(await call(pool, do="pid")) in children()
+
+
+@pytest.mark.parametrize("options", [{"max_crashes": 0}, {"max_crashes": 2, "crash_window_s": 0.001}])
+async def test_crashes_without_limit_or_far_apart_are_followed_by_restarts(options: dict[str, Any]) -> None:
+    async with processes("Actions", **options) as pool:
+        for _ in range(3):
+            await wait_until(lambda: pool.ready)
+            with pytest.raises(WorkerLost):
+                await call(pool, do="os._exit")
+        await wait_until(lambda: pool.ready)
+
+
+async def test_killed_workers_are_no_crash_loop(tmp_path: Path) -> None:
+    async with processes("Actions", cancel_grace_s=0.05, max_crashes=1) as pool:
+        stuck = asyncio.ensure_future(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "never"))
+        await wait_until((tmp_path / "begun").exists)
+        stuck.cancel()
+        await wait_until(lambda: not pool.ready)
+        await wait_until(lambda: pool.ready)
+
+
+async def test_the_index_names_the_reason_of_a_crash_loop() -> None:
+    async with open_engine(f"{MODELS}:Actions", placement="process", max_crashes=1, control_open=True) as engine:
+        with pytest.raises(WorkerLost):
+            await engine.call(Request(make_request(do="os._exit").call, "Actions"))
+        (entry,) = (await engine.call(Request(Index("")))).answer
+        assert entry.state == "UNAVAILABLE"
+        assert "crashed 1 times within 600 s and is not restarted" in entry.reason
+        assert not engine.ready()
+        await engine.call(Request(Load(""), "Actions"))
+        assert engine.ready()

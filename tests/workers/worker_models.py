@@ -16,7 +16,7 @@ import numpy as np
 
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BYTES, FP32, INT64
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -227,7 +227,7 @@ class LoadsOnce(Actions):
     def load(self) -> None:
         first, repaired = (Path(self.spec.parameters[k]) for k in ("loaded", "repaired"))
         if first.exists() and not repaired.exists():
-            raise RuntimeError("the weights are gone")
+            raise (NotReady if "not_ready" in self.spec.parameters else RuntimeError)("the weights are gone")
         first.touch()
 
 

@@ -171,6 +171,11 @@ class ModelOptions:
         float,
         Option("seconds without a heartbeat after which an idle or stopped worker process is not ready; 0: never"),
     ] = 5.0
+    max_crashes: Annotated[
+        int,
+        Option("crashes of a worker process within crash_window_s after which it is not restarted; 0: no limit"),
+    ] = 20
+    crash_window_s: Annotated[float, Option("seconds in which max_crashes are counted")] = 600.0
     working_directory: Annotated[
         WorkingDirectory,
         Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),

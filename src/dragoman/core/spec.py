@@ -62,6 +62,7 @@ class ModelSpec(ModelOptions):
     timeout_s: default deadline of calls in seconds; 0 for none.
     cancel_grace_s: seconds after which a worker process is killed that still runs a cancelled call; 0 for never.
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.
+    max_crashes, crash_window_s: a worker process that crashes this often within these seconds is not restarted.
     working_directory: `shared` with the server, or `own`, an empty directory per worker process.
     allow_pickle: allow files that can run code when they are loaded.
     """

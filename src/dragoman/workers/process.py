@@ -46,6 +46,8 @@ class ProcessPool(JobRunner):
             on_restart_failed=self._reject_if_given_up,
             on_heartbeats=self._handle_heartbeats,
             heartbeat_s=spec.heartbeat_s,
+            max_crashes=spec.max_crashes,
+            crash_window_s=spec.crash_window_s,
         )
 
     @property
@@ -55,7 +57,19 @@ class ProcessPool(JobRunner):
     @property
     def unavailable(self) -> str:
         reasons = [replica.unavailable for replica in self.supervisor.running]
-        return "" if "" in reasons or not reasons else reasons[0]
+        if not reasons:
+            return self._crash_reason()
+        return "" if "" in reasons else reasons[0]
+
+    def _crash_reason(self) -> str:
+        """Return why no process runs."""
+        spec, reason = self._spec, self.supervisor.last_crash
+        if self.supervisor.is_crash_loop:
+            return (
+                f"its worker process crashed {spec.max_crashes} times within {spec.crash_window_s:g} s and is "
+                f"not restarted until the model is loaded again; last reason: {reason}"
+            )
+        return f"its worker process keeps exiting: {reason}" if self.supervisor.has_given_up else ""
 
     @property
     def capacity(self) -> int:
@@ -183,7 +197,7 @@ class ProcessPool(JobRunner):
                 self._spec.cancel_grace_s,
             )
         else:
-            log.error("model '%s': a worker process died (%s); restarting it", self._spec.name, replica.exit_reason)
+            log.error("model '%s': a worker process died (%s)", self._spec.name, replica.exit_reason)
         held = list(replica.held.values())
         begun = held if self._concurrent else held[:1]
         for job in begun:
@@ -199,9 +213,12 @@ class ProcessPool(JobRunner):
             queued, self._queue = self._queue, deque()
             for job in queued:
                 job.deliver(None, self._not_ready(), True)
+        if self.supervisor.is_crash_loop:
+            log.error("model '%s': unavailable: %s", self._spec.name, self.unavailable)
+            self._changed()
 
     def _not_ready(self) -> NotReady:
-        return NotReady(f"model '{self._spec.name}' is not ready: its worker process keeps exiting")
+        return NotReady(f"model '{self._spec.name}' is not ready: {self.unavailable}")
 
 
 def importable(spec: ModelSpec) -> ModelSpec:

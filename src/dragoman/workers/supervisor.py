@@ -4,12 +4,13 @@ import asyncio
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, NotReady
 
 log = logging.getLogger("dragoman.worker")
 
@@ -30,6 +31,7 @@ class SupervisedProcess(Protocol):
     exited: asyncio.Event  # set when the process has exited
     has_responded: bool  # it has answered at least one call
     was_killed: bool  # this process killed it, so its exit says nothing about its health
+    exit_reason: str
 
     async def start(self) -> Any:
         """Start the process. Raises DragomanError, after which nothing is left running."""
@@ -51,6 +53,8 @@ class Supervisor(Generic[P]):
     on_exit: called with each process that has exited. on_restart: called with each new one that takes its place.
     on_restart_failed: called after each failed attempt.
     on_heartbeats: called at each heartbeat interval with the processes that have begun or ceased to hang.
+    max_crashes: a process that has exited or failed to start this many times within `crash_window_s` seconds is not
+    restarted again; 0 for no limit. NotReady and processes that were killed do not count.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Supervisor(Generic[P]):
         on_restart_failed: Callable[[], None] = lambda: None,
         on_heartbeats: Callable[[Sequence[P]], None],
         heartbeat_s: float,
+        max_crashes: int = 0,
+        crash_window_s: float = 0.0,
     ) -> None:
         self.running: list[P] = []
         self._create = create
@@ -73,6 +79,11 @@ class Supervisor(Generic[P]):
         self._heartbeat_s = heartbeat_s
         self._failures = [0] * count
         self._cannot_start = [False] * count
+        self._max_crashes = max_crashes
+        self._crash_window_s = crash_window_s
+        self._crash_times_s: list[deque[float]] = [deque() for _ in range(count)]
+        self._abandoned = [False] * count
+        self.last_crash = ""  # why the last process exited or could not start
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -82,9 +93,15 @@ class Supervisor(Generic[P]):
 
     @property
     def has_given_up(self) -> bool:
-        """Whether no process runs and each one cannot be started or has exited three times without a response."""
+        """Whether no process runs and each one cannot be started, or exits without a response or too often."""
         failing = (failures >= _MAX_FAILURES for failures in self._failures)
-        return not self.running and all(a or b for a, b in zip(failing, self._cannot_start, strict=True))
+        states = zip(failing, self._cannot_start, self._abandoned, strict=True)
+        return not self.running and all(map(any, states))
+
+    @property
+    def is_crash_loop(self) -> bool:
+        """Whether no process runs or will be started again, because each one has exited or failed too often."""
+        return all(self._abandoned)
 
     async def start(self) -> list[Any]:
         """Start all processes; return what their `start` returns. If one cannot start, raise its error and end all."""
@@ -121,29 +138,50 @@ class Supervisor(Generic[P]):
             await process.exited.wait()
             if not process.was_killed:
                 self._failures[number] = 1 if process.has_responded else self._failures[number] + 1
+                self._record_crash(number, process.exit_reason)
             if process.was_killed or time.monotonic() - started_s > _HEALTHY_S:
                 delay_s = _FIRST_DELAY_S
             self.running.remove(process)
             self._on_exit(process)
-            process, delay_s = await self._restart(number, delay_s)
+            restarted, delay_s = await self._restart(number, delay_s)
+            if restarted is None:
+                return
+            process = restarted
             self.running.append(process)
             self._on_restart(process)
 
-    async def _restart(self, number: int, delay_s: float) -> tuple[P, float]:
-        """Start a new process, however long it takes; return it with the next delay."""
-        while True:
+    def _record_crash(self, number: int, reason: str) -> None:
+        """Record an exit or a failed start, and stop restarting the process after too many."""
+        self.last_crash = reason
+        times_s, now_s = self._crash_times_s[number], time.monotonic()
+        times_s.append(now_s)
+        while times_s[0] < now_s - self._crash_window_s:
+            times_s.popleft()
+        if 0 < self._max_crashes <= len(times_s):
+            self._abandoned[number] = True
+            log.error(
+                "process %d: not restarted after %d crashes within %g s", number, len(times_s), self._crash_window_s
+            )
+
+    async def _restart(self, number: int, delay_s: float) -> tuple[P | None, float]:
+        """Start a new process, however long it takes; return it with the next delay, None if it crashes too often."""
+        while not self._abandoned[number]:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
             process = self._create(number)
             try:
                 await process.start()
             except DragomanError as error:
-                log.error("%s; trying again in %g s", error.message, delay_s)
                 self._cannot_start[number] = True
+                if not isinstance(error, NotReady):
+                    self._record_crash(number, error.message)
+                retry = "not restarted again" if self._abandoned[number] else f"trying again in {delay_s:g} s"
+                log.error("%s; %s", error.message, retry)
                 self._on_restart_failed()
             else:
                 self._cannot_start[number] = False
                 return process, delay_s
+        return None, delay_s
 
     async def _check_heartbeats(self, interval_s: float) -> None:
         while True:
