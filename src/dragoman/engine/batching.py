@@ -17,7 +17,7 @@ from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_counters import BatchCounters, Reason
 from dragoman.engine.batch_delay import BatchDelay
-from dragoman.system.call_times import CallTimes, observed
+from dragoman.system.call_times import CallTimes, get_times
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import Context, get_context, request_id, set_context
 from dragoman.workers.pool import Pool
@@ -162,7 +162,7 @@ class Batcher:
             raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
         loop = asyncio.get_running_loop()
         member = _Member(
-            request, request.call, count, loop.create_future(), time.monotonic(), get_context(), observed.get()
+            request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
         )
         key = group_key(request.call)
         self._waiting.setdefault(key, deque()).append(member)

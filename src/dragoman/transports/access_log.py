@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from dragoman.core.errors import InvalidInput
@@ -20,6 +21,7 @@ _STANDARD_OUTPUT: Final = "-"
 _MAX_QUEUED: Final = 20_000
 _INTERVAL_S: Final = 0.2
 _WARN_EVERY_S: Final = 10.0
+_Record = tuple[Any, ...]
 
 
 class AccessLog:
@@ -33,8 +35,8 @@ class AccessLog:
 
     def __init__(self, path: str, style: str) -> None:
         self._path = path
-        self._format: Callable[[Exchange], str] = _as_json if style == "json" else _as_text
-        self._queue: deque[Exchange] = deque()
+        self._format: Callable[[_Record], str] = _as_json if style == "json" else _as_text
+        self._queue: deque[_Record] = deque()
         self._lines = self._dropped = 0
         self._warned_s = -_WARN_EVERY_S
         self._is_closed = threading.Event()
@@ -48,7 +50,25 @@ class AccessLog:
 
     def record(self, exchange: Exchange) -> None:
         if len(self._queue) < _MAX_QUEUED:
-            self._queue.append(exchange)
+            # A tuple of plain values costs the garbage collector nothing while it waits.
+            e = exchange
+            self._queue.append(
+                (
+                    e.wall_s,
+                    e.context,
+                    e.protocol,
+                    e.method,
+                    e.path,
+                    e.model,
+                    e.version,
+                    e.status,
+                    e.received,
+                    e.sent,
+                    e.queue_s,
+                    e.engine_s,
+                    e.total_s,
+                )
+            )
         else:
             self._dropped += 1
 
@@ -77,7 +97,7 @@ class AccessLog:
         exchanges = [self._queue.popleft() for _ in range(len(self._queue))]
         if not exchanges:
             return
-        data = "".join([self._format(each) for each in exchanges]).encode()
+        data = "".join([self._format(each) for each in exchanges]).encode(errors="replace")
         try:
             self._reopen_if_moved()
             written = 0
@@ -109,31 +129,41 @@ class AccessLog:
             self._open()
 
 
-def _fields(exchange: Exchange) -> dict[str, Any]:
-    milliseconds = int(exchange.wall_s * 1000)
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+def _fields(record: _Record) -> dict[str, Any]:
+    wall_s, context, protocol, method, path, model, version, status, received, sent, queue_s, engine_s, total_s = record
+    milliseconds = int(wall_s * 1000)
     return {
-        "time": f"{moment}.{milliseconds % 1000:03d}Z",
-        "request_id": request_id(exchange.context),
-        "protocol": exchange.protocol,
-        "method": exchange.method,
-        "path": exchange.path,
-        "model": exchange.model,
-        "version": exchange.version,
-        "status": exchange.status,
-        "received_bytes": exchange.received,
-        "sent_bytes": exchange.sent,
-        "queue_ms": round(exchange.queue_s * 1e3, 3),
-        "compute_ms": round(max(0.0, exchange.engine_s - exchange.queue_s) * 1e3, 3),
-        "total_ms": round(exchange.total_s * 1e3, 3),
+        "time": f"{_moment(milliseconds // 1000)}.{milliseconds % 1000:03d}Z",
+        "request_id": request_id(context),
+        "protocol": protocol,
+        "method": method,
+        "path": path,
+        "model": model,
+        "version": version,
+        "status": status,
+        "received_bytes": received,
+        "sent_bytes": sent,
+        "queue_ms": round(queue_s * 1e3, 3),
+        "compute_ms": round(max(0.0, engine_s - queue_s) * 1e3, 3),
+        "total_ms": round(total_s * 1e3, 3),
     }
 
 
-def _as_json(exchange: Exchange) -> str:
-    return json.dumps(_fields(exchange)) + "\n"
+@lru_cache(maxsize=2)
+def _moment(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-def _as_text(exchange: Exchange) -> str:
+def _as_json(record: _Record) -> str:
+    return json.dumps(_fields(record)) + "\n"
+
+
+@lru_cache(maxsize=1024)
+def _quote(text: str) -> str:
+    return json.dumps(text)
+
+
+def _as_text(record: _Record) -> str:
     # JSON's escapes keep a path with line breaks or quotation marks within its line and its quotation marks.
-    fields = _fields(exchange).items()
-    return " ".join([f"{name}={json.dumps(v) if type(v) is str else v}" for name, v in fields]) + "\n"
+    fields = _fields(record).items()
+    return " ".join([f"{name}={_quote(v) if type(v) is str else v}" for name, v in fields]) + "\n"

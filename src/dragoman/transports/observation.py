@@ -28,8 +28,8 @@ from dragoman.protocols.wire import (
     HttpStream,
     PreliminaryCall,
 )
-from dragoman.system.call_times import CallTimes, observed
-from dragoman.system.request_context import Context, get_context
+from dragoman.system.call_times import CallTimes, get_times, observed
+from dragoman.system.request_context import Context, get_context, running_in_thread
 from dragoman.transports.application import Application, Progress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
@@ -69,7 +69,7 @@ class Exchange(CallTimes):
             return structs.replace(result, then=lambda response: self.parsed(then(response), time.monotonic()))
         if kind is EngineCall:
             self.model, self.version = result.request.model, result.request.version
-            return structs.replace(result, format_response=self._formatting(result.format_response, now_s))
+            return EngineCall(result.request, self._formatting(result.format_response, now_s), result.format_error)
         if kind is HttpStream or kind is GrpcStream:
             self.model, self.version = result.request.model, result.request.version
         return result
@@ -107,7 +107,7 @@ def observe_endpoint(endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def endpoint_observed(request: Any) -> Any:
         started_s = time.monotonic()
         result = endpoint(request)
-        exchange = observed.get()
+        exchange = get_times()
         return exchange.parsed(result, started_s) if isinstance(exchange, Exchange) else result
 
     return endpoint_observed
@@ -118,19 +118,22 @@ class ObservedApplication(Application):
 
     def __init__(self, observer: Observer, engine: Any, protocols: Sequence[HttpProtocol], *arguments: Any) -> None:
         self._observer = observer
+        self._running = running_in_thread()
         super().__init__(engine, [_observe_routes(protocol) for protocol in protocols], *arguments)
 
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
         exchange = Exchange(match.protocol.name, request.method, request.path, len(request.body))
-        token = observed.set(exchange)
+        running = self._running
+        running.times = exchange
         try:
             response = super().begin(match, request, writer)
         finally:
-            observed.reset(token)
+            running.times = None
         if type(response) is HttpResponse:
-            exchange.sent = sum(map(len, response.body))
+            body = response.body
+            exchange.sent = len(body[0]) if len(body) == 1 else sum(map(len, body))
             exchange.end(response.status)
             self._observer.record(exchange)
         return response
@@ -139,7 +142,7 @@ class ObservedApplication(Application):
     def answer(
         self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None = None
     ) -> Coroutine[Any, Any, None]:
-        exchange = observed.get() if progress is not None else None
+        exchange = self._running.times if progress is not None else None
         if not isinstance(exchange, Exchange):
             exchange = Exchange(match.protocol.name, request.method, request.path, len(request.body))
         return self._observe_answer(exchange, match, request, writer, progress)
