@@ -108,6 +108,7 @@ def hmac_with_public_key(issuer: Issuer) -> str:
     [
         (lambda i: i.token(exp=time.time() - 120), "expired"),
         (lambda i: i.token("exp"), '"exp"'),
+        (lambda i: i.token(exp=float("inf")), "not valid"),
         (lambda i: i.token("iss"), '"iss"'),
         (lambda i: i.token("aud"), '"aud"'),
         (lambda i: i.token(iss="https://evil.example"), "issuer"),

@@ -41,6 +41,8 @@ class Shell:
             subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, check=True, capture_output=True)
         elif command.startswith("curl"):
             self.curl(command)
+        elif command.startswith("dragoman keys"):
+            subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=self.folder, check=True)
         elif command.startswith(("dragoman check", "python ")):
             self.finish(command)
 
@@ -69,7 +71,8 @@ class Shell:
 
     def curl(self, command: str) -> None:
         local = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
-        done = subprocess.run(local.replace("curl", "curl -sS", 1), shell=True, capture_output=True, check=True)
+        silent = local.replace("curl", "curl -sS", 1)
+        done = subprocess.run(silent, shell=True, cwd=self.folder, capture_output=True, check=True)
         assert done.stdout, f"no answer to {command}"
         assert "error" not in json.loads(done.stdout), done.stdout
 

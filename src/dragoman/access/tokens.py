@@ -149,7 +149,7 @@ class TokenVerifier:
             )
         except jwt.ExpiredSignatureError as error:
             raise Unauthorized("the token has expired") from error
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Unauthorized(f"the token is not valid: {error}") from error
         grant = self._grant(claims)
         if len(self._kept) >= _MAX_KEPT:
