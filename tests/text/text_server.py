@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from dragoman import errors
 from dragoman.core.calls import Embed, Embedded, Generate, Tokenize
 from dragoman.core.tensor import Tensor
 from dragoman.core.text import Chat, Generation, Prompt, PromptInfo, Text, Token, Tokenized, TokenSpan, merge_chunks
+from loaded_models import recorded_models
 from rest.rest_server import RawResponse
 
 CONTEXT = 64
-_LOADED: dict[str, "ReverseModel"] = {}
 
 
 class ReverseModel(dragoman.Model):
@@ -34,7 +34,6 @@ class ReverseModel(dragoman.Model):
         self.gate = asyncio.Event()
         self.active = 0
         self.cancelled = 0
-        _LOADED[self.spec.name] = self
 
     def details(self) -> dict[str, Any]:
         return {
@@ -166,6 +165,7 @@ class TextServer:
     """A running server and a raw HTTP client for it."""
 
     port: int
+    models: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -173,7 +173,7 @@ class TextServer:
 
     def model(self, name: str = "ReverseModel") -> Any:
         """Return the object of a loaded model."""
-        return _LOADED[name]
+        return self.models[name]
 
     async def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -238,8 +238,9 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 async def serve(*models: Any, **settings: Any) -> AsyncIterator[TextServer]:
     """Serve these models, by default `ReverseModel`."""
     server = dragoman.Server(*(models or (ReverseModel,)), **{"http_port": 0, "grpc_port": -1, **settings})
-    async with server:
-        yield TextServer(server.http_ports[0])
+    with recorded_models() as loaded:
+        async with server:
+            yield TextServer(server.http_ports[0], loaded)
 
 
 def lines(body: bytes) -> list[Any]:
