@@ -64,15 +64,15 @@ class Ridge(VectorFunction):
         moved = self.matrices[output][input2] @ vec
         return self.matrices[output][input1].T @ (curvature * sens * moved)
 
-    def whole(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def by_torch(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the same in PyTorch."""
-        found = []
+        outputs = []
         for matrices, shift, kind in zip(self.matrices, self.shifts, self.kinds, strict=True):
             z = torch.from_numpy(shift)
             for matrix, x in zip(matrices, inputs, strict=True):
                 z = z + torch.from_numpy(matrix) @ x
-            found.append(_POINTWISE[kind][3](z))
-        return found
+            outputs.append(_POINTWISE[kind][3](z))
+        return outputs
 
     def _inner(self, output: int, inputs: Vectors) -> Any:
         assert tuple(len(x) for x in inputs) == self.inputs

@@ -15,12 +15,12 @@ from e2e.server_process import wait_until
 def test_the_number_of_threads_is_bounded() -> None:
     threads = DaemonThreads(3, "few")
     meeting = threading.Barrier(3)
-    names = {f.result(20) for f in [threads.submit(_met, meeting) for _ in range(9)]}
+    names = {f.result(20) for f in [threads.submit(_meet, meeting) for _ in range(9)]}
     assert names == {"few-1", "few-2", "few-3"}
     threads.shutdown()
 
 
-def _met(meeting: threading.Barrier) -> str:
+def _meet(meeting: threading.Barrier) -> str:
     meeting.wait(20)
     return threading.current_thread().name
 
@@ -44,22 +44,22 @@ def test_errors_reach_the_caller() -> None:
     threads.shutdown()
 
 
-def _waited(begun: threading.Event, go: threading.Event) -> bool:
-    begun.set()
-    return go.wait(20)
+def _wait(started: threading.Event, proceed: threading.Event) -> bool:
+    started.set()
+    return proceed.wait(20)
 
 
 def test_queued_jobs_are_cancelled_or_run_at_shutdown() -> None:
     for cancel in (True, False):
         threads = DaemonThreads(1, "ends")
-        begun, go = threading.Event(), threading.Event()
-        first = threads.submit(_waited, begun, go)
+        started, proceed = threading.Event(), threading.Event()
+        first = threads.submit(_wait, started, proceed)
         second = threads.submit(lambda: 2)
-        assert begun.wait(20)
+        assert started.wait(20)
         threads.shutdown(cancel_futures=cancel)
         with pytest.raises(RuntimeError, match="after shutdown"):
             threads.submit(int)
-        go.set()
+        proceed.set()
         assert first.result(20)
         if cancel:
             with pytest.raises(CancelledError):

@@ -137,8 +137,8 @@ def test_operators() -> None:
     graph = g.build()
     at = [np.array([1.0, 2.0]), np.array([4.0, -5.0])]
     assert list(graph.output_names) == [*built]
-    for found, make in zip(graph.evaluate(at, {}), built.values(), strict=True):
-        np.testing.assert_allclose(found, make(*at), rtol=1e-15)
+    for result, make in zip(graph.evaluate(at, {}), built.values(), strict=True):
+        np.testing.assert_allclose(result, make(*at), rtol=1e-15)
 
 
 def test_a_function_may_be_applied_several_times() -> None:
@@ -157,9 +157,9 @@ def test_a_graph_is_a_function_that_may_be_a_node() -> None:
     inner.output(inner.exp(inner.input("x", 2)))
     g = Graph()
     g.output(g.add(inner)(g.square(g.input("x"))))
-    found = g.build().apply_hessian(0, 0, 0, [np.array([1.0, 0.5])], np.ones(2), np.ones(2), {})
+    result = g.build().apply_hessian(0, 0, 0, [np.array([1.0, 0.5])], np.ones(2), np.ones(2), {})
     x = np.array([1.0, 0.5])
-    np.testing.assert_allclose(found, np.exp(x**2) * (2 + 4 * x**2))
+    np.testing.assert_allclose(result, np.exp(x**2) * (2 + 4 * x**2))
 
 
 def test_derivatives_are_added_to_a_class_with_a_method() -> None:
@@ -172,13 +172,13 @@ def test_derivatives_are_added_to_a_class_with_a_method() -> None:
         output_sizes = input_sizes
 
         def evaluate(self, inputs: Vectors, config: Config) -> Vector:
-            found: Vector = inputs[0] ** 3
-            return found
+            result: Vector = inputs[0] ** 3
+            return result
 
     g = Graph()
     g.output(2 * g.add(Cubes)(g.input("x")))
-    found = g.build().gradient(0, 0, [np.array([1.0, 2.0])], np.ones(2), {})
-    np.testing.assert_allclose(found, [6, 24])
+    result = g.build().gradient(0, 0, [np.array([1.0, 2.0])], np.ones(2), {})
+    np.testing.assert_allclose(result, [6, 24])
 
 
 def test_an_input_may_be_an_output() -> None:

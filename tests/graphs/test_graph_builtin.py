@@ -33,8 +33,8 @@ _CASES: list[tuple[str, dict[str, Any], list[int]]] = [
 
 
 def outputs(node: VectorFunction, x: list[Any]) -> list[Any]:
-    found = node.evaluate(x, {})
-    return [*found] if isinstance(found, list) else [found]
+    result = node.evaluate(x, {})
+    return [*result] if isinstance(result, list) else [result]
 
 
 def slopes(f: Any, x: list[Any], i: int, direction: Any) -> Any:
@@ -82,8 +82,8 @@ def test_rows_are_points(name: str, options: dict[str, Any], sizes: list[int]) -
     together = outputs(node, points)
     if sizes:
         for row in range(4):
-            for y, alone in zip(together, outputs(node, [p[row] for p in points]), strict=True):
-                np.testing.assert_allclose(y[row], alone, rtol=1e-13)
+            for y, single in zip(together, outputs(node, [p[row] for p in points]), strict=True):
+                np.testing.assert_allclose(y[row], single, rtol=1e-13)
 
 
 def test_the_density_of_a_gaussian() -> None:
@@ -97,10 +97,10 @@ def test_the_density_of_a_gaussian() -> None:
         np.testing.assert_allclose(outputs(other, x)[0], outputs(alike, x)[0], rtol=1e-14)
 
 
-def test_outside_of_where_it_is_defined_a_function_is_not_finite() -> None:
-    found = outputs(built_in("log", {}), [np.array([0.0, -1.0])])[0]
-    assert found[0] == -np.inf
-    assert np.isnan(found[1])
+def test_functions_are_not_finite_outside_of_their_domain() -> None:
+    result = outputs(built_in("log", {}), [np.array([0.0, -1.0])])[0]
+    assert result[0] == -np.inf
+    assert np.isnan(result[1])
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,17 @@ _KINDS = st.sampled_from(["sin", "cubic", "exp"])
 
 
 @dataclass
-class Drawn:
+class RandomGraph:
     """A graph, the same function in PyTorch, and its nodes that are no built-in ones."""
 
     graph: GraphFunction
-    whole: Whole
+    by_torch: Whole
     ridges: list[Ridge]
     sizes: list[int] = field(default_factory=list)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Drawn:
+def graphs(draw: st.DrawFn) -> RandomGraph:
     """Nodes of several inputs and outputs, fed by earlier ones, graph inputs, constants and bound values at random."""
     g = Graph(threads=draw(st.sampled_from([0, 4])))
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -65,7 +65,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
             known += step(known)
         return [known[i] for i in chosen]
 
-    return Drawn(g.build(), whole, ridges, sizes)
+    return RandomGraph(g.build(), whole, ridges, sizes)
 
 
 def _add_ridge(
@@ -80,7 +80,7 @@ def _add_ridge(
     built = g.add(ridge, "ridge")(*(values[i][0] for i in picked), *([bound] if bound is not None else []))
     values += zip(built if isinstance(built, tuple) else (built,), outputs, strict=True)
     extra = [] if bound is None else [torch.from_numpy(bound)]
-    steps.append(lambda known: ridge.whole([known[i] for i in picked] + extra))
+    steps.append(lambda known: ridge.by_torch([known[i] for i in picked] + extra))
     ridges.append(ridge)
 
 
@@ -108,50 +108,58 @@ def _constant(value: torch.Tensor, known: list[torch.Tensor]) -> list[torch.Tens
     return [value]
 
 
-def _near(got: Any, expected: torch.Tensor) -> None:
-    np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-9, atol=1e-9)
+def _near(actual: Any, expected: torch.Tensor) -> None:
+    np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(0, 1000))
-def test_derivatives_are_those_of_the_whole(drawn: Drawn, seed: int) -> None:
-    graph, random = drawn.graph, np.random.default_rng(seed)
-    x = [random.normal(size=n) for n in drawn.sizes]
+def test_derivatives_equal_those_of_torch(random_graph: RandomGraph, seed: int) -> None:
+    graph, random = random_graph.graph, np.random.default_rng(seed)
+    x = [random.normal(size=n) for n in random_graph.sizes]
     at = tuple(torch.from_numpy(v) for v in x)
     outputs = graph.output_sizes({})
-    for got, expected in zip(graph.evaluate(x, {}), drawn.whole(*at), strict=True):
-        _near(got, expected)
+    for actual, expected in zip(graph.evaluate(x, {}), random_graph.by_torch(*at), strict=True):
+        _near(actual, expected)
     o, i, j = (int(random.integers(n)) for n in (len(outputs), len(x), len(x)))
-    sens, vec = random.normal(size=outputs[o]), random.normal(size=drawn.sizes[j])
+    sens, vec = random.normal(size=outputs[o]), random.normal(size=random_graph.sizes[j])
+
+    def output(*point: torch.Tensor) -> torch.Tensor:
+        return random_graph.by_torch(*point)[o]
 
     def adjoint(*point: torch.Tensor) -> torch.Tensor:
-        pulled = torch.func.vjp(lambda *p: drawn.whole(*p)[o], *point)[1](torch.from_numpy(sens))[i]
-        assert isinstance(pulled, torch.Tensor)
-        return pulled
+        expected_gradient = torch.func.vjp(lambda *p: random_graph.by_torch(*p)[o], *point)[1](torch.from_numpy(sens))[
+            i
+        ]
+        assert isinstance(expected_gradient, torch.Tensor)
+        return expected_gradient
 
     directions = tuple(torch.from_numpy(vec) if k == j else torch.zeros_like(v) for k, v in enumerate(at))
     _near(graph.gradient(o, i, x, sens, {}), adjoint(*at))
-    _near(graph.apply_jacobian(o, j, x, vec, {}), torch.func.jvp(lambda *p: drawn.whole(*p)[o], at, directions)[1])
+    _near(
+        graph.apply_jacobian(o, j, x, vec, {}),
+        torch.func.jvp(lambda *p: random_graph.by_torch(*p)[o], at, directions)[1],
+    )
     _near(graph.apply_hessian(o, i, j, x, sens, vec, {}), torch.func.jvp(adjoint, at, directions)[1])
     graph.close()
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs())
-def test_no_step_is_planned_twice(drawn: Drawn) -> None:
-    graph = drawn.graph
-    x = [np.full(n, 0.4) for n in drawn.sizes]
-    sens, vec = np.ones(graph.output_sizes({})[0]), np.ones(drawn.sizes[0])
-    for ask in (
+def test_no_step_is_planned_twice(random_graph: RandomGraph) -> None:
+    graph = random_graph.graph
+    x = [np.full(n, 0.4) for n in random_graph.sizes]
+    sens, vec = np.ones(graph.output_sizes({})[0]), np.ones(random_graph.sizes[0])
+    for call in (
         lambda: graph.evaluate(x, {}),
         lambda: graph.gradient(0, 0, x, sens, {}),
         lambda: graph.apply_jacobian(0, 0, x, vec, {}),
         lambda: graph.apply_hessian(0, 0, 0, x, sens, vec, {}),
     ):
-        for ridge in drawn.ridges:
+        for ridge in random_graph.ridges:
             ridge.calls.clear()
-        ask()
-        for ridge in drawn.ridges:
+        call()
+        for ridge in random_graph.ridges:
             pairs = len(ridge.inputs) * len(ridge.outputs)
             assert ridge.calls["evaluate"] <= 1
             assert ridge.calls["apply_jacobian"] <= pairs
@@ -165,21 +173,21 @@ def test_zero_seeds_call_no_node() -> None:
     g = Graph()
     g.output(g.add(ridge)(g.input("x")))
     graph = g.build()
-    found: Vector = graph.gradient(0, 0, [np.ones(2)], np.zeros(2), {})
-    assert found.tolist() == [0, 0]
+    result: Vector = graph.gradient(0, 0, [np.ones(2)], np.zeros(2), {})
+    assert result.tolist() == [0, 0]
     assert ridge.calls["gradient"] == 0
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.sampled_from(ABILITIES[1:]), st.integers(0, 9))
-def test_abilities_hold_for_all_inputs_and_outputs(drawn: Drawn, lost: Ability, which: int) -> None:
+def test_abilities_hold_for_all_inputs_and_outputs(random_graph: RandomGraph, missing: Ability, which: int) -> None:
     """One node loses an ability: the graph keeps those that it has for every input and output."""
-    graph, ridge = drawn.graph, drawn.ridges[which % len(drawn.ridges)]
-    ridge.sources = lambda: {a: "author" for a in ABILITIES if a != lost}  # type: ignore[method-assign]
+    graph, ridge = random_graph.graph, random_graph.ridges[which % len(random_graph.ridges)]
+    ridge.sources = lambda: {a: "author" for a in ABILITIES if a != missing}  # type: ignore[method-assign]
     built = GraphFunction(graph.wiring, threads=0)
-    outputs, inputs = range(len(built.output_names)), range(len(drawn.sizes))
+    outputs, inputs = range(len(built.output_names)), range(len(random_graph.sizes))
 
-    def asked(ability: Ability) -> bool:
+    def requested(ability: Ability) -> bool:
         match ability:
             case "evaluate":
                 plans = [plan.plan_evaluation(built.wiring)]
@@ -190,7 +198,7 @@ def test_abilities_hold_for_all_inputs_and_outputs(drawn: Drawn, lost: Ability, 
             case _:
                 plans = [plan.plan_hessian(built.wiring, o, i, j) for o in outputs for i in inputs for j in inputs]
         nodes = built.wiring.nodes
-        return any(nodes[s.node].function is ridge and s.ability == lost for p in plans for s in p.steps)
+        return any(nodes[s.node].function is ridge and s.ability == missing for p in plans for s in p.steps)
 
-    assert {a for a in ABILITIES if a not in built.sources()} == {a for a in ABILITIES if asked(a)}
+    assert {a for a in ABILITIES if a not in built.sources()} == {a for a in ABILITIES if requested(a)}
     graph.close()

@@ -105,9 +105,9 @@ def test_options_have_the_defaults_that_are_documented() -> None:
 
 
 def test_options_are_copied() -> None:
-    given = np.array([1.0, 2.0])
-    node = built_in("constant", {"value": given})
-    given[0] = 9
+    array = np.array([1.0, 2.0])
+    node = built_in("constant", {"value": array})
+    array[0] = 9
     assert np.asarray(node.evaluate([], {})).tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         node.evaluate([], {})[0] = 5
@@ -116,8 +116,8 @@ def test_options_are_copied() -> None:
 def graph(
     edges: Sequence[tuple[tuple[str, str], tuple[str, str]]] = (), nodes: Any = None, **more: Any
 ) -> GraphFunction:
-    made = [make_node(name, function) for name, function in nodes.items()]
-    return GraphFunction(wire(made, edges, **more))
+    graph_function = [make_node(name, function) for name, function in nodes.items()]
+    return GraphFunction(wire(graph_function, edges, **more))
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,12 @@ def test_declared_sizes_are_checked(inputs: Any, outputs: Any, message: str) -> 
 
 
 def test_the_number_of_vectors_does_not_depend_on_a_config() -> None:
-    made = graph(nodes={"n": Declares([1], [1])})
+    graph_function = graph(nodes={"n": Declares([1], [1])})
     with pytest.raises(InvalidInput) as caught:
-        made.evaluate([np.zeros(1)], {"more": 1})
+        graph_function.evaluate([np.zeros(1)], {"more": 1})
     assert caught.value.message == "node 'n': expected 1 inputs under this config, got 2"
     with pytest.raises(InvalidInput, match=r"^config: expected JSON values, got Object of type set is not JSON"):
-        made.evaluate([np.zeros(1)], {"more": {1}})
+        graph_function.evaluate([np.zeros(1)], {"more": {1}})
 
 
 def test_errors_name_the_port() -> None:
@@ -287,8 +287,8 @@ def test_a_node_gets_its_part_of_the_config() -> None:
 # --- what nodes return -------------------------------------------------------------------------------------
 
 
-class Returns(VectorFunction):
-    """Returns or raises the same whatever the inputs are."""
+class ReturnsFixed(VectorFunction):
+    """Return or raise a fixed value."""
 
     vectorised = True
 
@@ -308,7 +308,7 @@ class Returns(VectorFunction):
 
 
 def evaluate_two_rows(result: Any, sizes: Sequence[int] = (1,)) -> list[Any]:
-    return graph(nodes={"n": Returns(result, sizes)}).evaluate([np.zeros((2, 1))], {})
+    return graph(nodes={"n": ReturnsFixed(result, sizes)}).evaluate([np.zeros((2, 1))], {})
 
 
 def test_rows_of_outputs_are_checked() -> None:
@@ -316,13 +316,13 @@ def test_rows_of_outputs_are_checked() -> None:
     assert [each.tolist() for each in rows] == [[[1], [2]], [[1, 2], [3, 4]]]
     assert not any(each.flags.writeable for each in rows)
     assert evaluate_two_rows(np.array([[1.0], [2.0]]))[0].tolist() == [[1], [2]]
-    for answer, sizes, message in (
+    for output, sizes, message in (
         (np.zeros((3, 1)), (1,), "output 0: expected shape [2, 1], got [3, 1]"),
         ((np.zeros((2, 1)), np.zeros(2)), (1, 2), "output 1: expected shape [2, 2], got [2]"),
         ((1, 2, 3), (1, 1), "expected 2 outputs, got 3"),
     ):
         with pytest.raises(InvalidOutput) as caught:
-            evaluate_two_rows(answer, sizes)
+            evaluate_two_rows(output, sizes)
         assert caught.value.message == f"node 'n': {message}"
 
 
@@ -368,20 +368,20 @@ def test_the_last_evaluations_are_cached() -> None:
     counted = Counted()
     remembered = EvaluationCache(counted, 2)
 
-    def ask(x: float, **config: Any) -> Any:
+    def evaluate_at(x: float, **config: Any) -> Any:
         return remembered.evaluate([np.array([x])], config)[0].tolist()
 
-    assert [ask(1), ask(2), ask(1)] == [[2], [4], [2]]
+    assert [evaluate_at(1), evaluate_at(2), evaluate_at(1)] == [[2], [4], [2]]
     assert counted.calls == 2
-    assert [ask(3), ask(1)] == [[6], [2]]  # 2 was used longest ago
+    assert [evaluate_at(3), evaluate_at(1)] == [[6], [2]]  # 2 was used longest ago
     assert counted.calls == 3
-    assert [ask(2), ask(1)] == [[4], [2]]
+    assert [evaluate_at(2), evaluate_at(1)] == [[4], [2]]
     assert counted.calls == 4
-    assert ask(1, level=2) == [2]
+    assert evaluate_at(1, level=2) == [2]
     assert counted.calls == 5
     for _ in range(2):
         with pytest.raises(ValueError, match="negative"):
-            ask(-1)
+            evaluate_at(-1)
     assert counted.calls == 7
     points = np.array([[1.0], [3.0]])
     assert [np.asarray(remembered.evaluate([points], {})).tolist() for _ in range(2)] == [[[2], [6]]] * 2
@@ -422,7 +422,7 @@ def test_nodes_that_prove_quick_get_no_thread() -> None:
 
 
 def crossing() -> GraphFunction:
-    """A graph whose lines cross and skip layers, with a bound value and a node that lacks derivatives."""
+    """A graph whose lines cross and skip layers, with a bound value and a node without derivatives."""
     nodes = {
         "split": built_in("split", {"sizes": [1, 2, 1]}),
         "own": Declares([2], [2]),
@@ -450,13 +450,13 @@ def crossing() -> GraphFunction:
 
 
 def test_drawings_equal_the_golden_files() -> None:
-    made = crossing()
-    drawn = draw_text(make_picture(made)) + "\n\n" + "\n".join(summarize(made)) + "\n"
-    assert drawn == (GOLDEN / "crossing.txt").read_text()
-    assert draw_svg(make_picture(made), "a < b") == (GOLDEN / "crossing.svg").read_text()
+    graph_function = crossing()
+    text = draw_text(make_picture(graph_function)) + "\n\n" + "\n".join(summarize(graph_function)) + "\n"
+    assert text == (GOLDEN / "crossing.txt").read_text()
+    assert draw_svg(make_picture(graph_function), "a < b") == (GOLDEN / "crossing.svg").read_text()
 
 
 def test_short_bound_values_are_drawn_completely() -> None:
-    made = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
-    (box,) = (box for box in make_picture(made).boxes if box.kind == "bound")
+    function = graph(nodes={"s": built_in("sum", {})}, bound={("s", "1"): np.array([1, 2, 1e-7])})
+    (box,) = (box for box in make_picture(function).boxes if box.kind == "bound")
     assert (box.key, box.texts, box.inputs, box.outputs) == ("bound s.1", ("= 1, 2, 1e-07",), 0, 1)

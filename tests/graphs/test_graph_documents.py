@@ -11,7 +11,7 @@ KINDS = "expected one of fn, model, umbridge, served, builtin, linear"
 
 
 def test_every_key_is_parsed() -> None:
-    found = parse_document(
+    document = parse_document(
         {
             "name": "g",
             "threads": 0,
@@ -37,7 +37,7 @@ def test_every_key_is_parsed() -> None:
             "bind": {"e.2": [1, 2]},
         }
     )
-    assert found == GraphDocument(
+    assert document == GraphDocument(
         name="g",
         threads=0,
         nodes=(
@@ -59,7 +59,7 @@ def test_every_key_is_parsed() -> None:
         bound={("e", "2"): [1, 2]},
         sizes={"z": 0},
     )
-    assert [node.label for node in found.nodes] == ["fn", "umbridge", "s", "sum", "linear", "model"]
+    assert [node.label for node in document.nodes] == ["fn", "umbridge", "s", "sum", "linear", "model"]
 
 
 def test_defaults_of_keys() -> None:

@@ -114,18 +114,18 @@ def test_models_named_by_a_graph_are_listed(
 def test_missing_abilities_are_drawn() -> None:
     g = Graph()
     g.output(g.exp(g.add(Doubles(), "twice")(g.input("x"))))
-    drawn = draw_text(make_picture(g.build()))
-    assert "│  twice  │" in drawn
-    assert "│ E G J - │" in drawn
+    text = draw_text(make_picture(g.build()))
+    assert "│  twice  │" in text
+    assert "│ E G J - │" in text
 
 
-def test_the_picture_in_the_docs_is_what_the_command_draws(tmp_path: Path) -> None:
+def test_the_picture_in_the_docs_is_up_to_date(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     assert main(["graph", str(root / "examples" / "scientific" / "posterior"), "--svg", str(tmp_path / "new.svg")]) == 0
-    drawn, kept = (
+    output, documented = (
         (p.read_text().split("</title>")[1]) for p in (tmp_path / "new.svg", root / "docs/graph-posterior.svg")
     )
-    assert drawn == kept
+    assert output == documented
 
 
 @st.composite
@@ -144,18 +144,18 @@ def pictures(draw: st.DrawFn) -> Picture:
 
 @settings(max_examples=60, deadline=None)
 @given(pictures())
-def test_boxes_never_overlap_and_lines_lead_downwards(drawn: Picture) -> None:
-    found = layout(drawn, lambda box: len(box.texts[0]) + 4 + 2 * max(box.inputs, box.outputs), 1, 3)
-    level = {key: i for i, layer in enumerate(found.layers) for key in layer}
-    assert {key for key in level if not key.startswith("pass ")} == {box.key for box in drawn.boxes}
-    for layer in found.layers:
+def test_boxes_never_overlap_and_lines_lead_downwards(picture: Picture) -> None:
+    drawing = layout(picture, lambda box: len(box.texts[0]) + 4 + 2 * max(box.inputs, box.outputs), 1, 3)
+    level = {key: i for i, layer in enumerate(drawing.layers) for key in layer}
+    assert {key for key in level if not key.startswith("pass ")} == {box.key for box in picture.boxes}
+    for layer in drawing.layers:
         for a, b in itertools.pairwise(layer):
-            right = found.center[a] - found.width[a] // 2 + found.width[a]
-            assert right + 3 <= found.center[b] - found.width[b] // 2
-    for route in found.routes:
+            right = drawing.center[a] - drawing.width[a] // 2 + drawing.width[a]
+            assert right + 3 <= drawing.center[b] - drawing.width[b] // 2
+    for route in drawing.routes:
         assert [level[b] - level[a] for a, b in itertools.pairwise(route.stops)] == [1] * (len(route.stops) - 1)
-    canvas = draw_text(drawn)
-    for box in drawn.boxes:
-        assert f"│{box.texts[0].center(found.width[box.key] - 2)}│" in canvas or box.texts[0] in canvas
-    assert canvas.count("▼") >= len({(line.end, line.input) for line in drawn.lines})
-    ET.fromstring(draw_svg(drawn, "a < b"))
+    canvas = draw_text(picture)
+    for box in picture.boxes:
+        assert f"│{box.texts[0].center(drawing.width[box.key] - 2)}│" in canvas or box.texts[0] in canvas
+    assert canvas.count("▼") >= len({(line.end, line.input) for line in picture.lines})
+    ET.fromstring(draw_svg(picture, "a < b"))

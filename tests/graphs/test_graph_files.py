@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dragoman
-from dragoman import Gradient, Infer, ModelSpec, Tensor, errors
+from dragoman import Gradient, Infer, ModelSpec, errors
 from dragoman.core.calls import Describe, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.vectors import Config, VectorFunction, Vectors
@@ -25,11 +25,12 @@ from dragoman.graphs.document import parse_document
 from dragoman.graphs.function import GraphFunction
 from dragoman.runtimes.graph.model import GraphModel, load_graph, read_graph
 from dragoman.runtimes.recognise import model_file, recognise
+from vector_calls import vector
 
 FILES = Path(__file__).parent / "served"
 
 
-def loaded(folder: Path, text: str, name: str = "graph.toml") -> GraphFunction:
+def load_toml(folder: Path, text: str, name: str = "graph.toml") -> GraphFunction:
     (folder / name).write_text(text)
     return load_graph(read_graph(folder / name), folder / name)
 
@@ -71,17 +72,17 @@ bind: {f.0: [1.0, 2.0]}
 inputs: {x: {to: [e], size: 2}}
 """
     for name, text in (("graph.toml", TOML), ("some.graph.json", json.dumps(table)), ("graph.yaml", yaml)):
-        graph = loaded(tmp_path, text, name)
+        graph = load_toml(tmp_path, text, name)
         assert (graph.input_names, graph.output_names) == (("x",), ("y",))
-        found = graph.evaluate([np.array([0.0, 1.0])], {})[0]
-        np.testing.assert_allclose(found, np.exp([0, 1]) + np.sin([1, 2]))
+        result = graph.evaluate([np.array([0.0, 1.0])], {})[0]
+        np.testing.assert_allclose(result, np.exp([0, 1]) + np.sin([1, 2]))
         graph.close()
 
 
 def test_yaml_without_its_package_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(InvalidInput, match=r"YAML needs the package 'pyyaml' \(pip install pyyaml\)"):
-        loaded(tmp_path, "nodes: {}", "graph.yml")
+        load_toml(tmp_path, "nodes: {}", "graph.yml")
 
 
 @pytest.mark.parametrize(
@@ -159,15 +160,15 @@ def test_any_table_is_a_graph_or_an_input_error(table: Any) -> None:
         ('{ umbridge = "http://127.0.0.1:9", modell = "x" }', "node 'a': unknown parameter 'modell'"),
     ],
 )
-def test_a_node_that_cannot_be_made(tmp_path: Path, node: str, message: str) -> None:
+def test_nodes_that_cannot_be_created(tmp_path: Path, node: str, message: str) -> None:
     (tmp_path / "fields.py").write_text((FILES / "fields.py").read_text())
     with pytest.raises(errors.DragomanError, match=re.escape(message.replace("{folder}", str(tmp_path)))):
-        loaded(tmp_path, f"[nodes]\na = {node}\n")
+        load_toml(tmp_path, f"[nodes]\na = {node}\n")
 
 
 def test_a_file_that_is_not_a_graph(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"graph\.toml cannot be read: Expected '=' after a key"):
-        loaded(tmp_path, "nodes")
+        load_toml(tmp_path, "nodes")
     with pytest.raises(InvalidInput, match=r"is not a graph: expected a file graph\.toml"):
         read_graph(tmp_path / "graph.txt")
 
@@ -192,7 +193,7 @@ class Whole(dragoman.Model):
 
 def test_options_of_a_function_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
-    graph = loaded(
+    graph = load_toml(
         tmp_path,
         """
         edges = ["a -> b -> c"]
@@ -215,7 +216,7 @@ def test_a_model_that_is_not_a_vector_function_is_not_a_node(tmp_path: Path) -> 
     with pytest.raises(
         InvalidInput, match=r"'code.py:Whole' is not a vector function; serve it as a model and refer to it"
     ):
-        loaded(tmp_path, '[nodes]\na = { model = "code.py:Whole" }')
+        load_toml(tmp_path, '[nodes]\na = { model = "code.py:Whole" }')
 
 
 def test_calls_of_a_node_are_bounded(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def busy(x):
 """
     )
     options = "inputs = [1], outputs = [1], derivatives = 'none', concurrency = 2"
-    graph = loaded(tmp_path, f"[nodes]\na = {{ fn = 'code.py:busy', {options} }}")
+    graph = load_toml(tmp_path, f"[nodes]\na = {{ fn = 'code.py:busy', {options} }}")
     with ThreadPoolExecutor(8) as threads:
         counts = threads.map(lambda _: graph.evaluate([np.ones(1)], {})[0].tolist(), range(8))
         assert list(counts) == [[2.0]] * 8
@@ -266,10 +267,6 @@ def test_graphs_are_recognised(tmp_path: Path) -> None:
     assert [*DiskRepository([str(folder / "graph.toml")], {}).scan()] == ["beam"]
 
 
-def vector(*values: float) -> Tensor:
-    return Tensor.of(np.array(values, np.float64))
-
-
 async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> None:
     (tmp_path / "g.graph.toml").write_text(TOML)
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
@@ -279,8 +276,8 @@ async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> N
         rows = await engine.infer("g", {"x": np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])})
         np.testing.assert_allclose(rows["y"], np.exp(np.arange(6).reshape(3, 2)) + np.sin([1, 2]))
         call = Gradient(positional=(vector(0, 1),), sens=vector(1, 10))
-        found = (await engine.call(Request(call, "g"))).answer
-        np.testing.assert_allclose(found.data, [1, 10 * np.e])
+        result = (await engine.call(Request(call, "g"))).answer
+        np.testing.assert_allclose(result.data, [1, 10 * np.e])
 
 
 async def test_a_graph_without_inputs_is_a_constant(tmp_path: Path) -> None:
@@ -288,8 +285,8 @@ async def test_a_graph_without_inputs_is_a_constant(tmp_path: Path) -> None:
         "edges = ['c -> e']\n[nodes]\nc = { builtin = 'constant', value = [0.0, 1.0] }\ne = { builtin = 'exp' }"
     )
     async with dragoman.open_engine(tmp_path / "c.graph.toml") as engine:
-        found = (await engine.call(Request(Infer({}, positional=()), "c"))).answer
-        np.testing.assert_allclose(found.outputs["e"].data, [1, np.e])
+        result = (await engine.call(Request(Infer({}, positional=()), "c"))).answer
+        np.testing.assert_allclose(result.outputs["e"].data, [1, np.e])
 
 
 async def test_missing_abilities_are_in_the_metadata(tmp_path: Path) -> None:
@@ -312,7 +309,7 @@ async def test_an_invalid_graph_is_unavailable(tmp_path: Path) -> None:
         assert deployment.reason == "failed to load 'g', unknown node 'b': expected one of 'a'"
 
 
-async def test_the_error_names_a_server_that_is_down(tmp_path: Path) -> None:
+async def test_the_error_names_the_server_that_is_down(tmp_path: Path) -> None:
     async with dragoman.Server(f"{FILES / 'powers.py'}:Powers", http_port=0, grpc_port=-1, placement="thread") as far:
         (tmp_path / "g.graph.toml").write_text(f"[nodes]\nfar = {{ umbridge = '{far.http_url}' }}")
         engine = dragoman.open_engine(tmp_path / "g.graph.toml")
@@ -345,23 +342,23 @@ async def test_a_graph_built_in_python_runs_calls_concurrently() -> None:
     async with dragoman.open_engine(g.build()) as engine:
         call = Infer({}, positional=(vector(0),))
         async with asyncio.timeout(30):
-            answers = await asyncio.gather(*(engine.call(Request(call, "built")) for _ in range(4)))
-        assert [a.answer.outputs["y"].data.tolist() for a in answers] == [[1.0]] * 4
+            responses = await asyncio.gather(*(engine.call(Request(call, "built")) for _ in range(4)))
+        assert [a.answer.outputs["y"].data.tolist() for a in responses] == [[1.0]] * 4
         description = (await engine.call(Request(Describe(), "built"))).answer
         assert description.details["graph"]["missing"]["gradient"] == "'meets' has no gradient"
 
 
 @pytest.mark.parametrize("threads", [0, 4])
 async def test_after_a_cancellation_no_further_node_is_called(threads: int) -> None:
-    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    started, proceed, ended = threading.Event(), threading.Event(), threading.Event()
     further: list[Any] = []
 
     class First(VectorFunction):
         input_sizes = output_sizes = lambda self, config: [1]
 
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
-            begun.set()
-            assert go.wait(20)
+            started.set()
+            assert proceed.wait(20)
             ended.set()
             return inputs[0]
 
@@ -374,11 +371,11 @@ async def test_after_a_cancellation_no_further_node_is_called(threads: int) -> N
     x = g.input("x")
     g.output(g.sum(*(g.add(Second())(g.add(First())(x)) for _ in range(2))), "y")
     async with dragoman.open_engine(g.build()) as engine:
-        asked = asyncio.ensure_future(engine.call(Request(Infer({}, positional=(vector(0),)), "two")))
-        assert await asyncio.to_thread(begun.wait, 20)
-        asked.cancel()
-        await asyncio.wait({asked})
-        go.set()
+        request = asyncio.ensure_future(engine.call(Request(Infer({}, positional=(vector(0),)), "two")))
+        assert await asyncio.to_thread(started.wait, 20)
+        request.cancel()
+        await asyncio.wait({request})
+        proceed.set()
         assert await asyncio.to_thread(ended.wait, 20)
         await engine.call(Request(Infer({}, positional=(vector(1),)), "two"))
     assert [x[0].tolist() for x in further] == [[1.0], [1.0]]  # of the second call alone
@@ -400,4 +397,4 @@ def test_a_node_file_that_serves_at_import_is_a_short_error(tmp_path: Path) -> N
     (tmp_path / "powers.py").write_text(text + "umbridge.serve_models([Powers()])\n")
     line = text.count("\n") + 1
     with pytest.raises(errors.ModelFailed, match=f"node 'p': 'powers.py' calls serve_models in line {line}, which"):
-        loaded(tmp_path, '[nodes]\np = { model = "powers.py:Powers" }\n')
+        load_toml(tmp_path, '[nodes]\np = { model = "powers.py:Powers" }\n')

@@ -135,5 +135,5 @@ def test_rows_give_the_results_of_single_points() -> None:
     together = graph.evaluate([points], {})
     assert [y.shape for y in together] == [(5, 1), (5, 1), (5, 3)]
     for i, point in enumerate(points):
-        for y, alone in zip(together, graph.evaluate([point], {}), strict=True):
-            near(y[i], alone)
+        for y, single in zip(together, graph.evaluate([point], {}), strict=True):
+            near(y[i], single)

@@ -18,10 +18,10 @@ from graphs.ridge import Ridge
 
 
 def take_counts(*ridges: Ridge) -> list[dict[str, int]]:
-    found = [dict(ridge.calls) for ridge in ridges]
+    counts = [dict(ridge.calls) for ridge in ridges]
     for ridge in ridges:
         ridge.calls.clear()
-    return found
+    return counts
 
 
 def test_nodes_outside_the_subgraph_are_not_called() -> None:
@@ -149,7 +149,7 @@ def test_a_call_finishes_if_the_graph_is_closed_during_it() -> None:
 def test_steps_that_prove_quick_run_in_one_thread() -> None:
     where: set[int] = set()
 
-    class Notes(Doubles):
+    class RecordsThread(Doubles):
         def __init__(self) -> None:
             super().__init__()
             self.slow = False
@@ -162,7 +162,7 @@ def test_steps_that_prove_quick_run_in_one_thread() -> None:
 
     g = Graph()
     x = g.input("x")
-    nodes = [Notes() for _ in range(4)]
+    nodes = [RecordsThread() for _ in range(4)]
     g.output(g.sum(*(g.add(node)(x) for node in nodes)))
     graph = g.build()
 
@@ -187,17 +187,17 @@ def test_many_calls_share_the_threads() -> None:
     graph = g.build()
     points = [np.array([i, 1.0]) for i in range(20)]
     expected = [graph.evaluate([p], {})[0] for p in points]
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def send_request(i: int) -> None:
-        found[i] = graph.evaluate([points[i]], {})[0]
+        results[i] = graph.evaluate([points[i]], {})[0]
 
     threads = [threading.Thread(target=send_request, args=(i,)) for i in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [found[i].tolist() for i in range(20)] == [w.tolist() for w in expected]  # to the last bit
+    assert [results[i].tolist() for i in range(20)] == [w.tolist() for w in expected]  # to the last bit
     graph.close()
 
 
@@ -221,8 +221,8 @@ def test_a_node_declared_linear_needs_no_hessian() -> None:
     graph = g.build()
     assert "apply_hessian" in graph.sources()
     # -½ |2 x²|²: its second derivative is -24 x².
-    found = graph.apply_hessian(0, 0, 0, [np.array([1.0, 2.0])], np.ones(1), np.ones(2), {})
-    np.testing.assert_allclose(found, [-24, -96])
+    result = graph.apply_hessian(0, 0, 0, [np.array([1.0, 2.0])], np.ones(1), np.ones(2), {})
+    np.testing.assert_allclose(result, [-24, -96])
 
 
 def test_a_node_may_cache_evaluations() -> None:
@@ -245,15 +245,15 @@ def test_a_node_may_cache_evaluations() -> None:
 
 
 def test_concurrent_equal_evaluations_are_computed_once() -> None:
-    begun, go = threading.Event(), threading.Event()
+    started, proceed = threading.Event(), threading.Event()
     count = 0
 
     class Slow(Doubles):
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
             nonlocal count
             count += 1
-            begun.set()
-            assert go.wait(20)
+            started.set()
+            assert proceed.wait(20)
             if count == 1:
                 raise ValueError("the first time")
             return 2 * inputs[0]
@@ -263,45 +263,45 @@ def test_concurrent_equal_evaluations_are_computed_once() -> None:
     graph = g.build()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(graph.evaluate, [np.ones(2)], {})
-        assert begun.wait(20)
+        assert started.wait(20)
         second = threads.submit(graph.evaluate, [np.ones(2)], {})
-        go.set()
+        proceed.set()
         with pytest.raises(ModelFailed, match="the first time"):
             first.result(20)
         with contextlib.suppress(ModelFailed):  # it shares that fault, or came too late for it
             second.result(20)
     assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]  # faults are not kept
-    found = count
+    evaluations = count
     assert graph.evaluate([np.ones(2)], {})[0].tolist() == [2, 2]
-    assert count == found
+    assert count == evaluations
 
 
 # --- config ----------------------------------------------------------------------------------------------
 
 
 def test_config_reaches_the_nodes_that_it_is_passed_to() -> None:
-    seen: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
 
-    class Sees(Doubles):
+    class RecordsConfig(Doubles):
         def __init__(self, name: str) -> None:
             super().__init__()
             self.name = name
 
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
-            seen[self.name] = config
+            configs[self.name] = config
             return inputs[0]
 
     g = Graph()
     x = g.input("x")
-    a = g.add(Sees("all"))(x)
-    b = g.add(Sees("fixed"), config={"level": 3})(a)
-    c = g.add(Sees("some"), passes=["size"])(b)
-    g.output(g.add(Sees("none"), config={"size": 2}, passes=())(c[[0, 1]]))
+    a = g.add(RecordsConfig("all"))(x)
+    b = g.add(RecordsConfig("fixed"), config={"level": 3})(a)
+    c = g.add(RecordsConfig("some"), passes=["size"])(b)
+    g.output(g.add(RecordsConfig("none"), config={"size": 2}, passes=())(c[[0, 1]]))
     graph = g.build()
     assert list(graph.input_sizes({})) == [2]
     assert list(graph.input_sizes({"size": 3})) == [3]
     graph.evaluate([np.ones(3)], {"size": 3, "level": 1})
-    assert seen == {
+    assert configs == {
         "all": {"size": 3, "level": 1},
         "fixed": {"size": 3, "level": 3},
         "some": {"size": 3},
@@ -311,27 +311,27 @@ def test_config_reaches_the_nodes_that_it_is_passed_to() -> None:
         graph.input_sizes({"size": 1})
 
 
-# --- faults ----------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------
 
 
-class Answers(Doubles):
-    """Gives, or raises, what one says."""
+class Outcome(Doubles):
+    """Return or raise `outcome`."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, outcome: Any) -> None:
         super().__init__()
-        self.answer = answer
+        self.outcome = outcome
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
     gradient = apply_jacobian = lambda self, *_: self.evaluate((), {})  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("threads", [0, 4])
 @pytest.mark.parametrize(
-    ("answer", "kind", "message"),
+    ("outcome", "kind", "message"),
     [
         (InvalidInput("E must be above 0"), InvalidInput, "node 'bad': E must be above 0"),
         (ValueError("singular"), ModelFailed, "node 'bad' failed: ValueError: singular"),
@@ -341,28 +341,28 @@ class Answers(Doubles):
         (None, InvalidOutput, "node 'bad': output 0: expected real numbers, got NoneType of object"),
     ],
 )
-def test_errors_name_the_node(threads: int, answer: Any, kind: type[Exception], message: str) -> None:
+def test_errors_name_the_node(threads: int, outcome: Any, kind: type[Exception], message: str) -> None:
     g = Graph(threads=threads)
     x = g.input("x")
-    g.output(g.sum(g.add(Answers(answer), "bad")(x), g.add(Doubles(), "good")(x)))
+    g.output(g.sum(g.add(Outcome(outcome), "bad")(x), g.add(Doubles(), "good")(x)))
     graph = g.build()
     with pytest.raises(kind) as fault:
         graph.evaluate([np.ones(2)], {})
     assert str(fault.value) == message
-    if isinstance(answer, list):
+    if isinstance(outcome, list):
         with pytest.raises(kind, match="node 'bad': gradient: expected 2 numbers, got 3"):
             graph.gradient(0, 0, [np.ones(2)], np.ones(2), {})
     graph.close()
 
 
 def test_a_node_cannot_change_what_others_get() -> None:
-    class Writes(Doubles):
+    class WritesInput(Doubles):
         def evaluate(self, inputs: Vectors, config: Config) -> Any:
             inputs[0][0] = 7
             return inputs[0]
 
     g = Graph()
     u = g.exp(g.input("x"))
-    g.output(g.sum(g.add(Writes(), "writes")(u), u))
+    g.output(g.sum(g.add(WritesInput(), "writes")(u), u))
     with pytest.raises(ModelFailed, match="node 'writes' failed: ValueError: assignment destination is read-only"):
         g.build().evaluate([np.ones(2)], {})

@@ -1,4 +1,4 @@
-"""A graph over a server of ours, the `umbridge` package's server and local nodes, asked by that package's client."""
+"""A graph of local nodes, nodes on a Dragoman server and on a server of umbridge, called by umbridge's client."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def listens(port: int) -> bool:
 
 @contextmanager
 def reference() -> Iterator[str]:
-    """The server of the umbridge package in a process of its own."""
+    """Run the server of the umbridge package in a process."""
     (port,) = free_ports(1)
     process = subprocess.Popen(
         [sys.executable, str(FILES / "powers.py"), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -48,16 +48,16 @@ def reference() -> Iterator[str]:
         process.wait()
 
 
-def written(folder: Path, ours: str, theirs: str) -> Path:
-    """The graph's file, with what it needs beside it."""
+def write_graph(folder: Path, served_url: str, reference_url: str) -> Path:
+    """Write the graph's file and the files that it refers to."""
     (folder / "fields.py").write_text((FILES / "fields.py").read_text())
     np.save(folder / "B.npy", MATRIX)
     graph = {
         "name": "posterior",
         "nodes": {
             "field": {"fn": "fields.py:field"},
-            "ours": {"umbridge": ours, "model": "powers", "concurrency": 8},
-            "theirs": {"umbridge": theirs, "model": "powers"},
+            "dragoman": {"umbridge": served_url, "model": "powers", "concurrency": 8},
+            "reference": {"umbridge": reference_url, "model": "powers"},
             "obs": {"linear": "B.npy"},
             "like": {"builtin": "gaussian_loglik", "data": DATA, "cov": 0.5},
             "prior": {"builtin": "gaussian_logpdf", "dim": 3},
@@ -65,16 +65,16 @@ def written(folder: Path, ours: str, theirs: str) -> Path:
             "offset": {"builtin": "identity"},
         },
         "edges": [
-            "field -> ours",
-            "ours.0 -> theirs",
-            "theirs.0 -> obs -> like",
+            "field -> dragoman",
+            "dragoman.0 -> reference",
+            "reference.0 -> obs -> like",
             "like -> post.0",
             "prior -> post.1",
-            "ours.1 -> post.2",
+            "dragoman.1 -> post.2",
             "offset -> post.3",
         ],
         "inputs": {"m": ["field", "prior"]},
-        "outputs": {"post": "post", "cubes": "ours.1"},
+        "outputs": {"post": "post", "cubes": "dragoman.1"},
         "bind": {"offset": [0.25]},
     }
     path = folder / "graph.json"
@@ -82,7 +82,7 @@ def written(folder: Path, ours: str, theirs: str) -> Path:
     return path
 
 
-def whole(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def by_torch(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in PyTorch."""
     a = torch.exp(m / 2)
     squares, cubes = a**2, torch.sum(a**3).reshape(1)
@@ -94,14 +94,14 @@ def whole(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """The server of the graph, and the other one of ours."""
+    """The server of the graph, and the Dragoman server that it calls."""
     folder = tmp_path_factory.mktemp("graph")
     with (
-        reference() as theirs,
-        running_server(f"{FILES / 'powers.py'}:Powers", "--placement", "thread") as ours,
-        running_server(str(written(folder, f"http://{ours.url}", theirs))) as graph,
+        reference() as reference_url,
+        running_server(f"{FILES / 'powers.py'}:Powers", "--placement", "thread") as served_url,
+        running_server(str(write_graph(folder, f"http://{served_url.url}", reference_url))) as graph,
     ):
-        yield graph, ours
+        yield graph, served_url
 
 
 @pytest.fixture
@@ -114,18 +114,18 @@ def model(servers: tuple[ServerProcess, ServerProcess]) -> Any:
 POINT = [0.3, -0.4, 0.1]
 
 
-def test_the_client_drives_every_endpoint(model: Any) -> None:
+def test_every_endpoint_with_the_umbridge_client(model: Any) -> None:
     at, vec = torch.tensor(POINT, dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     assert (model.get_input_sizes(), model.get_output_sizes()) == ([3], [1, 1])
     assert model.supports_evaluate()
     assert model.supports_gradient()
     assert model.supports_apply_jacobian()
     assert model.supports_apply_hessian()
-    found = model([POINT])
-    np.testing.assert_allclose(found, [y.numpy() for y in whole(at)], rtol=1e-12)
+    result = model([POINT])
+    np.testing.assert_allclose(result, [y.numpy() for y in by_torch(at)], rtol=1e-12)
     for o in range(2):
-        gradient = torch.func.grad(lambda m, o=o: 1.5 * whole(m)[o][0])
-        slope = torch.func.jvp(lambda m, o=o: whole(m)[o], (at,), (vec,))[1]
+        gradient = torch.func.grad(lambda m, o=o: 1.5 * by_torch(m)[o][0])
+        slope = torch.func.jvp(lambda m, o=o: by_torch(m)[o], (at,), (vec,))[1]
         curve = torch.func.jvp(gradient, (at,), (vec,))[1]
         np.testing.assert_allclose(model.gradient(o, 0, [POINT], [1.5]), gradient(at), rtol=1e-10)
         np.testing.assert_allclose(model.apply_jacobian(o, 0, [POINT], vec.tolist()), slope, rtol=1e-10)
@@ -145,12 +145,12 @@ def test_a_graph_over_open_inference(servers: tuple[ServerProcess, ServerProcess
     assert description["details"]["derivatives"] == dict.fromkeys(
         ["gradient", "apply_jacobian", "apply_hessian"], "graph"
     )
-    assert description["details"]["graph"]["nodes"]["theirs"]["gradient"] == "remote"
+    assert description["details"]["graph"]["nodes"]["reference"]["gradient"] == "remote"
     tensor = {"name": "m", "datatype": "FP64", "shape": [3], "data": POINT}
-    status, answer, _ = graph.request("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
+    status, response, _ = graph.request("POST", "/v2/models/posterior/infer", {"inputs": [tensor]})
     assert status == 200
-    expected = whole(torch.tensor(POINT, dtype=torch.float64))
-    np.testing.assert_allclose([t["data"] for t in answer["outputs"]], [y.numpy() for y in expected], rtol=1e-12)
+    expected = by_torch(torch.tensor(POINT, dtype=torch.float64))
+    np.testing.assert_allclose([t["data"] for t in response["outputs"]], [y.numpy() for y in expected], rtol=1e-12)
 
 
 def test_each_remote_node_is_called_once(servers: tuple[ServerProcess, ServerProcess], model: Any) -> None:
@@ -158,8 +158,8 @@ def test_each_remote_node_is_called_once(servers: tuple[ServerProcess, ServerPro
 
     def counts() -> dict[str, int]:
         _, page, _ = servers[1].request("GET", "/metrics")
-        found = re.findall(r'dragoman_calls_total{model="powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
-        return {call: int(float(count)) for call, count in found}
+        result = re.findall(r'dragoman_calls_total{model="powers",.*call="(\w+)",outcome="ok"} (\S+)', page.decode())
+        return {call: int(float(count)) for call, count in result}
 
     before = counts()
     model.apply_hessian(0, 0, 0, [POINT], [1.0], [1.0, 0.0, 0.0])
@@ -176,8 +176,8 @@ def test_bad_input_is_rejected_with_a_message(servers: tuple[ServerProcess, Serv
         ({"input": []}, "expected 1 input vectors"),
     ]
     for body, message in bodies:
-        status, answer, _ = graph.request("POST", "/Evaluate", {"name": "posterior", **body})
+        status, response, _ = graph.request("POST", "/Evaluate", {"name": "posterior", **body})
         assert status == 400
-        assert answer["error"]["type"] == "InvalidInput"
-        assert message in answer["error"]["message"]
+        assert response["error"]["type"] == "InvalidInput"
+        assert message in response["error"]["message"]
     assert len(model([POINT])) == 2

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import dragoman
-from dragoman import ApplyHessian, Gradient, Infer, Tensor, errors
-from dragoman.core.calls import Describe, Request
+from dragoman import ApplyHessian, Gradient, Infer, errors
+from dragoman.core.calls import Describe
 from dragoman.engine.engine import Engine
+from vector_calls import call_model, vector
 
 CODE = """
 import numpy as np
@@ -33,41 +34,35 @@ def model(x, config):
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "squares").mkdir()
     (tmp_path / "squares" / "model.py").write_text(CODE.replace("PLACE", "thread"))
-    written(tmp_path, "posterior", "edges = ['s.0 -> e', 's.1 -> p']\noutputs = ['e', 'p']", "s", "squares")
+    write_graph(tmp_path, "posterior", "edges = ['s.0 -> e', 's.1 -> p']\noutputs = ['e', 'p']", "s", "squares")
     return tmp_path
 
 
-def written(folder: Path, name: str, text: str, node: str, served: str) -> None:
+def write_graph(folder: Path, name: str, text: str, node: str, served: str) -> None:
     square = "p = { builtin = 'square' }" if "-> p" in text else ""
     nodes = f"[nodes]\n{node} = {{ served = '{served}' }}\ne = {{ builtin = 'exp' }}\n{square}"
     (folder / f"{name}.graph.toml").write_text(f"{text}\n{nodes}")
 
 
-def vector(*values: float) -> Tensor:
-    return Tensor.of(np.array(values, np.float64))
-
-
-async def answer(engine: Engine, call: Any, model: str = "posterior") -> Any:
-    return (await engine.call(Request(call, model))).answer
-
-
-async def values(engine: Engine, *x: float, config: Any = None, model: str = "posterior") -> list[Any]:
-    found = await answer(engine, Infer({}, positional=(vector(*x),), config=config or {}), model)
-    return [t.data.tolist() for t in found.outputs.values()]
+async def evaluate(engine: Engine, *x: float, config: Any = None, model: str = "posterior") -> list[Any]:
+    result = await call_model(engine, model, Infer({}, positional=(vector(*x),), config=config or {}))
+    return [t.data.tolist() for t in result.outputs.values()]
 
 
 async def test_a_sibling_model_is_called_in_its_own_placement(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
         assert {d.spec.name: d.placement for d in engine.deployments()} == {"posterior": "inline", "squares": "thread"}
-        description = await answer(engine, Describe())
+        description = await call_model(engine, "posterior", Describe())
         assert description.details["graph"]["nodes"]["s"]["gradient"] == "served by 'squares'"
-        assert await values(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]
-        assert await values(engine, 0.0, 0.0, 1.0, config={"n": 3}) == [[1.0, 1.0, np.e], [1.0]]
-        found = await answer(engine, Gradient(positional=(vector(0.5, 1),), output=1, sens=vector(2)))
-        assert found.data.tolist() == [6.0, 6.0]
+        assert await evaluate(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]
+        assert await evaluate(engine, 0.0, 0.0, 1.0, config={"n": 3}) == [[1.0, 1.0, np.e], [1.0]]
+        result = await call_model(engine, "posterior", Gradient(positional=(vector(0.5, 1),), output=1, sens=vector(2)))
+        assert result.data.tolist() == [6.0, 6.0]
         call = ApplyHessian(positional=(vector(0.5, 1),), output=0, sens=vector(1, 1), vec=vector(1, 0))
-        np.testing.assert_allclose((await answer(engine, call)).data, [np.exp(0.25) * (2 + 4 * 0.25), 0])
-        # Counted as any other call of that model: one evaluation for each question above.
+        np.testing.assert_allclose(
+            (await call_model(engine, "posterior", call)).data, [np.exp(0.25) * (2 + 4 * 0.25), 0]
+        )
+        # Counted like any other call of that model: one evaluation for each call above.
         (squares,) = (d for d in engine.deployments() if d.spec.name == "squares")
         assert squares.in_flight == 0
 
@@ -76,15 +71,15 @@ async def test_graphs_over_graphs_load_in_any_order_and_number(folder: Path) -> 
     """More of them wait for others than may load at a time."""
     for i in range(8):
         inner = "posterior" if i == 0 else f"g{i - 1}"
-        written(folder, f"g{i}", "edges = ['a.1 -> e']\noutputs = { e = 'a.0', p = 'a.1' }", "a", inner)
+        write_graph(folder, f"g{i}", "edges = ['a.1 -> e']\noutputs = { e = 'a.0', p = 'a.1' }", "a", inner)
     async with dragoman.open_engine(folder) as engine:
         assert engine.ready(), [d.reason for d in engine.deployments()]
-        assert await values(engine, 0.5, 1.0, model="g7") == [[np.exp(0.25), np.e], [2.25]]
+        assert await evaluate(engine, 0.5, 1.0, model="g7") == [[np.exp(0.25), np.e], [2.25]]
 
 
 async def test_models_that_wait_for_each_other_are_an_error(folder: Path) -> None:
-    written(folder, "left", "edges = ['s -> e']", "s", "right")
-    written(folder, "right", "edges = ['s -> e']", "s", "left")
+    write_graph(folder, "left", "edges = ['s -> e']", "s", "right")
+    write_graph(folder, "right", "edges = ['s -> e']", "s", "left")
     async with asyncio.timeout(30):
         async with dragoman.open_engine(folder) as engine:
             reasons = {d.spec.name: d.reason for d in engine.deployments()}
@@ -109,10 +104,10 @@ async def test_a_model_that_cannot_be_a_node(folder: Path, served: str, message:
     (folder / "words" / "model.py").write_text(
         "import dragoman\n@dragoman.model(placement='thread')\ndef f(a: str) -> str:\n    return a"
     )
-    written(folder, "wrong", "edges = ['s -> e']", "s", served)
+    write_graph(folder, "wrong", "edges = ['s -> e']", "s", served)
     async with dragoman.open_engine(folder) as engine:
-        (wrong,) = (d for d in engine.deployments() if d.spec.name == "wrong")
-        assert message in wrong.reason
+        (failed,) = (d for d in engine.deployments() if d.spec.name == "wrong")
+        assert message in failed.reason
 
 
 async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> None:
@@ -122,7 +117,7 @@ async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> No
         (folder / "versions" / version / "graph.toml").write_text(text)
     async with dragoman.open_engine(folder, version_policy="all") as engine:
         assert engine.ready(), [d.reason for d in engine.deployments()]
-        assert await values(engine, 2.0, 3.0, model="versions") == [[4.0, 9.0], [5.0]]
+        assert await evaluate(engine, 2.0, 3.0, model="versions") == [[4.0, 9.0], [5.0]]
 
 
 async def test_sibling_models_are_not_called_on_the_event_loop(folder: Path) -> None:
@@ -154,15 +149,15 @@ async def test_calls_in_flight_finish_while_the_server_drains(tmp_path: Path) ->
         "edges = ['a -> b']\n[nodes]\na = { served = 'slow' }\nb = { served = 'slow' }"
     )
     async with dragoman.open_engine(tmp_path) as engine:
-        asked = asyncio.ensure_future(values(engine, 1.0, model="twice"))
+        request = asyncio.ensure_future(evaluate(engine, 1.0, model="twice"))
         while not (tmp_path / "begun").exists():
             await asyncio.sleep(0.005)
         draining = asyncio.ensure_future(engine.drain())
         await asyncio.sleep(0)
         with pytest.raises(errors.NotReady):
-            await values(engine, 1.0, model="twice")
+            await evaluate(engine, 1.0, model="twice")
         (tmp_path / "go").touch()
-        assert await asked == [[3.0]]
+        assert await request == [[3.0]]
         await draining
 
 
@@ -181,11 +176,11 @@ async def test_a_waiting_graph_does_not_delay_the_stop_of_the_server(tmp_path: P
     (tmp_path / "g.graph.toml").write_text("[nodes]\na = { served = 'stuck' }")
     engine = dragoman.open_engine(tmp_path)
     await engine.start()
-    asked = asyncio.ensure_future(values(engine, 1.0, model="g"))
-    (stuck,) = (d for d in engine.deployments() if d.spec.name == "stuck")
-    while not stuck.in_flight:
+    request = asyncio.ensure_future(evaluate(engine, 1.0, model="g"))
+    (waiting,) = (d for d in engine.deployments() if d.spec.name == "stuck")
+    while not waiting.in_flight:
         await asyncio.sleep(0.005)
     async with asyncio.timeout(20):
         await engine.close()
         with pytest.raises(errors.DragomanError):
-            await asked
+            await request

@@ -1,4 +1,4 @@
-"""Files and folders are recognised by their suffix, and by their first bytes where a suffix is shared."""
+"""Recognition of model files and folders by suffix, and by first bytes if a suffix is shared."""
 
 import re
 import zipfile
@@ -52,7 +52,7 @@ def _archive(path: Path, *members: str) -> Path:
     return path
 
 
-def test_torchscript_is_told_from_weights(tmp_path: Path) -> None:
+def test_torchscript_is_distinguished_from_weights(tmp_path: Path) -> None:
     assert recognise(_archive(tmp_path / "a.pt", "data.pkl", "constants.pkl", "code/__torch__.py")) == "torch"
     assert recognise(_archive(tmp_path / "b.pth", "data.pkl", "data/0")) is None
     (tmp_path / "c.ts").write_text("export const a = 1")
@@ -88,17 +88,17 @@ def test_a_pretrained_model_needs_its_configuration_and_weights(tmp_path: Path) 
     for other in ('{"debug": true}', "[]", "{"):
         (tmp_path / "config.json").write_text(other)
         assert recognise(tmp_path) is None
-    # Whatever else claims the folder goes first.
+    # Any other runtime that recognises the folder has priority.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "model.py").touch()
     assert recognise(tmp_path) == "python"
 
 
-def test_a_decoder_continues_texts_and_its_runtime_tells_what_is_missing(tmp_path: Path) -> None:
+def test_recognition_of_decoders(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     assert recognise(tmp_path) == "llm"
     (tmp_path / "onnx").mkdir()
-    (tmp_path / "onnx" / "model.onnx").touch()  # as exporters leave it
+    (tmp_path / "onnx" / "model.onnx").touch()  # the layout of exporters
     assert recognise(tmp_path) is None
     (tmp_path / "model.safetensors").touch()
     assert recognise(tmp_path) == "llm"
@@ -111,7 +111,7 @@ def test_a_decoder_continues_texts_and_its_runtime_tells_what_is_missing(tmp_pat
     assert recognise(tmp_path) == "huggingface"
 
 
-def test_what_a_suffix_promises_and_the_file_does_not_keep(tmp_path: Path) -> None:
+def test_files_that_do_not_match_their_suffix_are_rejected(tmp_path: Path) -> None:
     booster = "expected a text file of save_model of LightGBM or a JSON or UBJSON file of save_model of XGBoost"
     for name, reason in (
         ("model.pt", "expected a program of TorchScript or torch.export, not weights"),
@@ -121,13 +121,13 @@ def test_what_a_suffix_promises_and_the_file_does_not_keep(tmp_path: Path) -> No
     ):
         path = tmp_path / name
         path.write_bytes(b"{}")
-        for place in (path, tmp_path):
+        for location in (path, tmp_path):
             with pytest.raises(InvalidInput, match=re.escape(f"'{name}' is not a model: {reason}")):
-                DiskRepository([str(place)], {}).scan()
+                DiskRepository([str(location)], {}).scan()
         path.unlink()
 
 
-def test_the_one_model_of_a_folder(tmp_path: Path) -> None:
+def test_a_folder_with_one_model(tmp_path: Path) -> None:
     for name in ("README.md", ".hidden.joblib", "model-settings.json", "helpers.py"):
         (tmp_path / name).write_text("{}")
     assert model_file(tmp_path) is None

@@ -1,4 +1,4 @@
-"""XGBoost and LightGBM boosters answer exactly what the libraries answer when they are called directly."""
+"""XGBoost and LightGBM boosters return exactly what the libraries return when they are called directly."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from dragoman.runtimes.lightgbm import LightGBMModel
 from dragoman.runtimes.xgboost import XGBoostModel
 
 
-def _loaded(kind: type[Model], path: Path) -> Model:
+def _load(kind: type[Model], path: Path) -> Model:
     model = kind(ModelSpec(name="m", uri=str(path)))
     model.load()
     return model
@@ -41,7 +41,7 @@ def test_xgboost_classifier(tmp_path: Path, suffix: str, dtype: Any) -> None:
     x, y = load_iris(return_X_y=True)
     classifier = xgboost.XGBClassifier(n_estimators=5).fit(x, y)
     classifier.save_model(tmp_path / f"model.{suffix}")
-    model = _loaded(XGBoostModel, tmp_path / f"model.{suffix}")
+    model = _load(XGBoostModel, tmp_path / f"model.{suffix}")
     assert model.platform == f"xgboost_{suffix}"
     assert model.signature().inputs == (TensorSpec("input", FP32, (-1, 4), accepts=NUMERIC),)
     assert model.signature().outputs == (
@@ -58,11 +58,11 @@ def test_xgboost_classifier(tmp_path: Path, suffix: str, dtype: Any) -> None:
     np.testing.assert_array_equal(result["margin"], classifier.predict(rows, output_margin=True))
 
 
-def test_xgboost_takes_missing_values_and_feature_names(tmp_path: Path) -> None:
+def test_xgboost_missing_values_and_feature_names(tmp_path: Path) -> None:
     data = load_breast_cancer(as_frame=True)
     classifier = xgboost.XGBClassifier(n_estimators=5).fit(data.data, data.target)
     classifier.save_model(tmp_path / "model.ubj")
-    model = _loaded(XGBoostModel, tmp_path / "model.ubj")
+    model = _load(XGBoostModel, tmp_path / "model.ubj")
     assert model.signature().outputs[0] == TensorSpec("predict", FP32, (-1,))
     holes = data.data.to_numpy(dtype=np.float32).copy()
     holes[::3, 1] = np.nan
@@ -71,10 +71,10 @@ def test_xgboost_takes_missing_values_and_feature_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result["label"], classifier.predict(holes))
 
 
-def test_xgboost_takes_no_number_that_fp32_does_not_hold(tmp_path: Path) -> None:
+def test_xgboost_rejects_numbers_that_fp32_cannot_represent(tmp_path: Path) -> None:
     x, y = load_iris(return_X_y=True)
     xgboost.XGBClassifier(n_estimators=2).fit(x, y).save_model(tmp_path / "model.ubj")
-    model = _loaded(XGBoostModel, tmp_path / "model.ubj")
+    model = _load(XGBoostModel, tmp_path / "model.ubj")
     refused = ((1e300, "1e+300"), (-(2**24) - 1, "-16777217"), (2**63 - 1, "9223372036854775807"))
     for number, shown in refused:
         with pytest.raises(InvalidInput, match=re.escape(f"input 'input': {shown} does not fit into FP32")):
@@ -92,7 +92,7 @@ def test_xgboost_linear_booster(tmp_path: Path) -> None:
     data = load_diabetes(as_frame=True)
     regressor = xgboost.XGBRegressor(n_estimators=5, booster="gblinear").fit(data.data, data.target)
     regressor.save_model(tmp_path / "model.json")
-    model = _loaded(XGBoostModel, tmp_path / "model.json")
+    model = _load(XGBoostModel, tmp_path / "model.json")
     assert [spec.name for spec in model.signature().outputs] == ["predict", "margin"]
     rows = data.data.to_numpy(dtype=np.float32)
     np.testing.assert_array_equal(_infer(model, rows)["predict"], regressor.predict(data.data))
@@ -120,7 +120,7 @@ def _multi(**options: Any) -> Any:
 
 
 def _by_classes() -> Any:
-    """A Booster that predicts classes, saved as the scikit-learn interface saves one."""
+    """Train a Booster that predicts classes, saved by the scikit-learn interface."""
     x, y = load_iris(return_X_y=True)
     booster = xgboost.train({"objective": "multi:softmax", "num_class": 3}, xgboost.DMatrix(x, y), 5)
     booster.set_attr(scikit_learn='{"_estimator_type": "classifier"}')
@@ -140,7 +140,7 @@ def _by_classes() -> Any:
         (_by_classes, np.int32),
     ],
 )
-def test_xgboost_by_the_names_of_its_scikit_learn_interface(tmp_path: Path, make: Any, labels: Any) -> None:
+def test_xgboost_outputs_of_the_scikit_learn_interface(tmp_path: Path, make: Any, labels: Any) -> None:
     path = tmp_path / "model.ubj"
     make().save_model(path)
     classifier = xgboost.XGBClassifier()
@@ -148,24 +148,24 @@ def test_xgboost_by_the_names_of_its_scikit_learn_interface(tmp_path: Path, make
     model = XGBoostModel(ModelSpec(name="m", uri=str(path), parameters={"sklearn_api": True}))
     model.load()
     rows = (load_iris if classifier.n_features_in_ == 4 else load_breast_cancer)(return_X_y=True)[0].astype(np.float32)
-    found = _infer(model, rows, "predict", "predict_proba", "margin")
+    outputs = _infer(model, rows, "predict", "predict_proba", "margin")
     assert list(_infer(model, rows)) == ["predict"]
     for name, spec in zip(("predict", "margin", "predict_proba"), model.signature().outputs, strict=True):
         options = {"output_margin": True} if name == "margin" else {}
         expected = getattr(classifier, "predict" if name == "margin" else name)(rows, **options)
-        assert found[name].dtype == expected.dtype
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6 if name == "predict_proba" else 0)
+        assert outputs[name].dtype == expected.dtype
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-6 if name == "predict_proba" else 0)
         assert (spec.name, spec.datatype, spec.optional) == (name, datatype_of(expected.dtype), name != "predict")
-        assert spec.fits(found[name].shape)
-    assert found["predict"].dtype == labels
+        assert spec.fits(outputs[name].shape)
+    assert outputs["predict"].dtype == labels
 
 
-def test_xgboost_boosters_and_regressors_stay_as_they_are(tmp_path: Path) -> None:
+def test_sklearn_api_keeps_the_outputs_of_boosters_and_regressors(tmp_path: Path) -> None:
     x, y = load_iris(return_X_y=True)
     booster = xgboost.train({"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(x, y), 5)
     for saved, names in ((booster, ["predict", "margin", "label"]), (_regressor(), ["predict", "margin"])):
         saved.save_model(tmp_path / "model.ubj")
-        plain = _loaded(XGBoostModel, tmp_path / "model.ubj")
+        plain = _load(XGBoostModel, tmp_path / "model.ubj")
         model = XGBoostModel(ModelSpec(name="m", uri=plain.spec.uri, parameters={"sklearn_api": True}))
         model.load()
         assert [spec.name for spec in model.signature().outputs] == names
@@ -187,7 +187,7 @@ def test_lightgbm_classifiers(tmp_path: Path) -> None:
             num_boost_round=5,
         )
         booster.save_model(tmp_path / "model.txt")
-        model = _loaded(LightGBMModel, tmp_path / "model.txt")
+        model = _load(LightGBMModel, tmp_path / "model.txt")
         assert model.platform == "lightgbm_text"
         assert model.signature().inputs == (TensorSpec("input", FP64, (-1, x.shape[1]), accepts=NUMERIC),)
         assert model.signature().outputs == (
@@ -201,12 +201,12 @@ def test_lightgbm_classifiers(tmp_path: Path) -> None:
         assert list(_infer(model, x)) == ["predict"]
 
 
-def test_wrong_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("hello")
     (tmp_path / "model.json").write_text("{}")
     (tmp_path / "model.ubj").write_bytes(b"\x00" * 64)
     with pytest.raises(ModelFailed, match="no LightGBM text model"):
-        _loaded(LightGBMModel, tmp_path / "model.txt")
+        _load(LightGBMModel, tmp_path / "model.txt")
     for name in ("model.json", "model.ubj"):
         with pytest.raises(ModelFailed, match="no XGBoost model"):
-            _loaded(XGBoostModel, tmp_path / name)
+            _load(XGBoostModel, tmp_path / name)

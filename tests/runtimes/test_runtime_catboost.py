@@ -1,4 +1,4 @@
-"""CatBoost models answer exactly what the library answers when it is called directly."""
+"""CatBoost models return exactly what the library returns when it is called directly."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dragoman.runtimes.catboost import CatBoostModel
 QUICK: dict[str, Any] = {"iterations": 5, "verbose": False, "allow_writing_files": False, "thread_count": 2}
 
 
-def _served(trained: Any, folder: Path, name: str = "model.cbm") -> CatBoostModel:
+def _load(trained: Any, folder: Path, name: str = "model.cbm") -> CatBoostModel:
     trained.save_model(folder / name)
     model = CatBoostModel(ModelSpec(name="m", uri=str(folder / name)))
     model.load()
@@ -54,7 +54,7 @@ def _passengers() -> tuple[pandas.DataFrame, list[int]]:
 def test_classifier_of_several_classes(tmp_path: Path, dtype: Any) -> None:
     data = load_iris(as_frame=True)
     trained = catboost.CatBoostClassifier(**QUICK).fit(data.data, data.target)
-    model = _served(trained, tmp_path)
+    model = _load(trained, tmp_path)
     assert model.platform == "catboost_cbm"
     assert model.signature().inputs == (TensorSpec("input", FP32, (-1, 4), accepts=NUMERIC),)
     assert model.signature().outputs == (
@@ -72,12 +72,12 @@ def test_classifier_of_several_classes(tmp_path: Path, dtype: Any) -> None:
     assert _infer(model, "predict_proba", input=rows[:0])["predict_proba"].shape == (0, 3)
 
 
-def test_labels_are_those_of_the_training(tmp_path: Path) -> None:
+def test_labels_of_the_training_data(tmp_path: Path) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     x = np.where(x > 1, x, np.nan)
     for labels, datatype in ((y, INT64), (y.astype(bool), BOOL), (y.astype(float), FP64), (y.astype(str), BYTES)):
         trained = catboost.CatBoostClassifier(**QUICK).fit(x, labels)
-        model = _served(trained, tmp_path, "model.catboost")
+        model = _load(trained, tmp_path, "model.catboost")
         assert model.signature().outputs[0] == TensorSpec("predict", datatype, (-1,))
         np.testing.assert_array_equal(_infer(model, input=x)["predict"], trained.predict(x))
 
@@ -88,7 +88,7 @@ def test_regressors(tmp_path: Path, loss: str) -> None:
     if loss == "MultiRMSE":
         y = np.stack([y, -y], axis=1)
     trained = catboost.CatBoostRegressor(loss_function=loss, **QUICK).fit(x, y)
-    model = _served(trained, tmp_path)
+    model = _load(trained, tmp_path)
     assert [spec.name for spec in model.signature().outputs] == ["predict", "raw"]
     result = _infer(model, "predict", "raw", input=x)
     np.testing.assert_array_equal(result["predict"], trained.predict(x))
@@ -98,14 +98,14 @@ def test_regressors(tmp_path: Path, loss: str) -> None:
 def test_rankers(tmp_path: Path) -> None:
     x, y = load_iris(return_X_y=True)
     trained = catboost.CatBoostRanker(**QUICK).fit(x, y, group_id=np.repeat(np.arange(10), 15))
-    np.testing.assert_array_equal(_infer(_served(trained, tmp_path), input=x)["predict"], trained.predict(x))
+    np.testing.assert_array_equal(_infer(_load(trained, tmp_path), input=x)["predict"], trained.predict(x))
 
 
 def test_categories_and_texts_make_each_feature_an_input(tmp_path: Path) -> None:
     frame, y = _passengers()
     trained = catboost.CatBoostClassifier(cat_features=["port", "class"], text_features=["note"], **QUICK)
     trained.fit(frame, y)
-    model = _served(trained, tmp_path)
+    model = _load(trained, tmp_path)
     integers = frozenset(d for d in NUMERIC if d.kind != "float")
     assert model.signature().inputs == (
         TensorSpec("port", BYTES, (-1,), accepts=integers),
@@ -126,7 +126,7 @@ def test_categories_and_texts_make_each_feature_an_input(tmp_path: Path) -> None
         _infer(model, age=[1.0], note=["a"], port=[b"\xff"], **{"class": [1]})
 
 
-def test_wrong_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path) -> None:
     for content in (b"", b"CBM1", b"hello, world"):
         (tmp_path / "model.cbm").write_bytes(content)
         with pytest.raises(ModelFailed, match=r"'model\.cbm' is no CatBoost model"):
@@ -135,11 +135,11 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         CatBoostModel(ModelSpec(name="m", uri=str(tmp_path / "none.cbm"))).load()
 
 
-def test_embeddings_are_refused(tmp_path: Path) -> None:
+def test_embeddings_are_rejected(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"vector": [[1.0, 2.0], [2.0, 3.0], [0.0, 1.0], [4.0, 5.0]]})
     trained = catboost.CatBoostClassifier(embedding_features=["vector"], **QUICK).fit(frame, [0, 1, 0, 1])
     with pytest.raises(ModelFailed, match="embedding features"):
-        _served(trained, tmp_path)
+        _load(trained, tmp_path)
 
 
 def _with_frame(model: CatBoostModel, frame: pandas.DataFrame) -> Any:
@@ -147,20 +147,20 @@ def _with_frame(model: CatBoostModel, frame: pandas.DataFrame) -> Any:
     return model.infer(bind(Infer(request.tensors, (), request.parameters), model.signature(), "m"))["predict"]
 
 
-def test_content_types_bring_columns_in_any_order(tmp_path: Path) -> None:
+def test_columns_by_content_type_in_any_order(tmp_path: Path) -> None:
     frame, labels = _passengers()
     trained = catboost.CatBoostClassifier(**QUICK, cat_features=["port", "class"], text_features=["note"])
     trained.fit(frame, labels)
-    model = _served(trained, tmp_path)
+    model = _load(trained, tmp_path)
     np.testing.assert_array_equal(_with_frame(model, frame[["note", "age", "class", "port"]]), trained.predict(frame))
     with pytest.raises(InvalidInput, match="misses input 'note'"):
         _with_frame(model, frame[["age", "class", "port"]])
 
 
-def test_content_types_bring_a_matrix_under_any_name(tmp_path: Path) -> None:
+def test_a_matrix_by_content_type_under_any_name(tmp_path: Path) -> None:
     data = load_iris(as_frame=True)
     trained = catboost.CatBoostClassifier(**QUICK).fit(data.data, data.target)
-    model = _served(trained, tmp_path)
+    model = _load(trained, tmp_path)
     np.testing.assert_array_equal(_with_frame(model, data.data.iloc[:, ::-1]), trained.predict(data.data))
     call = Infer({"anything": Tensor.of(data.data.to_numpy())}, (), {"content_type": "np"})
     np.testing.assert_array_equal(

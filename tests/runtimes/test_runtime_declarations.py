@@ -1,4 +1,4 @@
-"""Runtimes and other plug-ins are declared once: entry points, recognition, messages and docs agree."""
+"""Declarations of runtimes and other plug-ins agree with entry points, recognition, messages and docs."""
 
 import re
 import subprocess
@@ -29,9 +29,9 @@ def test_the_installed_entry_points_are_those_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_entry_point_is_there(group: str) -> None:
+def test_every_entry_point_can_be_resolved(group: str) -> None:
     for name in GROUPS[group]:
-        if not group.startswith("dragoman.codecs"):  # which import their packages
+        if not group.startswith("dragoman.codecs"):  # codecs import their packages
             assert callable(getattr(plugins.find(group.removeprefix("dragoman."), name), "load", len)), name
 
 
@@ -66,7 +66,7 @@ def test_the_guide_lists_what_the_runtimes_declare() -> None:
         files.setdefault(name, set()).update(re.findall(r"`([^`]+)`", row[0]))
         extra = plugins.runtime(name).extra
         assert row[2] == (f"`dragoman[{extra}]`" if extra else ""), name
-    files["graph"] |= set(plugins.runtime("graph").shared_suffixes)  # of graph files: there by their full names
+    files["graph"] |= set(plugins.runtime("graph").shared_suffixes)  # graph files are recognised by full name
     files["huggingface"].discard("save_pretrained")
     unlisted = {name for name in GROUPS["dragoman.runtimes"] if name not in files}
     assert unlisted == {"vllm", "mlserver", "umbridge"}
@@ -132,7 +132,7 @@ def test_a_runtime_of_another_package(tmp_path: Path, caplog: pytest.LogCaptureF
         ("a.lines", b"1\n2\n", "lines"),
         ("a.txt", b"lines\n", "lines"),
         ("b.txt", b"tree\n", "lightgbm"),
-        ("a.joblib", b"lines\n", "sklearn"),  # ours go first
+        ("a.joblib", b"lines\n", "sklearn"),  # built-in runtimes have priority
         ("c.txt", b"text", None),
     ):
         (tmp_path / name).write_bytes(content)
@@ -154,7 +154,7 @@ def test_a_runtime_of_another_package(tmp_path: Path, caplog: pytest.LogCaptureF
         model = plugins.runtime(name).load(spec)
         model.load()
         assert vars(model)["count"] == 2
-    assert plugins.runtime("onnx").extra == "onnx"  # ours
+    assert plugins.runtime("onnx").extra == "onnx"  # the built-in one
     with pytest.raises(
         ModelFailed, match=r"^unknown runtime 'x': expected one of broken, .*, lines, .*plain, .*xgboost$"
     ):

@@ -1,4 +1,4 @@
-"""Hugging Face models answer exactly what transformers' pipelines answer when they are called directly.
+"""Hugging Face models return exactly what transformers' pipelines return when they are called directly.
 
 The models are small ones with random weights, written by save_pretrained.
 """
@@ -30,27 +30,27 @@ tokenizers = pytest.importorskip("tokenizers")
 
 TEXTS = ["a good film", "ann was seen in paris by the lazy dog", "bad"]
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-# Closed by the garbage collector, in transformers itself.
+# transformers leaves the file to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 def _tokenizer() -> Any:
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = tokenizers.normalizers.BertNormalizer()
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
-    made.train_from_iterator([*TEXTS, "where is ann quick brown fox"], trainer)
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    tokenizer.train_from_iterator([*TEXTS, "where is ann quick brown fox"], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a folder for each kind of model, called as the end of its architecture."""
+    """Save one folder per kind of model, named after the suffix of its architecture."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = _tokenizer()
     ends = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "LMHeadModel")
@@ -69,7 +69,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _served(folder: Path, max_batch_size: int = 0, **parameters: Any) -> HuggingFaceModel:
+def _load(folder: Path, max_batch_size: int = 0, **parameters: Any) -> HuggingFaceModel:
     spec = ModelSpec(name="m", uri=str(folder), parameters=parameters, max_batch_size=max_batch_size)
     model = HuggingFaceModel(spec)
     model.load()
@@ -100,7 +100,7 @@ def _as_json(results: Any) -> Any:
 
 def test_text_classification(saved: Path) -> None:
     folder = saved / "ForSequenceClassification"
-    model, direct = _served(folder), _direct("text-classification", folder)
+    model, direct = _load(folder), _direct("text-classification", folder)
     assert model.platform == "huggingface_pytorch"
     assert model.signature().inputs == (TensorSpec("args", BYTES, (-1,), optional=True),)
     assert model.signature().outputs == (TensorSpec("output", BYTES, (-1,)),)
@@ -112,16 +112,16 @@ def test_text_classification(saved: Path) -> None:
     assert _results(model, {"args": np.array([], object)}) == []
 
 
-def test_texts_go_through_the_model_together_where_the_operator_allows_it(saved: Path) -> None:
+def test_texts_are_batched_if_max_batch_size_is_set(saved: Path) -> None:
     folder = saved / "ForSequenceClassification"
-    together, alone = (_results(_served(folder, size), {"args": TEXTS}) for size in (2, 0))
+    together, alone = (_results(_load(folder, size), {"args": TEXTS}) for size in (2, 0))
     assert [each["label"] for each in together] == [each["label"] for each in alone]
     np.testing.assert_allclose([e["score"] for e in together], [e["score"] for e in alone], rtol=1e-5)
 
 
 def test_token_classification(saved: Path) -> None:
     folder = saved / "ForTokenClassification"
-    model, direct = _served(folder, task="ner"), _direct("token-classification", folder)
+    model, direct = _load(folder, task="ner"), _direct("token-classification", folder)
     assert _results(model, {"args": TEXTS}) == _as_json(direct(TEXTS))
     assert _results(model, {"args": TEXTS[:1]}) == _as_json(direct(TEXTS[:1]))
     simple = _as_json(direct(TEXTS, aggregation_strategy="simple"))
@@ -129,7 +129,7 @@ def test_token_classification(saved: Path) -> None:
 
 
 def test_features_as_json_and_as_an_array(saved: Path) -> None:
-    model, direct = _served(saved / "Model"), _direct("feature-extraction", saved / "Model")
+    model, direct = _load(saved / "Model"), _direct("feature-extraction", saved / "Model")
     assert not model.signature().batched
     expected = direct(TEXTS)
     assert _results(model, {"args": TEXTS}) == expected
@@ -144,11 +144,11 @@ def test_features_as_json_and_as_an_array(saved: Path) -> None:
 
 def test_question_answering(saved: Path) -> None:
     folder = saved / "ForQuestionAnswering"
-    model = _served(folder)
+    model = _load(folder)
     assert [spec.name for spec in model.signature().inputs] == ["question", "context"]
     question, context = "where is ann", TEXTS[1]
     (best,) = _results(model, {"question": [question], "context": [context]}, align_to_words=False)
-    # The rule itself, over the model's own logits.
+    # The rule, applied to the model's logits.
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
@@ -156,9 +156,9 @@ def test_question_answering(saved: Path) -> None:
     with torch.inference_mode():
         output = network(**encoded)
     inside = [i for i, part in enumerate(encoded.sequence_ids(0)) if part == 1]
-    kept = [0, *inside]  # [CLS] stands for no answer
+    candidates = [0, *inside]  # [CLS] means no answer
     begin, end = (
-        torch.zeros(len(offsets)).index_put((torch.tensor(kept),), logits[0][kept].softmax(-1))
+        torch.zeros(len(offsets)).index_put((torch.tensor(candidates),), logits[0][candidates].softmax(-1))
         for logits in (output.start_logits, output.end_logits)
     )
     score, first, last = max((float(begin[a] * end[b]), a, b) for a in inside for b in inside if a <= b)
@@ -167,19 +167,19 @@ def test_question_answering(saved: Path) -> None:
     assert best["answer"] == context[best["start"] : best["end"]]
 
 
-def test_options_of_answers(saved: Path) -> None:
-    model = _served(saved / "ForQuestionAnswering")
+def test_options_of_question_answering(saved: Path) -> None:
+    model = _load(saved / "ForQuestionAnswering")
     long = {"question": ["where is ann", "who"], "context": [" ".join([TEXTS[1]] * 30), TEXTS[0]]}
-    for context, answers in zip(long["context"], _results(model, long, top_k=3, max_answer_len=2), strict=True):
-        scores = [answer["score"] for answer in answers]
+    for context, results in zip(long["context"], _results(model, long, top_k=3, max_answer_len=2), strict=True):
+        scores = [result["score"] for result in results]
         assert scores == sorted(scores, reverse=True)
-        assert len({(answer["start"], answer["end"]) for answer in answers}) == 3
-        for answer in answers:
-            assert answer["answer"] == context[answer["start"] : answer["end"]]
-            assert len(answer["answer"].split()) <= 2
+        assert len({(result["start"], result["end"]) for result in results}) == 3
+        for result in results:
+            assert result["answer"] == context[result["start"] : result["end"]]
+            assert len(result["answer"].split()) <= 2
     (with_none,) = _results(model, {"question": ["who"], "context": ["bad"]}, handle_impossible_answer=True, top_k=9)
     assert {"start": 0, "end": 0, "answer": ""}.items() <= min(with_none, key=lambda a: len(a["answer"])).items()
-    assert sum(answer["score"] for answer in with_none) <= 1.0
+    assert sum(result["score"] for result in with_none) <= 1.0
     with pytest.raises(InvalidInput, match="input 'context': expected some text"):
         _results(model, {"question": ["who"], "context": ["  "]})
     with pytest.raises(InvalidInput, match="leave no room for the context"):
@@ -196,7 +196,7 @@ def _png(pixels: Any) -> bytes:
 
 def test_image_classification(saved: Path) -> None:
     folder = saved / "ForImageClassification"
-    model, direct = _served(folder), _direct("image-classification", folder)
+    model, direct = _load(folder), _direct("image-classification", folder)
     assert [spec.name for spec in model.signature().inputs] == ["inputs", "pixels"]
     pixels = np.random.default_rng(0).integers(0, 255, (2, 20, 24, 3)).astype(np.uint8)
     expected = direct([Image.fromarray(each) for each in pixels])
@@ -215,8 +215,8 @@ def test_image_classification(saved: Path) -> None:
         _results(model, {"inputs": files, "pixels": pixels})
 
 
-def test_wrong_calls(saved: Path) -> None:
-    model = _served(saved / "ForSequenceClassification")
+def test_invalid_calls_are_rejected(saved: Path) -> None:
+    model = _load(saved / "ForSequenceClassification")
     for inputs, parameters, message in (
         ({"text": ["a"]}, {}, "unexpected inference input 'text'; expected 'args'"),
         ({}, {}, "expected one input, 'args'; got none"),
@@ -232,7 +232,7 @@ def test_wrong_calls(saved: Path) -> None:
 
 def test_texts_that_are_too_long(saved: Path) -> None:
     for name in ("ForSequenceClassification", "Model"):
-        model = _served(saved / name)
+        model = _load(saved / name)
         with pytest.raises(InvalidInput, match="text 1 has 102 tokens and the model takes 64"):
             _results(model, {"args": ["a", "a " * 100]})
         assert len(_results(model, {"args": ["a", "a " * 100]}, truncation=True)) == 2
@@ -252,69 +252,69 @@ def test_texts_that_are_too_long(saved: Path) -> None:
         ({"task": "image-classification"}, "cannot be loaded by transformers"),
     ],
 )
-def test_refusals(saved: Path, parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected(saved: Path, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFailed, match=message):
-        _served(saved / "Model", **parameters)
+        _load(saved / "Model", **parameters)
 
 
 def test_a_model_and_a_tokenizer_in_other_folders(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "ForSequenceClassification", tmp_path / "net")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "net" / name).unlink()
-    model = _served(tmp_path, pretrained_model="net", pretrained_tokenizer=str(saved / "Model"), device=-1)
+    model = _load(tmp_path, pretrained_model="net", pretrained_tokenizer=str(saved / "Model"), device=-1)
     expected = _direct("text-classification", saved / "ForSequenceClassification")(TEXTS)
     assert _results(model, {"args": TEXTS}) == expected
 
 
-def test_generating_models_and_pickles_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_generating_models_and_pickles_are_rejected(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match="text generation is not what this runtime does"):
-        _served(saved / "LMHeadModel")
+        _load(saved / "LMHeadModel")
     shutil.copytree(saved / "Model", tmp_path / "pickled")
     weights = transformers.AutoModel.from_pretrained(saved / "Model").state_dict()
     (tmp_path / "pickled" / "model.safetensors").unlink()
     torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
     with pytest.raises(ModelFailed, match="--allow-pickle"):
-        _served(tmp_path / "pickled")
+        _load(tmp_path / "pickled")
     model = HuggingFaceModel(ModelSpec(name="m", uri=str(tmp_path / "pickled"), allow_pickle=True))
     model.load()
     assert _results(model, {"args": TEXTS}) == _direct("feature-extraction", saved / "Model")(TEXTS)
 
 
-def test_an_architecture_without_a_task_asks_for_one(saved: Path, tmp_path: Path) -> None:
+def test_an_architecture_without_a_task_needs_the_setting(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "Model", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForPreTraining"]}))
     with pytest.raises(ModelFailed, match=r"'BertForPreTraining', which belongs to no task: .*parameters\.task"):
-        _served(tmp_path / "m")
-    assert len(_results(_served(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
+        _load(tmp_path / "m")
+    assert len(_results(_load(tmp_path / "m", task="feature-extraction"), {"args": TEXTS})) == 3
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
-def test_vectors_are_pooled_as_the_folder_says(saved: Path, tmp_path: Path, pooling: str) -> None:
+def test_pooling_of_sentence_transformers(saved: Path, tmp_path: Path, pooling: str) -> None:
     folder = tmp_path / "encoder"
     shutil.copytree(saved / "Model", folder)
     keys = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "last": "lasttoken"}
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{keys[pooling]}": True}))
-    model = _served(folder)
-    answer = model.embed(Embed((*TEXTS, (2, 5, 6, 3))))
+    model = _load(folder)
+    result = model.embed(Embed((*TEXTS, (2, 5, 6, 3))))
     plain = transformers.AutoModel.from_pretrained(folder)
-    made = transformers.AutoTokenizer.from_pretrained(folder)
-    rows = [*(made(text)["input_ids"] for text in TEXTS), [2, 5, 6, 3]]
-    for row, vector in zip(rows, answer.vectors.data, strict=True):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [*(tokenizer(text)["input_ids"] for text in TEXTS), [2, 5, 6, 3]]
+    for row, vector in zip(rows, result.vectors.data, strict=True):
         with torch.inference_mode():
             states = plain(input_ids=torch.tensor([row])).last_hidden_state[0]
-        wanted = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pooling]
-        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-5)
-    assert answer.tokens == sum(map(len, rows))
+        expected = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pooling]
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+    assert result.tokens == sum(map(len, rows))
 
 
-def test_vectors_have_length_one_unless_the_folder_says_otherwise(saved: Path) -> None:
-    model = _served(saved / "Model")
-    answer = model.embed(Embed(tuple(TEXTS)))
-    np.testing.assert_allclose(np.linalg.norm(answer.vectors.data, axis=1), 1.0, atol=1e-6)
+def test_embeddings_have_length_one_and_inputs_are_checked(saved: Path) -> None:
+    model = _load(saved / "Model")
+    result = model.embed(Embed(tuple(TEXTS)))
+    np.testing.assert_allclose(np.linalg.norm(result.vectors.data, axis=1), 1.0, atol=1e-6)
     with pytest.raises(InvalidInput, match="input 1 has 152 tokens; the model takes 1 to 64"):
         model.embed(Embed(("good", " ".join(["good"] * 150))))
     with pytest.raises(InvalidInput, match="expected token ids below 200, got 999"):
         model.embed(Embed(((999,),)))
-    assert "embed" not in vars(_served(saved / "ForSequenceClassification"))
+    assert "embed" not in vars(_load(saved / "ForSequenceClassification"))

@@ -1,4 +1,4 @@
-"""MLflow models answer exactly what mlflow.pyfunc answers when it is called directly."""
+"""MLflow models return exactly what mlflow.pyfunc returns when it is called directly."""
 
 import json
 import os
@@ -31,15 +31,15 @@ models = pytest.importorskip("mlflow.models")
 types = pytest.importorskip("mlflow.types")
 
 
-def _served(folder: Path, **settings: Any) -> MlflowModel:
+def _load(folder: Path, **settings: Any) -> MlflowModel:
     model = MlflowModel(ModelSpec(name="m", uri=str(folder), allow_pickle=True, **settings))
     model.load()
     return model
 
 
 def _python(function: Callable[[Any, Any], Any], folder: Path, signature: Any = None) -> MlflowModel:
-    """A Python function of data and params, saved and loaded again."""
-    # MLflow advises authors to add hints and examples; for the hints it sets its own warnings filter.
+    """Save a Python function of data and params as an MLflow model and load it."""
+    # MLflow warns about missing type hints and examples, and sets its own filter for the former.
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("ignore", UserWarning)
 
@@ -48,7 +48,7 @@ def _python(function: Callable[[Any, Any], Any], folder: Path, signature: Any = 
                 return function(model_input, params)
 
         pyfunc.save_model(str(folder / "model"), python_model=Wrapped(), signature=signature, pip_requirements=[])
-    return _served(folder / "model")
+    return _load(folder / "model")
 
 
 def _infer(model: Model, inputs: dict[str, Any], **parameters: Any) -> Any:
@@ -76,14 +76,14 @@ def test_sklearn_flavor(tmp_path: Path) -> None:
     flavor.save_model(
         trained, str(folder), signature=signature, pip_requirements=[], serialization_format="cloudpickle"
     )
-    model = _served(folder)
+    model = _load(folder)
     assert model.platform == "mlflow_pyfunc"
     assert [(s.name, s.datatype, s.shape) for s in model.signature().inputs] == [
         (name, FP64, (-1,)) for name in data.feature_names
     ]
     assert model.signature().outputs == (TensorSpec("output-0", INT64, (-1,)),)
     assert not model.signature().batched
-    assert _served(folder, max_batch_size=8).signature().batched
+    assert _load(folder, max_batch_size=8).signature().batched
     for dtype in (np.float64, np.float32, np.int16):
         rows = data.data.astype(dtype)
         result = _infer(model, {name: rows[name].to_numpy() for name in rows})
@@ -108,7 +108,7 @@ def test_columns_of_every_type(tmp_path: Path) -> None:
     specs = model.signature().inputs
     assert [s.datatype for s in specs] == [BOOL, INT32, INT64, FP32, FP64, BYTES, BYTES, BYTES]
     assert [s.name for s in specs if s.optional] == ["long"]
-    given = {
+    columns = {
         "boolean": [True, False],
         "integer": np.array([1, 2], np.int32),
         "float": np.array([1, 2], np.float32),
@@ -117,17 +117,17 @@ def test_columns_of_every_type(tmp_path: Path) -> None:
         "binary": [b"\xff", b"b\0"],
         "datetime": ["2024-02-29", "2024-02-29T12:30:00.5+02:00"],
     }
-    dtypes = _infer(model, given)["dtype"].tolist()
+    dtypes = _infer(model, columns)["dtype"].tolist()
     text = str(pandas.Series(["a"]).dtype)  # "object" before pandas 3
     assert dtypes == ["bool", "int32", "float32", "float64", text, "object", "datetime64[ns]"]
-    echoed = _infer(_python(_echo, tmp_path / "echo", signature), {**given, "long": np.array([1, 2])})
+    echoed = _infer(_python(_echo, tmp_path / "echo", signature), {**columns, "long": np.array([1, 2])})
     assert echoed["string"].tolist() == ["é", "b\0"]
     assert echoed["binary"].tolist() == [b"\xff", b"b\0"]
     assert echoed["datetime"].tolist() == ["2024-02-29T00:00:00", "2024-02-29T10:30:00.500000"]
     assert echoed["long"].dtype == np.int64
     for name, wrong in (("datetime", ["yesterday", "today"]), ("string", [b"\xff", b"a"])):
         with pytest.raises(InvalidInput, match=f"input '{name}': expected"):
-            _infer(model, {**given, name: wrong})
+            _infer(model, {**columns, name: wrong})
 
 
 def test_columns_of_lists_and_objects_are_json(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_tensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(_infer(model, {"input-0": rows})["output-0"], rows)
 
 
-def test_named_tensors_and_work_in_place(tmp_path: Path) -> None:
+def test_named_tensors_and_in_place_changes(tmp_path: Path) -> None:
     def doubled(data: Any, params: Any) -> Any:
         data["x"] *= 2
         return data
@@ -194,7 +194,7 @@ def test_without_a_signature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("columns", "expected"),
     [
         ({}, {"k": 3, "v": [0.5]}),
         ({"k": 5, "v": "[1, 2.5]", "other": "x"}, {"k": 5, "v": [1.0, 2.5]}),
@@ -204,20 +204,20 @@ def test_without_a_signature(tmp_path: Path) -> None:
         ({"v": "[1"}, "parameter 'v': expected a JSON list of double"),
     ],
 )
-def test_params_come_from_the_parameters_of_the_call(tmp_path: Path, given: Any, expected: Any) -> None:
+def test_params_from_call_parameters(tmp_path: Path, columns: Any, expected: Any) -> None:
     params = types.ParamSchema(
         [types.ParamSpec("k", types.DataType.integer, 3), types.ParamSpec("v", types.DataType.double, [0.5], (-1,))]
     )
     model = _python(lambda data, params: [params], tmp_path, _columns(("double", "a"), params=params))
     if isinstance(expected, str):
         with pytest.raises(InvalidInput, match=expected.replace("[", r"\[")):
-            _infer(model, {"a": [1.0]}, **given)
+            _infer(model, {"a": [1.0]}, **columns)
         return
-    (text,) = _infer(model, {"a": [1.0]}, **given)["output-0"].tolist()
+    (text,) = _infer(model, {"a": [1.0]}, **columns)["output-0"].tolist()
     assert json.loads(text) == expected
 
 
-def test_results_of_every_form(tmp_path: Path) -> None:
+def test_results_of_every_type(tmp_path: Path) -> None:
     frame = pandas.DataFrame(
         {
             "n": [1, 2],
@@ -250,14 +250,14 @@ def test_an_output_schema_names_the_columns_of_an_array(tmp_path: Path) -> None:
         _infer(model, {"a": [1.0, 2.0, 3.0]})
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_models_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match="expected a folder with the file MLmodel"):
-        _served(tmp_path)
+        _load(tmp_path)
     (tmp_path / "MLmodel").write_text("flavors: {}\n")
     with pytest.raises(ModelFailed, match="--allow-pickle"):
         MlflowModel(ModelSpec(name="m", uri=str(tmp_path))).load()
     with pytest.raises(ModelFailed, match="cannot be loaded by MLflow"):
-        _served(tmp_path)
+        _load(tmp_path)
 
 
 def test_a_frame_by_content_type(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ONNX graphs: their own names, datatypes and shapes, and the numbers of ONNX Runtime."""
+"""ONNX graphs: names, datatypes and shapes of the graph, results of ONNX Runtime."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from dragoman.core.tensor import Tensor
 from dragoman.runtimes.onnx import OnnxModel
 
 
-def _loaded(path: Path) -> OnnxModel:
+def _load(path: Path) -> OnnxModel:
     model = OnnxModel(ModelSpec(name="m", uri=str(path)))
     model.load()
     return model
 
 
 def _graph(path: Path, kind: int, dims: list[Any], out_dims: list[Any] | None = None) -> OnnxModel:
-    """A graph of one Identity from `x` to `y`, loaded."""
+    """Load a graph of one Identity from `x` to `y`."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "g",
@@ -36,7 +36,7 @@ def _graph(path: Path, kind: int, dims: list[Any], out_dims: list[Any] | None = 
         [helper.make_tensor_value_info("y", kind, dims if out_dims is None else out_dims)],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    return _loaded(path)
+    return _load(path)
 
 
 def _infer(model: OnnxModel, tensor: Tensor, *outputs: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
     classifier = LogisticRegression().fit(rows, y)
     path = tmp_path / "model.onnx"
     path.write_bytes(to_onnx(classifier, rows[:1], options={"zipmap": False}, target_opset=18).SerializeToString())
-    model = _loaded(path)
+    model = _load(path)
     assert model.platform == "onnx_onnxv1"
     assert model.signature().inputs == (TensorSpec("X", FP32, (-1, 4)),)
     assert model.signature().outputs == (
@@ -67,17 +67,17 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
     assert list(_infer(model, Tensor.of(rows), "probabilities")) == ["probabilities"]
 
 
-def test_maps_are_left_out_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_map_outputs_are_omitted_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x, y = load_iris(return_X_y=True)
     exported = to_onnx(LogisticRegression(max_iter=1000).fit(x, y), x[:1].astype(np.float32), target_opset=18)
     path = tmp_path / "model.onnx"
     path.write_bytes(exported.SerializeToString())
-    assert [spec.name for spec in _loaded(path).signature().outputs] == ["output_label"]
+    assert [spec.name for spec in _load(path).signature().outputs] == ["output_label"]
     assert "zipmap=False" in caplog.text
     del exported.graph.output[0]
     path.write_bytes(exported.SerializeToString())
     with pytest.raises(ModelFailed, match="zipmap=False"):
-        _loaded(path)
+        _load(path)
 
 
 def test_strings_are_bytes(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_bfloat16_keeps_its_bits(tmp_path: Path, rows: int) -> None:
     np.testing.assert_array_equal(result, numbers)
 
 
-def test_batched_only_where_all_share_one_free_axis(tmp_path: Path) -> None:
+def test_batching_needs_a_common_free_axis(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     assert _graph(path, TensorProto.FLOAT, ["n", "k"]).signature().batched
     assert not _graph(path, TensorProto.FLOAT, [2, "k"]).signature().batched
@@ -113,7 +113,7 @@ def test_batched_only_where_all_share_one_free_axis(tmp_path: Path) -> None:
     assert not _graph(path, TensorProto.FLOAT, []).signature().batched
 
 
-def test_wrong_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("hello")
     with pytest.raises(ModelFailed, match="cannot be loaded by ONNX Runtime"):
-        _loaded(tmp_path / "model.onnx")
+        _load(tmp_path / "model.onnx")

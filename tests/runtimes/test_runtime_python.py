@@ -18,15 +18,15 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.runtimes.python.model import FunctionModel, ModelDeclaration, declaration_of, load, model
 
-HEAD = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
+IMPORTS = "import dragoman.core.model, dragoman.runtimes.python.model as r\nModel = dragoman.core.model.Model\n"
 
 
 def _spec(target: Any = None, uri: str = "") -> ModelSpec:
     return ModelSpec(name="m", target=target, uri=uri)
 
 
-def _answer(made: Model, x: Any) -> Any:
-    result: Any = made.infer(Infer({"x": Tensor.of(x)}))
+def _infer(loaded: Model, x: Any) -> Any:
+    result: Any = loaded.infer(Infer({"x": Tensor.of(x)}))
     return result[0].data.tolist()
 
 
@@ -36,15 +36,15 @@ def double(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def test_a_plain_function() -> None:
     assert isinstance(plugins.runtime("python").load(_spec(double)), FunctionModel)
-    made = load(_spec(double))
-    made.load()
-    assert made.signature().inputs == (TensorSpec("x", FP32),)
-    assert made.signature().outputs == (TensorSpec("output-0", FP32),)
-    assert (made.placement, made.platform, made.spec.name) == ("", "python", "m")
-    assert _answer(made, np.ones(2, np.float32)) == [2, 2]
+    loaded = load(_spec(double))
+    loaded.load()
+    assert loaded.signature().inputs == (TensorSpec("x", FP32),)
+    assert loaded.signature().outputs == (TensorSpec("output-0", FP32),)
+    assert (loaded.placement, loaded.platform, loaded.spec.name) == ("", "python", "m")
+    assert _infer(loaded, np.ones(2, np.float32)) == [2, 2]
 
 
-def test_a_marked_function_stays_what_it_was() -> None:
+def test_a_decorated_function_is_returned_unchanged() -> None:
     inputs = [TensorSpec("x", FP64, (-1, 4))]
 
     @model(name="rows", inputs=inputs, outputs=[TensorSpec("y", FP64, (-1,))], batched=True, placement="thread")
@@ -61,16 +61,16 @@ def test_a_marked_function_stays_what_it_was() -> None:
     assert declaration_of(total) == ModelDeclaration(
         "rows", tuple(inputs), (TensorSpec("y", FP64, (-1,)),), True, "thread"
     )
-    made = load(_spec(total))
-    assert made.placement == "thread"
-    assert made.signature().inputs == tuple(inputs)
-    assert [spec.name for spec in made.signature().outputs] == ["y"]
-    assert made.signature().batched
-    assert inspect.iscoroutinefunction(made.infer)
+    loaded = load(_spec(total))
+    assert loaded.placement == "thread"
+    assert loaded.signature().inputs == tuple(inputs)
+    assert [spec.name for spec in loaded.signature().outputs] == ["y"]
+    assert loaded.signature().batched
+    assert inspect.iscoroutinefunction(loaded.infer)
 
 
 class Fitted(Model):
-    """A model with its own constructor and a typed `predict`."""
+    """A class with a constructor and a typed `predict`."""
 
     batched = True
 
@@ -82,7 +82,7 @@ class Fitted(Model):
 
 
 class Plain(Model):
-    """A model as the protocol sees it."""
+    """A subclass with `infer`."""
 
     inputs = (TensorSpec("x", FP64, (-1,)),)
 
@@ -90,23 +90,23 @@ class Plain(Model):
         return {"y": call.inputs["x"].data}
 
     def predict(self, anything: dict[str, Any]) -> None:
-        """Not typed for tensors, and not asked."""
+        """Never called: `infer` has priority."""
 
 
 @pytest.mark.parametrize("target", [Fitted, Fitted(3.0)])
 def test_a_typed_predict(target: Any) -> None:
-    made = load(_spec(target))
-    assert made.spec.name == "m"
-    assert made.signature().inputs == (TensorSpec("x", FP64),)
-    assert made.signature().batched
-    assert _answer(made, [1.0]) == [3.0]
+    loaded = load(_spec(target))
+    assert loaded.spec.name == "m"
+    assert loaded.signature().inputs == (TensorSpec("x", FP64),)
+    assert loaded.signature().batched
+    assert _infer(loaded, [1.0]) == [3.0]
 
 
 def test_a_subclass_with_infer() -> None:
-    made = load(_spec(Plain))
-    assert made.signature() == Plain(_spec()).signature()
-    assert made.signature().open_outputs
-    assert "infer" not in vars(made)
+    loaded = load(_spec(Plain))
+    assert loaded.signature() == Plain(_spec()).signature()
+    assert loaded.signature().open_outputs
+    assert "infer" not in vars(loaded)
 
 
 def test_batched_models_take_arrays() -> None:
@@ -120,21 +120,21 @@ def test_batched_models_take_arrays() -> None:
 
 def test_a_file_with_one_model(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
-    path.write_text(HEAD + "class _Shared(Model):\n    pass\n\nclass Mine(_Shared):\n    platform = 'mine'\n")
+    path.write_text(IMPORTS + "class _Shared(Model):\n    pass\n\nclass Mine(_Shared):\n    platform = 'mine'\n")
     for uri in (str(path), str(tmp_path), f"{path}:Mine"):
         assert load(_spec(uri=uri)).platform == "mine"
     path = tmp_path / "other.py"
-    path.write_text(HEAD + "@r.model(platform='f')\ndef f(x: float) -> float:\n    return x\n\ndef g():\n    pass\n")
+    path.write_text(IMPORTS + "@r.model(platform='f')\ndef f(x: float) -> float:\n    return x\n\ndef g():\n    pass\n")
     assert load(_spec(uri=str(path))).platform == "f"
     assert load(_spec(uri=f"{__name__}:Plain")).platform == "python"
 
 
-def test_files_that_hold_no_model_or_several(tmp_path: Path) -> None:
+def test_files_without_a_model_or_with_several(tmp_path: Path) -> None:
     for name, text, message in (
-        ("none.py", HEAD, r"'none\.py' has no model: expected one subclass of dragoman\.Model"),
+        ("none.py", IMPORTS, r"'none\.py' has no model: expected one subclass of dragoman\.Model"),
         (
             "two.py",
-            HEAD + "class A(Model):\n    pass\n\nclass B(Model):\n    pass\n",
+            IMPORTS + "class A(Model):\n    pass\n\nclass B(Model):\n    pass\n",
             r"several models, A, B: .*two\.py:A",
         ),
         ("wrong.py", "def (", r"cannot import 'wrong\.py': SyntaxError"),
@@ -148,7 +148,7 @@ def test_files_that_hold_no_model_or_several(tmp_path: Path) -> None:
             load(_spec(uri=uri))
 
 
-def test_objects_that_are_no_models() -> None:
+def test_objects_that_are_not_models() -> None:
     for target in (dict, 3):
         with pytest.raises(ModelFailed, match=r"is not a model: expected a subclass"):
             load(_spec(target))

@@ -1,4 +1,4 @@
-"""scikit-learn estimators answer exactly what the library answers when it is called directly."""
+"""scikit-learn estimators return exactly what the library returns when it is called directly."""
 
 import pickle
 from pathlib import Path
@@ -28,7 +28,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.runtimes.sklearn.model import SklearnModel
 
 
-def _served(estimator: Any, folder: Path, name: str = "model.joblib") -> Model:
+def _load(estimator: Any, folder: Path, name: str = "model.joblib") -> Model:
     joblib.dump(estimator, folder / name)
     model = SklearnModel(ModelSpec(name="m", uri=str(folder / name), allow_pickle=True))
     model.load()
@@ -42,10 +42,10 @@ def _call(*outputs: str, **arrays: Any) -> Infer:
     return Infer(tensors, outputs)
 
 
-def test_classifier_gives_the_librarys_numbers(tmp_path: Path) -> None:
+def test_classifier(tmp_path: Path) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(x, y)
-    model = _served(pipeline, tmp_path)
+    model = _load(pipeline, tmp_path)
     assert model.platform == "sklearn_joblib"
     signature = model.signature()
     assert signature.inputs == (TensorSpec("input", FP64, (-1, 30), accepts=NUMERIC),)
@@ -66,19 +66,19 @@ def test_classifier_gives_the_librarys_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.float16])
-def test_any_number_goes_to_the_estimator_as_it_came(tmp_path: Path, dtype: Any) -> None:
+def test_numbers_keep_their_datatype(tmp_path: Path, dtype: Any) -> None:
     x, y = load_iris(return_X_y=True)
     forest = RandomForestClassifier(n_estimators=5, random_state=0).fit(x, y)
     rows = x.astype(dtype)
-    result = _served(forest, tmp_path).infer(_call("predict_proba", input=rows))
+    result = _load(forest, tmp_path).infer(_call("predict_proba", input=rows))
     assert isinstance(result, dict)
     np.testing.assert_array_equal(result["predict_proba"], forest.predict_proba(rows))
 
 
-def test_labels_that_are_text_are_bytes(tmp_path: Path) -> None:
+def test_text_labels_are_bytes(tmp_path: Path) -> None:
     data = load_iris()
     svc = SVC().fit(data.data, data.target_names[data.target])
-    model = _served(svc, tmp_path)
+    model = _load(svc, tmp_path)
     assert model.signature().outputs[0] == TensorSpec("predict", BYTES, (-1,))
     result = model.infer(_call(input=data.data))
     assert isinstance(result, dict)
@@ -88,7 +88,7 @@ def test_labels_that_are_text_are_bytes(tmp_path: Path) -> None:
 def test_feature_names_raise_no_warning(tmp_path: Path) -> None:
     data = load_iris(as_frame=True)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(data.data, data.target)
-    model = _served(pipeline, tmp_path, "model.pkl")
+    model = _load(pipeline, tmp_path, "model.pkl")
     assert model.platform == "sklearn_pickle"
     result = model.infer(_call(input=data.data.to_numpy()))
     assert isinstance(result, dict)
@@ -107,13 +107,13 @@ def _passengers() -> tuple[pandas.DataFrame, list[int]]:
     return frame, [0, 1, 1, 1, 0, 0]
 
 
-def test_columns_of_text_are_inputs_of_their_own(tmp_path: Path) -> None:
+def test_text_columns_are_separate_inputs(tmp_path: Path) -> None:
     frame, y = _passengers()
     columns = ColumnTransformer(
         [("port", OneHotEncoder(), ["port"]), ("numbers", StandardScaler(), ["age"]), ("rank", OneHotEncoder(), [2])]
     )
     pipeline = make_pipeline(columns, LogisticRegression()).fit(frame, y)
-    model = _served(pipeline, tmp_path)
+    model = _load(pipeline, tmp_path)
     assert model.signature().inputs == (
         TensorSpec("port", BYTES, (-1,)),
         TensorSpec("age", FP64, (-1,), accepts=NUMERIC),
@@ -130,7 +130,7 @@ def test_columns_of_text_are_inputs_of_their_own(tmp_path: Path) -> None:
 def test_text_columns_without_names(tmp_path: Path) -> None:
     rows = np.array([["a", 1], ["b", 2], ["a", 3]], dtype=object)
     encoder = OrdinalEncoder().fit(rows)
-    model = _served(encoder, tmp_path)
+    model = _load(encoder, tmp_path)
     assert [spec.name for spec in model.signature().inputs] == ["x0", "x1"]
     assert model.signature().outputs == (TensorSpec("transform", FP64, (-1, 2)),)
     result = model.infer(_call(x0=["b", "a"], x1=np.array([3, 1])))
@@ -138,18 +138,18 @@ def test_text_columns_without_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result["transform"], [[1, 2], [0, 0]])
 
 
-def test_a_row_that_the_estimator_refuses_is_the_callers_fault(tmp_path: Path) -> None:
+def test_values_that_the_estimator_rejects_are_invalid_input(tmp_path: Path) -> None:
     frame, y = _passengers()
     columns = ColumnTransformer([("port", OneHotEncoder(), ["port"])])
-    model = _served(make_pipeline(columns, LogisticRegression()).fit(frame[["port"]], y), tmp_path)
+    model = _load(make_pipeline(columns, LogisticRegression()).fit(frame[["port"]], y), tmp_path)
     with pytest.raises(InvalidInput, match="unknown categories"):
         model.infer(_call(port=["X"]))
 
 
-def test_documents(tmp_path: Path) -> None:
+def test_text_documents(tmp_path: Path) -> None:
     texts, y = ["good film", "bad film", "good play", "bad play"], ["yes", "no", "yes", "no"]
     pipeline = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, y)
-    model = _served(pipeline, tmp_path)
+    model = _load(pipeline, tmp_path)
     assert model.signature().inputs == (TensorSpec("input", BYTES, (-1,)),)
     result = model.infer(_call("predict_proba", input=texts))
     assert isinstance(result, dict)
@@ -158,7 +158,7 @@ def test_documents(tmp_path: Path) -> None:
 
 def test_sparse_results_become_dense(tmp_path: Path) -> None:
     encoder = OneHotEncoder().fit([[1.0], [2.0]])
-    model = _served(encoder, tmp_path)
+    model = _load(encoder, tmp_path)
     assert model.signature().outputs == (TensorSpec("transform", FP64, (-1, 2)),)
     result = model.infer(_call(input=np.array([[2.0]])))
     assert isinstance(result, dict)
@@ -168,10 +168,10 @@ def test_sparse_results_become_dense(tmp_path: Path) -> None:
 def test_several_targets(tmp_path: Path) -> None:
     data = load_linnerud()
     regression = LinearRegression().fit(data.data, data.target)
-    assert _served(regression, tmp_path).signature().outputs == (TensorSpec("predict", FP64, (-1, 3)),)
+    assert _load(regression, tmp_path).signature().outputs == (TensorSpec("predict", FP64, (-1, 3)),)
     classes = (data.target > np.median(data.target, axis=0)).astype(np.int64)
     forest = RandomForestClassifier(n_estimators=3, random_state=0).fit(data.data, classes)
-    model = _served(forest, tmp_path)
+    model = _load(forest, tmp_path)
     names = [spec.name for spec in model.signature().outputs]
     assert names == ["predict", "predict_proba-0", "predict_proba-1", "predict_proba-2"]
     result = model.infer(_call("predict_proba-2", input=data.data))
@@ -179,17 +179,17 @@ def test_several_targets(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result["predict_proba-2"], forest.predict_proba(data.data)[2])
 
 
-def test_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_pickles_are_rejected_unless_allowed(tmp_path: Path) -> None:
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(StandardScaler().fit([[1.0]])))
     with pytest.raises(ModelFailed, match="--allow-pickle"):
         SklearnModel(ModelSpec(name="m", uri=str(path))).load()
 
 
-def test_what_is_no_estimator_is_refused(tmp_path: Path) -> None:
+def test_objects_that_are_not_estimators_are_rejected(tmp_path: Path) -> None:
     for value in ({"a": 1}, DBSCAN().fit([[1.0]]), pandas.DataFrame({"a": [1.0]}), StandardScaler):
         with pytest.raises(ModelFailed, match="which is no model; expected a fitted scikit-learn estimator"):
-            _served(value, tmp_path)
+            _load(value, tmp_path)
     for name, form in (("model.pkl", "pickle"), ("model.joblib", "joblib")):
         (tmp_path / name).write_bytes(b"garbage")
         with pytest.raises(ModelFailed, match=f"'{name}' cannot be read as a model saved by {form}: "):

@@ -1,4 +1,4 @@
-"""SavedModels answer by their signatures what TensorFlow answers when it is called directly."""
+"""Signatures of SavedModels return what TensorFlow returns when it is called directly."""
 
 import os
 from pathlib import Path
@@ -39,14 +39,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _loaded(path: Path, **parameters: Any) -> TensorFlowModel:
+def _load(path: Path, **parameters: Any) -> TensorFlowModel:
     model = TensorFlowModel(ModelSpec(name="m", uri=str(path), parameters=parameters))
     model.load()
     return model
 
 
 def test_serving_default(saved: Path) -> None:
-    model = _loaded(saved)
+    model = _load(saved)
     assert model.platform == "tensorflow_savedmodel"
     signature = model.signature()
     assert {spec.name: spec for spec in signature.inputs} == {
@@ -72,18 +72,18 @@ def test_serving_default(saved: Path) -> None:
 
 
 def test_another_signature_in_bfloat16(saved: Path) -> None:
-    model = _loaded(saved, signature_name="double")
+    model = _load(saved, signature_name="double")
     assert model.signature().inputs == (TensorSpec("x", BF16, (2,)),)
     assert not model.signature().batched
     result = model.infer(Infer({"x": Tensor.of([1.0, -2.5], BF16)}))
     assert isinstance(result, dict)
-    answer = Tensor.of(result["y"])
-    assert answer.datatype is BF16
-    assert answer.data.tolist() == [2.0, -5.0]
+    output = Tensor.of(result["y"])
+    assert output.datatype is BF16
+    assert output.data.tolist() == [2.0, -5.0]
 
 
-def test_refusals(saved: Path, tmp_path: Path) -> None:
+def test_invalid_models_are_rejected(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match=r"no signature .none., but .*serving_default"):
-        _loaded(saved, signature_name="none")
+        _load(saved, signature_name="none")
     with pytest.raises(ModelFailed, match=r"saved_model\.pb"):
-        _loaded(tmp_path)
+        _load(tmp_path)

@@ -1,4 +1,4 @@
-"""TorchScript archives and exported programs answer what the module answers when it is called directly."""
+"""TorchScript archives and exported programs return what the module returns when it is called directly."""
 
 import warnings
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ROWS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
 
 
 class Net(torch.nn.Module):
-    """A linear layer whose forward gives a dict."""
+    """A linear layer whose forward returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Sum(torch.nn.Module):
 
 
 class Double(torch.nn.Module):
-    """One tensor in and out, of any datatype; a scale that may be left out."""
+    """One tensor in and out, of any datatype, and an optional scale."""
 
     def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None, power: int = 1) -> torch.Tensor:
         return 2 * x if scale is None else x * scale
@@ -72,7 +72,7 @@ def _export(module: torch.nn.Module, path: Path, *args: torch.Tensor, shapes: An
     return path
 
 
-def _loaded(path: Path, **settings: Any) -> TorchModel:
+def _load(path: Path, **settings: Any) -> TorchModel:
     model = TorchModel(ModelSpec(name="m", uri=str(path), **settings))
     model.load()
     return model
@@ -87,7 +87,7 @@ def _infer(model: TorchModel, **arrays: Any) -> Any:
 
 def test_script_with_a_dict(tmp_path: Path) -> None:
     net = Net().eval()
-    model = _loaded(_script(net, tmp_path / "model.pt"))
+    model = _load(_script(net, tmp_path / "model.pt"))
     assert model.platform == "pytorch_torchscript"
     signature = model.signature()
     assert signature.inputs == (TensorSpec("features"),)
@@ -103,7 +103,7 @@ def test_script_with_a_dict(tmp_path: Path) -> None:
 
 def test_script_by_position(tmp_path: Path) -> None:
     path = _script(Sum(), tmp_path / "model.pth", torch.jit.trace, (torch.zeros(2, 4), torch.zeros(2, 4)))
-    model = _loaded(path, max_batch_size=8)
+    model = _load(path, max_batch_size=8)
     assert [spec.name for spec in model.signature().inputs] == ["x", "y"]
     assert [spec.name for spec in model.signature().outputs] == ["output-0", "output-1"]
     assert model.signature().batched
@@ -114,7 +114,7 @@ def test_script_by_position(tmp_path: Path) -> None:
 
 
 def test_script_with_optional_arguments(tmp_path: Path) -> None:
-    model = _loaded(_script(Double(), tmp_path / "model.ts"))
+    model = _load(_script(Double(), tmp_path / "model.ts"))
     assert model.signature().inputs == (TensorSpec("x"), TensorSpec("scale", optional=True))
     for dtype in (np.float32, np.float64, np.int64, np.uint8, np.float16):
         rows = np.arange(4).astype(dtype)
@@ -128,7 +128,7 @@ def test_script_with_optional_arguments(tmp_path: Path) -> None:
 
 
 def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
-    model = _loaded(_script(Double(), tmp_path / "model.pt"))
+    model = _load(_script(Double(), tmp_path / "model.pt"))
     (result,) = _infer(model, x=Tensor.of([1.0, 2.5, -3.0], BF16))
     assert result.dtype == BF16.dtype
     assert result.tolist() == [2.0, 5.0, -6.0]
@@ -138,7 +138,7 @@ def test_exported_program(tmp_path: Path) -> None:
     net = Net().eval()
     rows = torch.export.Dim("rows")
     path = _export(net, tmp_path / "model.pt2", torch.zeros(2, 4), shapes={"features": {0: rows}})
-    model = _loaded(path, allow_pickle=True)
+    model = _load(path, allow_pickle=True)
     assert model.platform == "pytorch_export"
     assert model.signature().inputs == (TensorSpec("features", FP32, (-1, 4)),)
     assert model.signature().outputs == (
@@ -153,7 +153,7 @@ def test_exported_program(tmp_path: Path) -> None:
 
 def test_exported_program_with_keywords_and_fixed_shapes(tmp_path: Path) -> None:
     path = _export(Sum(), tmp_path / "model.pt2", torch.zeros(5, 4), y=torch.zeros(5, 4), shapes=None)
-    model = _loaded(path, allow_pickle=True)
+    model = _load(path, allow_pickle=True)
     assert model.signature().inputs == (TensorSpec("x", FP32, (5, 4)), TensorSpec("y", FP32, (5, 4)))
     assert model.signature().outputs == (TensorSpec("output-0", FP32, (5, 4)), TensorSpec("output-1", FP32, (5,)))
     assert not model.signature().batched
@@ -164,20 +164,20 @@ def test_exported_program_with_keywords_and_fixed_shapes(tmp_path: Path) -> None
 def test_exported_programs_can_hold_pickles(tmp_path: Path) -> None:
     path = _export(Double(), tmp_path / "model.pt2", torch.zeros(2), shapes=None)
     with pytest.raises(ModelFailed, match="--allow-pickle"):
-        _loaded(path)
+        _load(path)
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+def test_pickled_weights_are_rejected(tmp_path: Path) -> None:
     torch.save(Net().state_dict(), tmp_path / "model.pt")
     with pytest.raises(ModelFailed, match="state_dict"):
-        _loaded(tmp_path / "model.pt")
+        _load(tmp_path / "model.pt")
     (tmp_path / "model.pt2").write_text("hello")
     with pytest.raises(ModelFailed, match=r"torch\.export\.load"):
-        _loaded(tmp_path / "model.pt2", allow_pickle=True)
+        _load(tmp_path / "model.pt2", allow_pickle=True)
 
 
-def test_results_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    model = _loaded(_script(Nested(), tmp_path / "model.pt"))
+def test_results_other_than_tensors_are_rejected(tmp_path: Path) -> None:
+    model = _load(_script(Nested(), tmp_path / "model.pt"))
     with pytest.raises(InvalidOutput, match="got list"):
         _infer(model, x=ROWS.copy())
 

@@ -1,4 +1,4 @@
-"""The tabular example trains, and each of its models is recognised, loads and answers as the library does."""
+"""The tabular example: each trained model is recognised, loads and returns what the library returns."""
 
 from pathlib import Path
 from shutil import copy
@@ -32,18 +32,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _loaded(folder: Path) -> Model:
+def _load(folder: Path) -> Model:
     file = model_file(folder)
     assert file is not None
-    made: Model = runtime(recognise(file) or "").load(ModelSpec(name="m", uri=str(file), allow_pickle=True))
-    made.load()
-    return made
+    model: Model = runtime(recognise(file) or "").load(ModelSpec(name="m", uri=str(file), allow_pickle=True))
+    model.load()
+    return model
 
 
-def _answer(made: Model, rows: Any, *outputs: str) -> Any:
-    name = made.signature().inputs[0].name
-    call = bind(Infer({name: Tensor.of(rows)}, outputs), made.signature(), "m")
-    return made.infer(call)
+def _infer(model: Model, rows: Any, *outputs: str) -> Any:
+    name = model.signature().inputs[0].name
+    call = bind(Infer({name: Tensor.of(rows)}, outputs), model.signature(), "m")
+    return model.infer(call)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def _answer(made: Model, rows: Any, *outputs: str) -> Any:
 )
 def test_digits(models: Path, folder: str, data: str, scale: float) -> None:
     _, rows, _, labels = train.split(data)
-    result = _answer(_loaded(models / folder), (rows / scale).astype(np.float32))
+    result = _infer(_load(models / folder), (rows / scale).astype(np.float32))
     guessed = result["label"] if isinstance(result, dict) else result[0].argmax(axis=1)
     assert (guessed == labels).mean() > 0.9
 
@@ -60,27 +60,27 @@ def test_digits(models: Path, folder: str, data: str, scale: float) -> None:
 def test_breast_cancer(models: Path) -> None:
     _, rows, _, _ = train.split("breast_cancer")
     direct = joblib.load(models / "breast-cancer" / "model.joblib").predict_proba(rows)
-    result = _answer(_loaded(models / "breast-cancer"), rows, "predict_proba")
+    result = _infer(_load(models / "breast-cancer"), rows, "predict_proba")
     np.testing.assert_array_equal(result["predict_proba"], direct)
     classifier = xgboost.XGBClassifier()
     classifier.load_model(models / "breast-cancer-xgboost" / "model.ubj")
-    result = _answer(_loaded(models / "breast-cancer-xgboost"), rows, "label")
+    result = _infer(_load(models / "breast-cancer-xgboost"), rows, "label")
     np.testing.assert_array_equal(result["label"], classifier.predict(rows))
 
 
-def test_the_others_answer(models: Path) -> None:
+def test_other_models(models: Path) -> None:
     _, rows, _, _ = train.split("diabetes")
-    assert _answer(_loaded(models / "diabetes-lightgbm"), rows)["predict"].shape == (len(rows),)
+    assert _infer(_load(models / "diabetes-lightgbm"), rows)["predict"].shape == (len(rows),)
     _, rows, _, labels = train.split("wine")
     for version in ("1", "2"):
-        result = _answer(_loaded(models / "wine" / version), rows)
+        result = _infer(_load(models / "wine" / version), rows)
         assert (result["predict"] == labels).mean() > 0.8
 
 
 def test_the_python_model(models: Path) -> None:
-    made = _loaded(models / "iris-centroid")
-    result = _answer(made, np.array([[6.3, 3.3, 6.0, 2.5]], dtype=np.float32))
+    model = _load(models / "iris-centroid")
+    result = _infer(model, np.array([[6.3, 3.3, 6.0, 2.5]], dtype=np.float32))
     assert result["kind"].data.tolist() == [b"virginica"]
-    assert [(s.name, s.shape) for s in made.signature().outputs] == [("kind", (-1,)), ("distances", (-1, 3))]
+    assert [(s.name, s.shape) for s in model.signature().outputs] == [("kind", (-1,)), ("distances", (-1, 3))]
     committed = (EXAMPLE / "models" / "iris-centroid" / "centroids.json").read_text()
     assert committed == (models / "iris-centroid" / "centroids.json").read_text()

@@ -37,9 +37,9 @@ def body(inputs: dict[str, list[float]], **parameters: Any) -> dict[str, Any]:
 def test_an_inference_request_for_a_derivative(
     simulators: ServerProcess, vectors: dict[str, list[float]], parameters: dict[str, Any], expected: list[float]
 ) -> None:
-    status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
-    assert status == 200, found
-    (output,) = found["outputs"]
+    status, response, _ = simulators.request("POST", "/v2/models/forward/infer", body(INPUTS | vectors, **parameters))
+    assert status == 200, response
+    (output,) = response["outputs"]
     assert (output["name"], output["datatype"], output["data"]) == (parameters["derivative"], "FP64", expected)
 
 
@@ -65,32 +65,32 @@ def test_an_inference_request_for_a_derivative(
 def test_errors_name_the_invalid_parameter(
     simulators: ServerProcess, inputs: Any, parameters: dict[str, Any], message: str
 ) -> None:
-    status, found, _ = simulators.request("POST", "/v2/models/forward/infer", body(inputs, **parameters))
+    status, response, _ = simulators.request("POST", "/v2/models/forward/infer", body(inputs, **parameters))
     assert status == 400
-    assert message in found["error"]
+    assert message in response["error"]
 
 
 def test_metadata_list_the_derivatives_and_their_source(simulators: ServerProcess) -> None:
-    _, found, _ = simulators.request("GET", "/v2/models/Points")
-    assert found["details"] == {"derivatives": {"gradient": "author"}}
-    assert "details" in json.dumps(found)
+    _, response, _ = simulators.request("GET", "/v2/models/Points")
+    assert response["details"] == {"derivatives": {"gradient": "author"}}
+    assert "details" in json.dumps(response)
 
 
-def ask_in_binary_form(simulators: ServerProcess, client: Any, vectors: dict[str, list[float]], derivative: str) -> Any:
+def infer_binary(simulators: ServerProcess, client: Any, vectors: dict[str, list[float]], derivative: str) -> Any:
     address = simulators.url if client is triton_http else simulators.grpc_url
     inputs = []
     for name, values in (INPUTS | vectors).items():
         one = client.InferInput(name, [len(values)], "FP64")
         one.set_data_from_numpy(np.array(values))
         inputs.append(one)
-    with client.InferenceServerClient(address) as asking:
-        return asking.infer("forward", inputs, parameters={"derivative": derivative}).as_numpy(derivative)
+    with client.InferenceServerClient(address) as connection:
+        return connection.infer("forward", inputs, parameters={"derivative": derivative}).as_numpy(derivative)
 
 
 @pytest.mark.parametrize("client", [triton_http, triton_grpc])
 def test_derivatives_in_binary_form(simulators: ServerProcess, client: Any) -> None:
-    found = ask_in_binary_form(simulators, client, {"sens": [1.0, 10.0]}, "gradient")
-    assert found.tolist() == [2.0, 40.0]
+    result = infer_binary(simulators, client, {"sens": [1.0, 10.0]}, "gradient")
+    assert result.tolist() == [2.0, 40.0]
 
 
 @pytest.mark.parametrize("client", [triton_http, triton_grpc])
@@ -111,4 +111,4 @@ def test_sens_and_vec_must_be_finite(
     simulators: ServerProcess, client: Any, derivative: str, vectors: dict[str, list[float]], message: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=message):
-        ask_in_binary_form(simulators, client, vectors, derivative)
+        infer_binary(simulators, client, vectors, derivative)

@@ -20,13 +20,13 @@ def forward(simulators: ServerProcess) -> Any:
     return umbridge.HTTPModel(f"http://{simulators.url}", "forward")
 
 
-def test_it_finds_the_models(simulators: ServerProcess) -> None:
+def test_models_are_listed(simulators: ServerProcess) -> None:
     assert umbridge.supported_models(f"http://{simulators.url}") == ["Double", "Faulty", "Points", "Slow", "forward"]
     with pytest.raises(Exception, match="not supported by server"):
         umbridge.HTTPModel(f"http://{simulators.url}", "backward")
 
 
-def test_it_reads_supported_operations(simulators: ServerProcess, forward: Any) -> None:
+def test_supported_operations(simulators: ServerProcess, forward: Any) -> None:
     assert forward.supports_evaluate()
     assert forward.supports_gradient()
     assert forward.supports_apply_jacobian()
@@ -41,7 +41,7 @@ def test_sizes_depend_on_the_config(forward: Any) -> None:
     assert (forward.get_input_sizes({"n": 4}), forward.get_output_sizes({"n": 4})) == ([4, 3], [4, 1])
 
 
-def test_it_evaluates(forward: Any) -> None:
+def test_evaluate(forward: Any) -> None:
     assert forward(POINT) == [[1.0, 4.0], [53.0]]
     assert forward([[1, 2, 3], [0, 0, 0]], {"n": 3, "scale": 10}) == [[10.0, 40.0, 90.0], [6.0]]
 
@@ -85,7 +85,7 @@ def test_four_replicas_answer_four_calls_at_a_time(simulators: ServerProcess) ->
     assert sorted(responses) == [[[float(i)]] for i in range(8)]
 
 
-def test_it_finds_a_server_at_the_port_that_it_expects(tmp_path: Path) -> None:
+def test_a_server_at_the_default_port(tmp_path: Path) -> None:
     """`--umbridge-port` is a second HTTP port; models are found in their files without changes."""
     (tmp_path / "sim.py").write_text(SIMULATORS.read_text().partition("class Points")[0])
     with running_server(str(tmp_path / "sim.py"), "--umbridge-port", "0", "--placement", "thread") as process:

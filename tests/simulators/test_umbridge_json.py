@@ -21,26 +21,26 @@ POLICY = Policy()
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def read(body: Any, policy: Policy = POLICY) -> Any:
-    found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
-    assert isinstance(found, UmBridgeRequest)
-    return found
+def parse(body: Any, policy: Policy = POLICY) -> Any:
+    request = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(request, UmBridgeRequest)
+    return request
 
 
 def error_message(body: Any, policy: Policy = POLICY) -> str:
-    found = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
-    assert isinstance(found, InvalidUmBridgeRequest)
-    return found.error.message
+    result = parse_umbridge_request(body if isinstance(body, bytes) else json.dumps(body).encode(), policy)
+    assert isinstance(result, InvalidUmBridgeRequest)
+    return result.error.message
 
 
 @given(st.lists(st.lists(FINITE, max_size=5), max_size=4), st.lists(FINITE, max_size=5), st.booleans())
 def test_vectors_are_parsed_exactly(vectors: Any, sens: Any, long: bool) -> None:
     padding = " " * json_numbers.LONG if long else ""  # long bodies go through another parser
     body = json.dumps({"name": "f", "input": vectors, "sens": sens, "outWrt": 3}) + padding
-    found = read(body.encode())
-    assert [v.tolist() for v in found.input] == vectors
-    assert all(v.dtype == np.float64 and v.ndim == 1 for v in found.input)
-    assert (found.sens.tolist(), found.outWrt) == (sens, 3)
+    request = parse(body.encode())
+    assert [v.tolist() for v in request.input] == vectors
+    assert all(v.dtype == np.float64 and v.ndim == 1 for v in request.input)
+    assert (request.sens.tolist(), request.outWrt) == (sens, 3)
 
 
 @given(st.lists(st.floats(), max_size=20))
@@ -67,7 +67,7 @@ def test_vectors_roundtrip(values: list[float]) -> None:
         ("config", "[]", "'config': expected an object, got an array"),
     ],
 )
-def test_all_parsers_report_types_alike(field: str, value: str, message: str, long: bool) -> None:
+def test_all_parsers_report_types_equally(field: str, value: str, message: str, long: bool) -> None:
     body = f'{{"name": "f", "{field}": {value}}}' + " " * (json_numbers.LONG if long else 0)
     assert error_message(body.encode()) == message
 
@@ -81,12 +81,12 @@ def test_very_long_bodies_are_parsed_in_chunks(vectors: str, simdjson: bool, mon
     if not simdjson:
         monkeypatch.setattr(json_numbers, "_simd_parser_class", lambda: None)
     text = vectors.replace("%s", LONG)
-    found = read(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
+    request = parse(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
     expected = json.loads(text)
-    assert len(found.input) == len(expected)
-    for ours, theirs in zip(found.input, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert (found.config, found.outWrt) == ({"a": [1]}, 1)
+    assert len(request.input) == len(expected)
+    for actual, expected_vector in zip(request.input, expected, strict=True):
+        np.testing.assert_array_equal(actual, expected_vector)
+    assert (request.config, request.outWrt) == ({"a": [1]}, 1)
 
 
 @pytest.mark.parametrize(
@@ -112,27 +112,27 @@ def test_errors_in_very_long_bodies_are_reported(changed: str, message: str) -> 
 
 
 def test_a_key_input_in_the_config_is_not_the_input() -> None:
-    found = read(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}, "input": [[]]}}'.encode())
-    assert [v.tolist() for v in found.input] == [[]]
-    assert len(found.config["input"][0]) == 240_000
-    found = read(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}}}'.encode())
-    assert found.input is msgspec.UNSET
+    request = parse(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}, "input": [[]]}}'.encode())
+    assert [v.tolist() for v in request.input] == [[]]
+    assert len(request.config["input"][0]) == 240_000
+    request = parse(f'{{"name": "f", "config": {{"input": [[{LONG}]]}}}}'.encode())
+    assert request.input is msgspec.UNSET
 
 
-def test_long_bodies_with_configs_and_duplicate_keys_are_parsed_alike() -> None:
+def test_long_bodies_with_configs_and_duplicate_keys() -> None:
     vector = np.random.default_rng(1).normal(size=500).tolist()
-    found = read({"name": "f", "input": [vector], "config": {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}})
-    assert found.config == {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}
-    assert found.input[0].tolist() == vector
+    request = parse({"name": "f", "input": [vector], "config": {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}})
+    assert request.config == {"mesh": [1, [2]], "deep": {"a": None, "b": "["}}
+    assert request.input[0].tolist() == vector
     doubled = b'{"name": "f", "outWrt": 1, "outWrt": 2, "input": [%s]}' % json.dumps(vector).encode()
-    assert read(doubled).outWrt == 2
-    assert read(b'{"name": "f", "other": [%s], "input": [[1e5]]}' % json.dumps(vector).encode()).input[0] == [1e5]
+    assert parse(doubled).outWrt == 2
+    assert parse(b'{"name": "f", "other": [%s], "input": [[1e5]]}' % json.dumps(vector).encode()).input[0] == [1e5]
 
 
 @pytest.mark.parametrize("spelled", ["1e999", "Infinity"])
-def test_both_spellings_of_infinities_are_accepted_unless_disabled(spelled: str) -> None:
+def test_infinities_are_accepted_in_both_spellings_unless_disabled(spelled: str) -> None:
     body = f'{{"name": "f", "input": [[0, -{spelled}]]}}'.encode()
-    assert read(body).input[0].tolist() == [0.0, -math.inf]
+    assert parse(body).input[0].tolist() == [0.0, -math.inf]
     assert error_message(body, Policy(nonfinite="error")) == "input[0][1]: expected a finite number, got -inf"
 
 
@@ -186,8 +186,8 @@ def test_a_value_that_is_not_a_number_is_rejected_not_converted(value: bytes, co
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_random_bytes_are_rejected(garbage: bytes) -> None:
     try:
-        found = parse_umbridge_request(garbage, POLICY)
+        result = parse_umbridge_request(garbage, POLICY)
     except InvalidInput:
         return
     assert isinstance(json.loads(garbage)["name"], str)
-    assert isinstance(found, UmBridgeRequest | InvalidUmBridgeRequest)
+    assert isinstance(result, UmBridgeRequest | InvalidUmBridgeRequest)

@@ -1,4 +1,4 @@
-"""The whole message for each thing that can be wrong with a UM-Bridge request or with a server's answer."""
+"""Error messages for invalid UM-Bridge requests and responses."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from dragoman.formats.umbridge_response import parse_output
         (b'{"name": null}', "'name': expected the name of a model, got null"),
     ],
 )
-def test_a_request_that_names_no_model_is_rejected(body: bytes, message: str) -> None:
+def test_requests_without_a_model_name_are_rejected(body: bytes, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_umbridge_request(body, Policy())
     assert caught.value.message == message
@@ -42,16 +42,16 @@ def test_a_request_that_names_no_model_is_rejected(body: bytes, message: str) ->
         (b'"config": [1]', "'config': expected an object, got an array"),
     ],
 )
-def test_a_field_that_is_wrong_is_named(field: bytes, message: str) -> None:
-    found = parse_umbridge_request(b'{"name": "f", %s}' % field, Policy())
-    assert isinstance(found, InvalidUmBridgeRequest)
-    assert (found.name, found.error.message) == ("f", message)
+def test_errors_name_the_invalid_field(field: bytes, message: str) -> None:
+    request = parse_umbridge_request(b'{"name": "f", %s}' % field, Policy())
+    assert isinstance(request, InvalidUmBridgeRequest)
+    assert (request.name, request.error.message) == ("f", message)
 
 
-def test_infinite_numbers_are_named_where_they_are_not_wanted() -> None:
-    found = parse_umbridge_request(b'{"name": "f", "sens": [1, Infinity, NaN]}', Policy(nonfinite="error"))
-    assert isinstance(found, InvalidUmBridgeRequest)
-    assert found.error.message == "sens[1]: expected a finite number, got inf"
+def test_non_finite_numbers_are_rejected_if_configured() -> None:
+    request = parse_umbridge_request(b'{"name": "f", "sens": [1, Infinity, NaN]}', Policy(nonfinite="error"))
+    assert isinstance(request, InvalidUmBridgeRequest)
+    assert request.error.message == "sens[1]: expected a finite number, got inf"
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_infinite_numbers_are_named_where_they_are_not_wanted() -> None:
         (b'{"output": [true]}', False, "the response is not valid: expected numbers in 'output', got True"),
     ],
 )
-def test_an_answer_that_is_none_is_shown(text: bytes, several: bool, message: str) -> None:
+def test_invalid_responses_are_shown(text: bytes, several: bool, message: str) -> None:
     with pytest.raises(InvalidOutput) as caught:
         parse_output(text, several=several)
     assert caught.value.message == message
 
 
-def test_a_vector_is_read_with_its_place() -> None:
-    found: Any = parse_umbridge_request(
+def test_every_field_is_parsed() -> None:
+    request: Any = parse_umbridge_request(
         b'{"name": "f", "input": [[1, 2], []], "sens": [3], "vec": [4], "outWrt": 5, "inWrt": 6, "inWrt1": 7, '
         b'"inWrt2": 8, "config": {"a": [1]}}',
         Policy(),
     )
-    assert [vector.tolist() for vector in found.input] == [[1, 2], []]
-    assert (found.sens.tolist(), found.vec.tolist(), found.config) == ([3], [4], {"a": [1]})
-    assert (found.outWrt, found.inWrt, found.inWrt1, found.inWrt2) == (5, 6, 7, 8)
+    assert [vector.tolist() for vector in request.input] == [[1, 2], []]
+    assert (request.sens.tolist(), request.vec.tolist(), request.config) == ([3], [4], {"a": [1]})
+    assert (request.outWrt, request.inWrt, request.inWrt1, request.inWrt2) == (5, 6, 7, 8)

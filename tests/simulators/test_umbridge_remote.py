@@ -1,4 +1,4 @@
-"""Remote UM-Bridge servers as models of ours: the reference server, and our own."""
+"""Remote UM-Bridge servers as models: the server of the umbridge package, and Dragoman."""
 
 import asyncio
 import json
@@ -13,12 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import dragoman
 from dragoman import ApplyHessian, ApplyJacobian, Gradient, Infer, ModelSpec, Tensor, errors
-from dragoman.core.calls import Describe, Request
+from dragoman.core.calls import Describe
 from dragoman.core.tensor import NONE
 from dragoman.engine.engine import Engine
 from dragoman.engine.repository import Repository
@@ -26,6 +25,7 @@ from dragoman.runtimes.umbridge.model import make_function
 from e2e.server_process import ServerProcess, free_ports, wait_until
 from loaded_models import recorded_models
 from simulators.conftest import SIMULATORS
+from vector_calls import call_model, vector
 
 REFERENCE = f"""
 import sys, umbridge
@@ -71,90 +71,88 @@ def reference() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Iterator[str]:
+def reference_url() -> Iterator[str]:
     with reference() as url:
         yield url
 
 
 def engine(*urls: str, **parameters: Any) -> Engine:
-    given = {"urls": list(urls), "model": "forward", **parameters}
-    return Engine(Repository([ModelSpec(name="far", runtime="umbridge", parameters=given)]))
-
-
-def vector(*values: float) -> Tensor:
-    return Tensor.of(np.array(values, np.float64))
+    parameters_ = {"urls": list(urls), "model": "forward", **parameters}
+    return Engine(Repository([ModelSpec(name="remote", runtime="umbridge", parameters=parameters_)]))
 
 
 POINT = (vector(1, 2), vector(3, 4, 5))
 
 
-async def response(engine: Engine, call: Any) -> Any:
-    return (await engine.call(Request(call, "far"))).answer
+async def evaluate(engine: Engine, *vectors: Tensor, **config: Any) -> list[list[float]]:
+    result = await call_model(engine, "remote", Infer({}, positional=vectors or POINT, config=config or NONE))
+    return [t.data.tolist() for t in result.outputs.values()]
 
 
-async def evaluated(engine: Engine, *vectors: Tensor, **config: Any) -> list[list[float]]:
-    found = await response(engine, Infer({}, positional=vectors or POINT, config=config or NONE))
-    return [t.data.tolist() for t in found.outputs.values()]
-
-
-@pytest.mark.parametrize("whose", ["theirs", "ours"])
-async def test_every_verb_goes_through(whose: str, theirs: str, simulators: ServerProcess) -> None:
-    url = theirs if whose == "theirs" else f"http://{simulators.url}"
-    async with engine(url, config={"scale": 2.0}) as far:
-        assert await evaluated(far) == [[2.0, 8.0], [53.0]]
-        assert await evaluated(far, vector(1, 2, 3), vector(0, 0, 0), n=3, scale=1.0) == [[1.0, 4.0, 9.0], [6.0]]
+@pytest.mark.parametrize("server", ["reference", "dragoman"])
+async def test_every_operation(server: str, reference_url: str, simulators: ServerProcess) -> None:
+    url = reference_url if server == "reference" else f"http://{simulators.url}"
+    async with engine(url, config={"scale": 2.0}) as remote:
+        assert await evaluate(remote) == [[2.0, 8.0], [53.0]]
+        assert await evaluate(remote, vector(1, 2, 3), vector(0, 0, 0), n=3, scale=1.0) == [
+            [1.0, 4.0, 9.0],
+            [6.0],
+        ]
         gradient = Gradient(positional=POINT, sens=vector(1, 10))
-        assert (await response(far, gradient)).data.tolist() == [4.0, 80.0]
+        assert (await call_model(remote, "remote", gradient)).data.tolist() == [4.0, 80.0]
         jacobian = ApplyJacobian(positional=POINT, output=1, input=1, vec=vector(1, 1, 1))
-        assert (await response(far, jacobian)).data.tolist() == [24.0]
+        assert (await call_model(remote, "remote", jacobian)).data.tolist() == [24.0]
         hessian = ApplyHessian(positional=POINT, sens=vector(1, 1), vec=vector(1, 2))
-        assert (await response(far, hessian)).data.tolist() == [4.0, 8.0]
-        description = await response(far, Describe())
+        assert (await call_model(remote, "remote", hessian)).data.tolist() == [4.0, 8.0]
+        description = await call_model(remote, "remote", Describe())
         assert (description.platform, description.details["derivatives"]["gradient"]) == ("umbridge", "remote")
 
 
-async def test_faults_of_the_server_become_ours(theirs: str) -> None:
-    async with engine(theirs) as far:
-        assert str(await evaluated(far, vector(14, 0), POINT[1])) == "[[nan, -inf], [inf]]"
+async def test_errors_of_the_server_are_passed_on(reference_url: str) -> None:
+    async with engine(reference_url) as remote:
+        assert str(await evaluate(remote, vector(14, 0), POINT[1])) == "[[nan, -inf], [inf]]"
         with pytest.raises(errors.ModelFailed, match="answers 500: 500 Internal Server Error"):
-            await evaluated(far, vector(13, 0), POINT[1])
+            await evaluate(remote, vector(13, 0), POINT[1])
         with pytest.raises(errors.InvalidOutput, match="answers 500 InvalidOutput"):
-            await evaluated(far, vector(15, 0), POINT[1])
+            await evaluate(remote, vector(15, 0), POINT[1])
         with pytest.raises(errors.InvalidInput, match="expected 2 numbers, got 3"):
-            await evaluated(far, vector(1, 2, 3), POINT[1])
-        assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+            await evaluate(remote, vector(1, 2, 3), POINT[1])
+        assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
 
 
-async def test_many_calls_are_under_way_at_a_time(simulators: ServerProcess) -> None:
+async def test_calls_run_concurrently(simulators: ServerProcess) -> None:
     spec = ModelSpec(
-        name="far", runtime="umbridge", uri=f"http://{simulators.url}", parameters={"model": "Slow", "concurrency": 4}
+        name="remote",
+        runtime="umbridge",
+        uri=f"http://{simulators.url}",
+        parameters={"model": "Slow", "concurrency": 4},
     )
-    async with Engine(Repository([spec])) as far:
+    async with Engine(Repository([spec])) as remote:
         async with asyncio.timeout(1.5):  # one after the other they take two seconds
-            await asyncio.gather(*(evaluated(far, vector(i)) for i in range(4)))
+            await asyncio.gather(*(evaluate(remote, vector(i)) for i in range(4)))
 
 
-async def test_another_server_answers_where_one_is_gone(theirs: str) -> None:
-    (nobody,) = free_ports(1)
+async def test_calls_fail_over_to_other_servers(reference_url: str) -> None:
+    (closed_port,) = free_ports(1)
     with reference() as second:
-        async with engine(f"http://127.0.0.1:{nobody}", theirs, second) as far:
-            found = await asyncio.gather(*(evaluated(far) for _ in range(20)))
-            assert found == [[[1.0, 4.0], [53.0]]] * 20
-    async with engine(theirs, f"http://127.0.0.1:{nobody}") as far:
-        assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+        async with engine(f"http://127.0.0.1:{closed_port}", reference_url, second) as remote:
+            result = await asyncio.gather(*(evaluate(remote) for _ in range(20)))
+            assert result == [[[1.0, 4.0], [53.0]]] * 20
+    async with engine(reference_url, f"http://127.0.0.1:{closed_port}") as remote:
+        assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
 
 
-async def test_a_server_that_comes_back_is_used_again() -> None:
+async def test_a_restarted_server_is_used_again() -> None:
     with reference() as url:
-        far = engine(url)
-        await far.start()
+        remote = engine(url)
+        await remote.start()
     try:
         with pytest.raises(errors.NotReady, match=r"no server of .* answers: cannot reach"):
-            await evaluated(far)
+            await evaluate(remote)
         with running(int(url.rpartition(":")[2])) as process:
             for _ in range(1000):
                 try:
-                    assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+                    assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
                     break
                 except errors.NotReady:
                     assert process.poll() is None
@@ -162,36 +160,36 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
             else:
                 raise AssertionError("it never came back")
     finally:
-        await far.close()
+        await remote.close()
 
 
-async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+async def test_loading_waits_for_the_server() -> None:
     (port,) = free_ports(1)
     with running(port):
-        async with engine(f"http://127.0.0.1:{port}", wait_s=60) as far:
-            assert await evaluated(far) == [[1.0, 4.0], [53.0]]
-    async with engine(f"http://127.0.0.1:{port}") as far:
-        assert "no server of" in far.deployments()[0].reason
+        async with engine(f"http://127.0.0.1:{port}", wait_s=60) as remote:
+            assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
+    async with engine(f"http://127.0.0.1:{port}") as remote:
+        assert "no server of" in remote.deployments()[0].reason
 
 
-async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None:
+async def test_a_restarted_server_of_several_is_used_again(reference_url: str) -> None:
     with reference() as url, recorded_models() as models:
-        far = engine(theirs, url)
-        await far.start()
+        remote = engine(reference_url, url)
+        await remote.start()
     try:
-        servers = models["far"].function.servers.servers
+        servers = models["remote"].function.servers.servers
         while not any(server.has_failed for server in servers):  # both are asked by turns
-            assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+            assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
         with running(int(url.rpartition(":")[2])):
             for _ in range(1000):
-                assert await evaluated(far) == [[1.0, 4.0], [53.0]]
+                assert await evaluate(remote) == [[1.0, 4.0], [53.0]]
                 if not any(server.has_failed for server in servers):
                     break
                 await asyncio.sleep(0.02)
             else:
                 raise AssertionError("it was never asked again")
     finally:
-        await far.close()
+        await remote.close()
 
 
 @pytest.mark.parametrize(
@@ -204,9 +202,9 @@ async def test_one_of_several_that_comes_back_is_used_again(theirs: str) -> None
         ({"urls": "http://x:1", "concurrency": 0}, "parameter 'concurrency': expected at least 1"),
     ],
 )
-def test_wrong_parameters_are_told(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ModelFailed, match=message):
-        make_function(ModelSpec(name="far", parameters=parameters))
+        make_function(ModelSpec(name="remote", parameters=parameters))
 
 
 INFO = {"protocolVersion": 1.0, "models": ["m"]}
@@ -255,25 +253,25 @@ def scripted_server(**responses: Any) -> Iterator[str]:
         ({"OutputSizes": {"outputSizes": [-1]}}, "expected a list of integers from 0 as outputSizes"),
     ],
 )
-async def test_a_server_that_describes_itself_wrongly_is_not_loaded(responses: dict[str, Any], reason: str) -> None:
+async def test_invalid_descriptions_of_servers_are_rejected(responses: dict[str, Any], reason: str) -> None:
     right = {"Info": INFO, "ModelInfo": SUPPORT, "InputSizes": {"inputSizes": [1]}, "OutputSizes": {"outputSizes": [1]}}
     with scripted_server(**{**right, **responses}) as url:
-        async with engine(url, model="") as far:
-            assert re.search(reason, far.deployments()[0].reason)
+        async with engine(url, model="") as remote:
+            assert re.search(reason, remote.deployments()[0].reason)
 
 
-async def test_text_in_the_place_of_a_number_is_not_converted() -> None:
+async def test_text_is_not_converted_to_a_number() -> None:
     sizes = {"InputSizes": {"inputSizes": [1.0]}, "OutputSizes": {"outputSizes": [1]}}
     with scripted_server(Info=INFO, ModelInfo=SUPPORT, **sizes, Evaluate={"output": [["1"]]}) as url:
-        async with engine(url, model="m") as far:
+        async with engine(url, model="m") as remote:
             with pytest.raises(errors.InvalidOutput, match="expected numbers in 'output', got '1'"):
-                await evaluated(far, vector(0))
+                await evaluate(remote, vector(0))
 
 
-async def test_a_model_that_the_server_does_not_have_is_not_loaded(simulators: ServerProcess, tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
+async def test_unknown_models_of_a_server_are_not_loaded(simulators: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
     table = f'[model]\nruntime = "umbridge"\n[model.parameters]\nurls = "http://{simulators.url}"\n'
     for line, reason in (("", "models; expected `model` to name one of"), ('model = "x"\n', "has no model 'x'")):
-        (tmp_path / "far" / "dragoman.toml").write_text(table + line)
-        async with dragoman.open_engine(str(tmp_path)) as made:
-            assert reason in made.deployments()[0].reason
+        (tmp_path / "remote" / "dragoman.toml").write_text(table + line)
+        async with dragoman.open_engine(str(tmp_path)) as engine_:
+            assert reason in engine_.deployments()[0].reason

@@ -1,4 +1,4 @@
-"""Vectors in shared memory: the umbridge package's client, and segments that are not its own."""
+"""Vectors in shared memory: the umbridge package's client, and invalid segments."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ def shared() -> Iterator[ServerProcess]:
         yield s
 
 
-def test_the_client_drives_every_verb_through_it(shared: ServerProcess) -> None:
+def test_every_operation_of_the_client(shared: ServerProcess) -> None:
     model = umbridge.HTTPModel(f"http://{shared.url}", "forward", use_shmem=True)
     assert model.supports_shmem()
     assert model(POINT) == [[1.0, 4.0], [53.0]]
@@ -36,7 +36,7 @@ def test_the_client_drives_every_verb_through_it(shared: ServerProcess) -> None:
     assert double([[0.0, np.inf, -1.0, 2.0]]) == [[0.0, np.inf, -2.0, 4.0]]
 
 
-def test_it_is_off_unless_the_operator_wants_it(simulators: ServerProcess) -> None:
+def test_shared_memory_is_disabled_by_default(simulators: ServerProcess) -> None:
     assert simulators.request("POST", "/EvaluateShMem", {"name": "forward"})[0] == 404
     model = umbridge.HTTPModel(f"http://{simulators.url}", "forward", use_shmem=True)
     assert not model.supports_shmem()
@@ -66,12 +66,12 @@ GOOD = {"tid": "7", "name": "Double", "shmem_name": "/umbridge", "shmem_num_inpu
         ({}, "InvalidInput", "out_7"),  # there is no segment for the answer
     ],
 )
-def test_bad_segments_are_told(shared: ServerProcess, changes: dict[str, Any], kind: str, message: str) -> None:
+def test_invalid_segments_are_rejected(shared: ServerProcess, changes: dict[str, Any], kind: str, message: str) -> None:
     segment = shared_memory.SharedMemory("umbridge_in_7_0", create=True, size=32)
     try:
-        status, found, _ = shared.request("POST", "/EvaluateShMem", GOOD | changes)
-        assert (status, found["error"]["type"]) == (400, kind)
-        assert message in found["error"]["message"]
+        status, response, _ = shared.request("POST", "/EvaluateShMem", GOOD | changes)
+        assert (status, response["error"]["type"]) == (400, kind)
+        assert message in response["error"]["message"]
     finally:
         segment.close()
         segment.unlink()
@@ -79,26 +79,26 @@ def test_bad_segments_are_told(shared: ServerProcess, changes: dict[str, Any], k
 
 def test_json_of_the_test_route_is_bounded(shared: ServerProcess) -> None:
     for values, message in ((1 << 19, "too many values in JSON"), (10, "umbridge_test_shmem_in_none")):
-        status, found, _ = shared.request("POST", "/TestShMem", {"tid": "none", "x": [[]] * values})
-        assert (status, found["error"]["type"]) == (400, "InvalidInput")
-        assert message in found["error"]["message"]
+        status, response, _ = shared.request("POST", "/TestShMem", {"tid": "none", "x": [[]] * values})
+        assert (status, response["error"]["type"]) == (400, "InvalidInput")
+        assert message in response["error"]["message"]
 
 
-def test_no_body_is_told_and_many_clients_do_not_meet(shared: ServerProcess) -> None:
+def test_empty_bodies_are_rejected_and_clients_are_independent(shared: ServerProcess) -> None:
     for body in (b"", b"[]", b"{", b'{"name": "Double"}'):
-        status, found, _ = shared.request("POST", "/EvaluateShMem", body)
-        assert (status, json.loads(json.dumps(found))["error"]["type"]) == (400, "InvalidInput")
+        status, results, _ = shared.request("POST", "/EvaluateShMem", body)
+        assert (status, json.loads(json.dumps(results))["error"]["type"]) == (400, "InvalidInput")
     assert shared.request("POST", "/TestShMem", {"tid": "none"})[0] == 400
     model = umbridge.HTTPModel(f"http://{shared.url}", "Double", use_shmem=True)
-    found = []
+    results = []
 
     def send_request(number: int) -> None:
-        found.extend((number, model([[float(number)] * 4])) for _ in range(5))
+        results.extend((number, model([[float(number)] * 4])) for _ in range(5))
 
     threads = [threading.Thread(target=send_request, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 20
-    assert all(response == [[2.0 * number] * 4] for number, response in found)
+    assert len(results) == 20
+    assert all(response == [[2.0 * number] * 4] for number, response in results)

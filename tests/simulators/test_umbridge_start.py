@@ -1,4 +1,4 @@
-"""What UM-Bridge clients see of a server that starts: names of models, and when they are listed."""
+"""Model names in UM-Bridge, and when they are listed at startup."""
 
 import threading
 from pathlib import Path
@@ -27,21 +27,21 @@ while not pathlib.Path(os.environ["TEST_GATE"]).exists():
 
 
 @pytest.mark.parametrize("front_ends", ["1", "2"])
-def test_info_waits_for_models_that_still_load(tmp_path: Path, front_ends: str) -> None:
+def test_info_waits_for_models_that_are_loading(tmp_path: Path, front_ends: str) -> None:
     (tmp_path / "gated.py").write_text(GATED)
     models = [str(tmp_path / "gated.py"), f"{SIMULATORS}:Double", f"{tmp_path / 'gated.py'}:missing"]
     gate = tmp_path / "gate"
-    found: list[Any] = []
+    model_names: list[Any] = []
     with started_server(*models, "--front-ends", front_ends, environment={"TEST_GATE": str(gate)}) as process:
         url = f"http://{process.wait_until_live().url}"
-        asking = threading.Thread(target=lambda: found.append(umbridge.supported_models(url)))
-        asking.start()
+        thread = threading.Thread(target=lambda: model_names.append(umbridge.supported_models(url)))
+        thread.start()
         process.wait_for_status("/v2/models/Double/ready", 200)
         assert process.status("/v2/models/gated/ready") != 200
         assert process.request("POST", "/Evaluate", {"name": "Double", "input": [[1, 2, 3, 4]]})[0] == 200
         gate.touch()
-        asking.join(60)
-    assert found == [["Double", "gated"]]
+        thread.join(60)
+    assert model_names == [["Double", "gated"]]
 
 
 MODEL = """
@@ -107,7 +107,7 @@ FACTORS = {
 }
 
 
-def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: Path) -> None:
+def test_models_of_the_umbridge_package_keep_their_names(tmp_path: Path) -> None:
     with started_server(*model_files(tmp_path), "--placement", "thread", "--nonfinite", "error") as process:
         url = f"http://{process.wait_until_ready().url}"
         assert set(umbridge.supported_models(url)) == {*FACTORS}
@@ -119,7 +119,7 @@ def test_models_of_the_umbridge_package_are_served_by_their_own_names(tmp_path: 
 
 
 @pytest.mark.parametrize("placement", ["process", "thread"])
-def test_a_file_of_one_class_is_served_by_the_name_of_its_instance(tmp_path: Path, placement: str) -> None:
+def test_a_file_with_one_class_is_served_under_the_instance_name(tmp_path: Path, placement: str) -> None:
     model_files(tmp_path)
     file = tmp_path / "lone.py"
     file.write_text("import umbridge\nimport scaled\n" + GUARDED.replace("(Scaled)", "(scaled.Scaled)"))
@@ -151,19 +151,19 @@ def test_names_follow_the_file_when_it_changes(tmp_path: Path) -> None:
         'model = Scaled("m")\nmodel.name = 5\n',
     ],
 )
-def test_a_file_whose_models_have_no_names_of_their_own_is_called_as_the_file(tmp_path: Path, text: str) -> None:
+def test_models_without_names_are_named_after_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "server.py").write_text(MODEL + text)
     assert names(tmp_path / "server.py") == ["server"]
 
 
-def test_two_files_with_models_of_one_name_are_an_error_that_names_both(tmp_path: Path) -> None:
+def test_two_files_with_the_same_model_name_are_rejected(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL + 'model = Scaled("posterior")\n')
     with pytest.raises(errors.InvalidInput, match=r"two models are called 'posterior': .*a.py and .*b.py; give one of"):
         names(tmp_path / "a.py", tmp_path / "b.py")
 
 
-def test_a_name_that_cannot_stand_in_a_url_is_an_error(tmp_path: Path) -> None:
+def test_names_that_are_invalid_in_a_url_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(MODEL + 'model = Scaled("my model")\n')
     with pytest.raises(errors.InvalidInput, match="'my model' is not allowed"):
         names(tmp_path / "server.py")

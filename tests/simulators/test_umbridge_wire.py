@@ -38,7 +38,7 @@ class Connection:
         text = response.read()
         return response.status, text, {k.lower(): v for k, v in response.getheaders()}
 
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Return whether this connection still gets responses."""
         before = self._connection.sock
         right = self.request("POST", "/Evaluate", {"name": "forward", "input": POINT})[:2]
@@ -52,10 +52,10 @@ class Connection:
 
 @pytest.fixture
 def wire(simulators: ServerProcess) -> Iterator[Connection]:
-    made = Connection(simulators.http_port)
-    made.request("GET", "/Info")
-    yield made
-    made.close()
+    connection = Connection(simulators.http_port)
+    connection.request("GET", "/Info")
+    yield connection
+    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_operations_beyond_the_protocol(wire: Connection) -> None:
     status, text, headers = wire.request("GET", "/Evaluate")
     assert (status, headers["allow"]) == (405, "OPTIONS, POST")
     assert b"POST" in text
-    assert wire.usable()
+    assert wire.is_usable()
 
 
 EVALUATE = {"name": "forward", "input": POINT}
@@ -193,14 +193,14 @@ BAD: list[tuple[str, Any, int, str, str]] = [
 def test_invalid_input_is_reported_and_keeps_the_connection_open(
     wire: Connection, path: str, body: Any, status: int, kind: str, message: str
 ) -> None:
-    found, text, headers = wire.request("POST", path, body)
+    actual, text, headers = wire.request("POST", path, body)
     error = json.loads(text)
     assert list(error) == ["error"]
-    assert (found, error["error"]["type"]) == (status, kind), text
+    assert (actual, error["error"]["type"]) == (status, kind), text
     assert message in error["error"]["message"]
     assert list(error["error"]) == ["type", "message"]
     assert headers["content-type"] == "application/json"
-    assert wire.usable()
+    assert wire.is_usable()
 
 
 def test_nonfinite_numbers(wire: Connection) -> None:
@@ -215,7 +215,7 @@ def test_nonfinite_numbers(wire: Connection) -> None:
     status, text, _ = wire.request("POST", "/Evaluate", b'{"name": "Double", "input": [[0, NaN, 0, 0]]}')
     assert (status, json.loads(text)["error"]["type"]) == (500, "InvalidOutput")
     assert "element 1 is nan" in json.loads(text)["error"]["message"]
-    assert wire.usable()
+    assert wire.is_usable()
 
 
 def test_a_vector_of_ten_million(wire: Connection) -> None:
@@ -230,7 +230,7 @@ def test_a_vector_of_ten_million(wire: Connection) -> None:
         400,
         f"input 0 ('input_0'): expected {count + 1} numbers, got {count}",
     )
-    assert wire.usable()
+    assert wire.is_usable()
 
 
 def test_too_large_bodies_have_the_protocols_error_format(simulators: ServerProcess) -> None:

@@ -30,28 +30,21 @@ from dragoman.engine.repository import Repository
 from dragoman.protocols.umbridge.routes import support
 from simulators.conftest import SIMULATORS
 from simulators.models.simulators import Faulty, Forward, Points, forward
+from vector_calls import call_model, vector
 
 
-def vector(*values: float) -> Tensor:
-    return Tensor.of(np.array(values, np.float64))
-
-
-async def response(engine: Engine, model: str, call: Any) -> Any:
-    return (await engine.call(Request(call, model))).answer
-
-
-async def evaluated(engine: Engine, model: str, *vectors: Sequence[float], **config: Any) -> list[list[float]]:
+async def evaluate(engine: Engine, model: str, *vectors: Sequence[float], **config: Any) -> list[list[float]]:
     call = Infer({}, positional=tuple(vector(*v) for v in vectors), config=config or dragoman.core.tensor.NONE)
-    found: Inference = await response(engine, model, call)
-    return [t.data.reshape(-1).tolist() for t in found.outputs.values()]
+    result: Inference = await call_model(engine, model, call)
+    return [t.data.reshape(-1).tolist() for t in result.outputs.values()]
 
 
-async def test_a_model_of_the_umbridge_package_has_named_tensors_too() -> None:
+async def test_named_tensors_of_a_model_of_the_umbridge_package() -> None:
     async with dragoman.open_engine(forward) as engine:
-        description = await response(engine, "forward", Describe())
+        description = await call_model(engine, "forward", Describe())
         assert [(s.name, s.shape) for s in description.signature.inputs] == [("input_0", (2,)), ("input_1", (3,))]
-        found = await engine.infer("forward", {"input_1": np.ones(3), "input_0": np.array([2.0, 3.0])})
-        assert {k: v.tolist() for k, v in found.items()} == {"output_0": [4.0, 9.0], "output_1": [8.0]}
+        result = await engine.infer("forward", {"input_1": np.ones(3), "input_0": np.array([2.0, 3.0])})
+        assert {k: v.tolist() for k, v in result.items()} == {"output_0": [4.0, 9.0], "output_1": [8.0]}
         assert description.details == {
             "derivatives": {"gradient": "author", "apply_jacobian": "author", "apply_hessian": "author"}
         }
@@ -61,29 +54,32 @@ async def test_a_model_of_the_umbridge_package_has_named_tensors_too() -> None:
 async def test_a_config_reaches_the_model_in_every_placement(placement: Any) -> None:
     spec = ModelSpec(name="forward", runtime="python", uri=f"{SIMULATORS}:forward", placement=placement)
     async with Engine(Repository([spec])) as engine:
-        assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3, scale=2.0) == [[2.0, 8.0, 18.0], [6.0]]
-        assert await evaluated(engine, "forward", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
+        assert await evaluate(engine, "forward", [1, 2, 3], [0, 0, 0], n=3, scale=2.0) == [
+            [2.0, 8.0, 18.0],
+            [6.0],
+        ]
+        assert await evaluate(engine, "forward", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
         at = (vector(1, 2, 3), vector(0, 0, 0))
         gradient = Gradient(positional=at, output=0, input=0, sens=vector(1, 1, 1), config={"n": 3, "scale": 2.0})
-        assert (await response(engine, "forward", gradient)).data.tolist() == [4.0, 8.0, 12.0]
+        assert (await call_model(engine, "forward", gradient)).data.tolist() == [4.0, 8.0, 12.0]
         hessian = ApplyHessian(positional=at, sens=vector(1, 2, 3), vec=vector(1, 1, 1), config={"n": 3})
-        assert (await response(engine, "forward", hessian)).data.tolist() == [2.0, 4.0, 6.0]
+        assert (await call_model(engine, "forward", hessian)).data.tolist() == [2.0, 4.0, 6.0]
         with pytest.raises(errors.InvalidInput, match="expected 2 numbers, got 3"):
-            await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=2)
-        signature = await response(engine, "forward", SignatureFor({"n": 9}))
+            await evaluate(engine, "forward", [1, 2, 3], [0, 0, 0], n=2)
+        signature = await call_model(engine, "forward", SignatureFor({"n": 9}))
         assert [s.shape for s in signature.inputs] == [(9,), (3,)]
-        named = {"input_0": vector(1, 2, 3), "input_1": vector(0, 0, 0)}  # as other wires bring a config
-        found = await response(engine, "forward", Infer(named, parameters={"config": '{"n": 3, "scale": 10}'}))
-        assert found.outputs["output_0"].data.tolist() == [10.0, 40.0, 90.0]
+        named = {"input_0": vector(1, 2, 3), "input_1": vector(0, 0, 0)}  # as other protocols send a config
+        result = await call_model(engine, "forward", Infer(named, parameters={"config": '{"n": 3, "scale": 10}'}))
+        assert result.outputs["output_0"].data.tolist() == [10.0, 40.0, 90.0]
         with pytest.raises(errors.InvalidInput, match="parameter 'config': expected JSON text of an object"):
-            await response(engine, "forward", Infer(named, parameters={"config": "[1]"}))
+            await call_model(engine, "forward", Infer(named, parameters={"config": "[1]"}))
         short = {"input_0": vector(1), "input_1": vector(0, 0, 0)}
         with pytest.raises(errors.InvalidInput, match="expected"):
-            await response(engine, "forward", Infer(short))
+            await call_model(engine, "forward", Infer(short))
 
 
 async def test_outputs_are_checked_against_the_sizes_of_the_config() -> None:
-    class Liar(VectorFunction):
+    class WrongSizes(VectorFunction):
         def input_sizes(self, config: Config) -> Sequence[int]:
             return (1,)
 
@@ -96,29 +92,29 @@ async def test_outputs_are_checked_against_the_sizes_of_the_config() -> None:
         def apply_jacobian(self, output: int, input: int, inputs: Vectors, vec: Vector, config: Config) -> Any:  # noqa: A002
             return np.zeros(3)
 
-    async with dragoman.open_engine(Liar()) as engine:
-        assert await evaluated(engine, "Liar", [1], n=3) == [[0.0, 0.0, 0.0]]
+    async with dragoman.open_engine(WrongSizes()) as engine:
+        assert await evaluate(engine, "WrongSizes", [1], n=3) == [[0.0, 0.0, 0.0]]
         for config in ({}, {"n": 2}):
             with pytest.raises(errors.InvalidOutput, match=r"output 0: expected [12] numbers, got 3"):
-                await evaluated(engine, "Liar", [1], **config)
+                await evaluate(engine, "WrongSizes", [1], **config)
             call = ApplyJacobian(positional=(vector(1),), vec=vector(1), config=config)
             with pytest.raises(errors.InvalidOutput, match=r"expected [12] numbers, got 3"):
-                await response(engine, "Liar", call)
+                await call_model(engine, "WrongSizes", call)
 
 
 async def test_many_points_in_one_call() -> None:
     async with dragoman.open_engine(Points()) as engine:
-        description = await response(engine, "Points", Describe())
+        description = await call_model(engine, "Points", Describe())
         assert [s.shape for s in description.signature.inputs] == [(-1, 2)]
         points = np.arange(6.0).reshape(3, 2)
-        found = await engine.infer("Points", {"x": points})
-        np.testing.assert_array_equal(found["square"], (points**2).sum(axis=1, keepdims=True))
-        np.testing.assert_array_equal(found["double"], 2 * points)
-        assert await evaluated(engine, "Points", [3, 4]) == [[25.0], [6.0, 8.0]]
+        result = await engine.infer("Points", {"x": points})
+        np.testing.assert_array_equal(result["square"], (points**2).sum(axis=1, keepdims=True))
+        np.testing.assert_array_equal(result["double"], 2 * points)
+        assert await evaluate(engine, "Points", [3, 4]) == [[25.0], [6.0, 8.0]]
         call = Gradient(inputs={"x": vector(3, 4)}, output="square", input="x", sens=vector(1))
-        assert (await response(engine, "Points", call)).data.tolist() == [6.0, 8.0]
+        assert (await call_model(engine, "Points", call)).data.tolist() == [6.0, 8.0]
         rows = Gradient(inputs={"x": Tensor.of(points[:1])}, output="square", input="x", sens=vector(1))
-        assert (await response(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
+        assert (await call_model(engine, "Points", rows)).data.tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(("placement", "limit"), [("inline", 64), ("thread", 64), ("thread", 0)])
@@ -126,8 +122,8 @@ async def test_clients_of_a_vectorised_model_are_merged(placement: Any, limit: i
     points = Points()
     spec = ModelSpec(name="p", runtime="python", target=points, placement=placement, max_batch_size=limit)
     async with Engine(Repository([spec])) as engine:
-        found = await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(64)))
-        assert found == [[[i * i + 1.0], [2.0 * i, 2.0]] for i in range(64)]
+        result = await asyncio.gather(*(evaluate(engine, "p", [float(i), 1.0]) for i in range(64)))
+        assert result == [[[i * i + 1.0], [2.0 * i, 2.0]] for i in range(64)]
         assert points.calls <= 8
         if not limit:  # no limit is set for one call
             assert (await engine.infer("p", {"x": np.ones((500, 2))}))["square"].shape == (500, 1)
@@ -137,23 +133,23 @@ class Scaled(Points):
     """Points scaled by the config."""
 
     def evaluate(self, inputs: Vectors, config: Config) -> Any:
-        return tuple(config.get("by", 1) * found for found in super().evaluate(inputs, config))
+        return tuple(config.get("by", 1) * result for result in super().evaluate(inputs, config))
 
 
 async def test_only_calls_of_one_config_are_merged() -> None:
     spec = ModelSpec(name="p", runtime="python", target=Scaled(), placement="thread")
     async with Engine(Repository([spec])) as engine:
         expected = [[[by * (i * i + 1.0)], [by * 2.0 * i, by * 2.0]] for i in range(16) for by in (1, 2, 3)]
-        found = await asyncio.gather(*(evaluated(engine, "p", [i, 1.0], by=by) for i in range(16) for by in (1, 2, 3)))
-        assert found == expected
+        result = await asyncio.gather(*(evaluate(engine, "p", [i, 1.0], by=by) for i in range(16) for by in (1, 2, 3)))
+        assert result == expected
 
 
-async def test_streams_are_bound_to_their_config_too() -> None:
+async def test_streams_use_their_config() -> None:
     spec = ModelSpec(name="d", runtime="python", uri=f"{SIMULATORS}:Double", placement="thread")
     async with Engine(Repository([spec])) as engine:
         call = Infer({"input_0": vector(1, 2)}, parameters={"config": '{"n": 2}'})
-        found = [r.answer.outputs["output_0"].data.tolist() async for r in engine.stream(Request(call, "d"))]
-        assert found == [[2.0, 4.0]]
+        result = [r.answer.outputs["output_0"].data.tolist() async for r in engine.stream(Request(call, "d"))]
+        assert result == [[2.0, 4.0]]
         with pytest.raises(errors.InvalidInput, match=r"expected shape \[3\], got \[2\]"):
             async for _ in engine.stream(Request(structs.replace(call, parameters={"config": '{"n": 3}'}), "d")):
                 pass
@@ -162,7 +158,7 @@ async def test_streams_are_bound_to_their_config_too() -> None:
 async def test_merging_can_be_disabled() -> None:
     points = Points()
     async with Engine(Repository([ModelSpec(name="p", runtime="python", target=points, max_batch_size=1)])) as engine:
-        await asyncio.gather(*(evaluated(engine, "p", [float(i), 1.0]) for i in range(16)))
+        await asyncio.gather(*(evaluate(engine, "p", [float(i), 1.0]) for i in range(16)))
         assert points.calls == 16
 
 
@@ -178,20 +174,20 @@ async def test_merging_can_be_disabled() -> None:
         ({"sens": vector(1, 2)}, "sens, for output 'square': expected 1 numbers, got 2"),
     ],
 )
-async def test_calls_by_name_are_checked_too(changes: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"inputs": {"x": vector(1, 2)}, "output": 0, "input": 0, "sens": vector(1), **changes}
+async def test_derivative_calls_by_name_are_checked(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"inputs": {"x": vector(1, 2)}, "output": 0, "input": 0, "sens": vector(1), **changes}
     async with dragoman.open_engine(Points()) as engine:
         with pytest.raises(errors.InvalidInput) as error:
-            await response(engine, "Points", Gradient(**given))
+            await call_model(engine, "Points", Gradient(**fields))
     assert message in error.value.message
 
 
 async def test_results_may_be_arrays_lists_and_scalars() -> None:
     async with dragoman.open_engine(Faulty()) as engine:
-        assert await evaluated(engine, "Faulty", [0]) == [[1.0, 2.0]]
-        assert await evaluated(engine, "Faulty", [8]) == [[1.0, 2.0]]
+        assert await evaluate(engine, "Faulty", [0]) == [[1.0, 2.0]]
+        assert await evaluate(engine, "Faulty", [8]) == [[1.0, 2.0]]
         with pytest.raises(errors.ModelFailed, match="the mesh is tangled"):
-            await evaluated(engine, "Faulty", [10])
+            await evaluate(engine, "Faulty", [10])
 
 
 class Regressor(dragoman.Model):
@@ -208,27 +204,27 @@ class Regressor(dragoman.Model):
         return {"y": x.sum(axis=1)}
 
 
-class Demanding(Forward):
-    """Has sizes only with a config."""
+class NeedsConfig(Forward):
+    """Sizes need a config."""
 
     def get_input_sizes(self, config: dict[str, Any]) -> list[int]:
         return [config["n"], 3]
 
 
-async def test_a_model_may_have_no_sizes_without_a_config(caplog: pytest.LogCaptureFixture) -> None:
-    async with dragoman.open_engine(Demanding()) as engine:
+async def test_sizes_may_need_a_config(caplog: pytest.LogCaptureFixture) -> None:
+    async with dragoman.open_engine(NeedsConfig()) as engine:
         assert "has no sizes without a config: KeyError: 'n'" in caplog.text
-        assert support(await response(engine, "forward", Describe()))["Gradient"]
-        assert await evaluated(engine, "forward", [1, 2, 3], [0, 0, 0], n=3) == [[1.0, 4.0, 9.0], [6.0]]
+        assert support(await call_model(engine, "forward", Describe()))["Gradient"]
+        assert await evaluate(engine, "forward", [1, 2, 3], [0, 0, 0], n=3) == [[1.0, 4.0, 9.0], [6.0]]
         at = (vector(1, 2, 3), vector(0, 0, 0))
         gradient = Gradient(positional=at, sens=vector(1, 1, 1), config={"n": 3})
-        assert (await response(engine, "forward", gradient)).data.tolist() == [2.0, 4.0, 6.0]
+        assert (await call_model(engine, "forward", gradient)).data.tolist() == [2.0, 4.0, 6.0]
         for call in (SignatureFor({}), Infer({}, positional=at), Gradient(positional=at, sens=vector(1))):
             with pytest.raises(errors.ModelFailed, match="KeyError: 'n'"):
-                await response(engine, "forward", call)
+                await call_model(engine, "forward", call)
         for config in ({"m": 3}, {"n": 1.5}, {"n": -1}, {"n": "x"}):
             with pytest.raises(errors.InvalidInput, match="config: no valid sizes of the vectors"):
-                await response(engine, "forward", SignatureFor(config))
+                await call_model(engine, "forward", SignatureFor(config))
 
 
 class Cubic(dragoman.Model):
@@ -259,20 +255,20 @@ class Cubic(dragoman.Model):
 async def test_a_model_class_with_derivatives(placement: Any) -> None:
     spec = ModelSpec(name="c", runtime="python", target=Cubic, placement=placement)
     async with Engine(Repository([spec])) as engine:
-        assert await evaluated(engine, "c", [1, 2]) == [[1.0, 8.0]]
-        assert await evaluated(engine, "c", [1, 2, 3], n=3) == [[1.0, 8.0, 27.0]]
+        assert await evaluate(engine, "c", [1, 2]) == [[1.0, 8.0]]
+        assert await evaluate(engine, "c", [1, 2, 3], n=3) == [[1.0, 8.0, 27.0]]
         with pytest.raises(errors.InvalidOutput, match=r"output 'y': expected shape \[3\], got \[2\]"):
-            await evaluated(engine, "c", [1, 2, 3], n=3, returned=2)
+            await evaluate(engine, "c", [1, 2, 3], n=3, returned=2)
         at: dict[str, Any] = {"positional": (vector(1, 2),)}
-        assert (await response(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
-        assert (await response(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
+        assert (await call_model(engine, "c", Gradient(**at, sens=vector(1, 10)))).data.tolist() == [3.0, 120.0]
+        assert (await call_model(engine, "c", ApplyJacobian(**at, vec=vector(1, 1)))).data.tolist() == [3.0, 12.0]
         with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 2 numbers, as input 'x' has, got 5"):
-            await response(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
+            await call_model(engine, "c", ApplyHessian(**at, sens=vector(1, 1), vec=vector(1, 1)))
         five, three = (tuple(range(n)) for n in (5, 3))
         fitting = ApplyHessian(positional=(vector(*five),), sens=vector(*five), vec=vector(*five), config={"n": 5})
-        assert (await response(engine, "c", fitting)).data.tolist() == [0.0] * 5
+        assert (await call_model(engine, "c", fitting)).data.tolist() == [0.0] * 5
         with pytest.raises(errors.InvalidOutput, match="ApplyHessian: expected 3 numbers, as input 'x' has, got 5"):
-            await response(
+            await call_model(
                 engine,
                 "c",
                 structs.replace(
@@ -280,7 +276,7 @@ async def test_a_model_class_with_derivatives(placement: Any) -> None:
                 ),
             )
         longer = Gradient(positional=(vector(1, 2, 3),), sens=vector(1, 1, 1), config={"n": 3})
-        assert (await response(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
+        assert (await call_model(engine, "c", longer)).data.tolist() == [3.0, 12.0, 27.0]
 
 
 async def test_a_regression_of_scikit_learn_evaluates(tmp_path: Path) -> None:
@@ -290,13 +286,13 @@ async def test_a_regression_of_scikit_learn_evaluates(tmp_path: Path) -> None:
     fitted = linear.LinearRegression().fit(x, x @ [1.0, 2.0, 3.0] + 4)
     joblib.dump(fitted, tmp_path / "plane.joblib")
     async with dragoman.open_engine(str(tmp_path / "plane.joblib"), allow_pickle=True) as engine:
-        ((found,),) = await evaluated(engine, "plane", [1, 1, 1])
-        assert found == pytest.approx(10.0)
+        ((result,),) = await evaluate(engine, "plane", [1, 1, 1])
+        assert result == pytest.approx(10.0)
         with pytest.raises(errors.InvalidInput, match=r"input 0 \('input'\): expected 3 numbers, got 2"):
-            await evaluated(engine, "plane", [1, 1])
+            await evaluate(engine, "plane", [1, 1])
 
 
-class Words(dragoman.Model):
+class TextModel(dragoman.Model):
     inputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)
     outputs = (TensorSpec("text", dragoman.BYTES, (-1,)),)
 
@@ -305,14 +301,14 @@ class Words(dragoman.Model):
 
 
 async def test_any_model_of_float_vectors_is_a_function_of_vectors() -> None:
-    async with dragoman.open_engine(Regressor, Words) as engine:
-        assert await evaluated(engine, "Regressor", [1, 2, 3.5]) == [[6.5]]
+    async with dragoman.open_engine(Regressor, TextModel) as engine:
+        assert await evaluate(engine, "Regressor", [1, 2, 3.5]) == [[6.5]]
         with pytest.raises(errors.InvalidInput, match=r"input 'x': 1e.300 does not fit into FP32"):
-            await evaluated(engine, "Regressor", [1e300, 2, 3])
+            await evaluate(engine, "Regressor", [1e300, 2, 3])
         with pytest.raises(errors.NotSupported, match="not all its tensors are float vectors"):
-            await evaluated(engine, "Words", [1])
+            await evaluate(engine, "TextModel", [1])
         with pytest.raises(errors.NotSupported, match="does not support Gradient"):
-            await response(engine, "Regressor", Gradient(positional=(vector(1, 2, 3),), sens=vector(1)))
+            await call_model(engine, "Regressor", Gradient(positional=(vector(1, 2, 3),), sens=vector(1)))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +334,7 @@ async def test_files_with_simulators_are_loaded(tmp_path: Path, text: str, messa
         if message:
             assert message in deployment.reason
         else:
-            assert await evaluated(engine, "m", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
+            assert await evaluate(engine, "m", [1, 2], [0, 0, 0]) == [[1.0, 4.0], [3.0]]
 
 
 GUARD = 'expected that call behind `if __name__ == "__main__":`'
@@ -371,8 +367,8 @@ async def test_a_file_that_serves_when_it_is_imported_is_one_line(
 def test_serve_models_is_restored_after_an_import(tmp_path: Path) -> None:
     original = umbridge.serve_models
     (tmp_path / "server.py").write_text(SERVES.replace("from sims import Forward\nmodel = Forward()\n", ""))
-    kept = plugins.import_file(tmp_path / "server.py").u.serve_models
-    assert kept is umbridge.serve_models is original
+    restored = plugins.import_file(tmp_path / "server.py").u.serve_models
+    assert restored is umbridge.serve_models is original
     with pytest.raises(errors.ModelFailed, match="calls serve_models in line 1"):
         (tmp_path / "bad.py").write_text("import umbridge; umbridge.serve_models([])\n")
         plugins.import_file(tmp_path / "bad.py")
