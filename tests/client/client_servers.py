@@ -13,7 +13,7 @@ import dragoman
 from dragoman import Infer, Inference, Tensor, TensorSpec
 
 T = TypeVar("T")
-Twin = Literal["blocking", "asyncio"]
+ClientKind = Literal["blocking", "asyncio"]
 TOKEN = "open sesame"
 
 # --- models ----------------------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-    def run(self, made: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(made, self._loop).result(30)
+    def run(self, create: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(create, self._loop).result(30)
 
     def call(self, function: Callable[[], T]) -> T:
         async def called() -> T:
@@ -140,7 +140,7 @@ class LoopThread:
             self.run(server.stop(0))
 
     @contextmanager
-    def client(self, client_kind: Twin, url: str, **options: Any) -> Iterator[Any]:
+    def client(self, client_kind: ClientKind, url: str, **options: Any) -> Iterator[Any]:
         """Return a client. The asyncio client runs in the servers' loop, as gRPC needs one loop per process."""
         if client_kind == "blocking":
             with dragoman.Client(url, **options) as client:
@@ -160,26 +160,26 @@ class BlockingAsyncClient:
     """An AsyncClient with blocking methods, so that one test covers both clients."""
 
     def __init__(self, loop_thread: LoopThread, url: str, options: dict[str, Any]) -> None:
-        async def made() -> dragoman.AsyncClient:
+        async def create() -> dragoman.AsyncClient:
             return dragoman.AsyncClient(url, **options)
 
         self._loop_thread = loop_thread
-        self.twin = loop_thread.run(made())
+        self.client = loop_thread.run(create())
 
     def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
-        results = self.twin.stream(*args, **options)
+        results = self.client.stream(*args, **options)
 
-        async def following() -> Any:
+        async def next_result() -> Any:
             return await anext(results, None)
 
         try:
-            while (found := self._loop_thread.run(following())) is not None:
+            while (found := self._loop_thread.run(next_result())) is not None:
                 yield found
         finally:
             self._loop_thread.run(results.aclose())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **options: self._loop_thread.run(getattr(self.twin, name)(*args, **options))
+        return lambda *args, **options: self._loop_thread.run(getattr(self.client, name)(*args, **options))
 
 
 def url_of(server: dragoman.Server, wire: str) -> str:

@@ -74,7 +74,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    result = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
@@ -84,7 +84,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "key.pem").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
-    (folder / "cert.pem").write_bytes(made.public_bytes(encoding))
+    (folder / "cert.pem").write_bytes(result.public_bytes(encoding))
     return folder / "cert.pem"
 
 

@@ -99,10 +99,10 @@ def test_a_server_that_starts_late(loop_thread: LoopThread, kind: Kind) -> None:
         port = early.http_ports[0] if wire == "rest" else early.grpc_port
     url = f"{'http' if wire == 'rest' else 'grpc'}://127.0.0.1:{port}"
     with loop_thread.client(client_kind, url, retries=6) as client, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.infer, "Echo", X)
+        request = pool.submit(client.infer, "Echo", X)
         time.sleep(0.1)
         with loop_thread.serving(Echo, **{"http_port" if wire == "rest" else "grpc_port": port}):
-            assert asked.result(10)["x"].tolist() == [1]
+            assert request.result(10)["x"].tolist() == [1]
 
 
 def test_a_server_that_restarts(loop_thread: LoopThread, kind: Kind) -> None:

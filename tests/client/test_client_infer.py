@@ -110,25 +110,25 @@ def test_single_values_fit_typed_functions(client: Any) -> None:
 
 def test_encoded_inputs_are_sent_unchanged(client: Any) -> None:
     one = RequestInput("x", Tensor.of(np.arange(3)))
-    for given in (one, [one], {"x": one}, {"x": one.tensor}, InferenceRequest(inputs=[one])):
-        assert client.infer("Echo", given)["x"].tolist() == [0, 1, 2]
+    for value in (one, [one], {"x": one}, {"x": one.tensor}, InferenceRequest(inputs=[one])):
+        assert client.infer("Echo", value)["x"].tolist() == [0, 1, 2]
 
 
 def test_ids_versions_and_parameters(client: Any) -> None:
-    made = InferenceRequest(
+    result = InferenceRequest(
         inputs=[RequestInput("x", Tensor.of([1]))], outputs=[RequestOutput("x")], parameters={"a": 1}, id="one"
     )
-    response = client.infer("Echo", made, parameters={"b": "é"}).response
+    response = client.infer("Echo", result, parameters={"b": "é"}).response
     assert (response.id, dict(response.parameters)) == ("one", {"a": 1, "b": "é"})
-    response = client.infer("Echo", made, id="two", parameters={"a": 2.5, "c": True}).response
+    response = client.infer("Echo", result, id="two", parameters={"a": 2.5, "c": True}).response
     assert (response.id, dict(response.parameters)) == ("two", {"a": 2.5, "c": True})
     assert response.model_name == "Echo"
 
 
 def test_requested_outputs(client: Any) -> None:
-    given = {"x": np.ones(1), "y": np.zeros(1)}
-    assert list(client.infer("Echo", given, outputs=["y"])) == ["y"]
-    best = client.infer("Echo", given, outputs=[RequestOutput("x", {"classification": 1})])
+    value = {"x": np.ones(1), "y": np.zeros(1)}
+    assert list(client.infer("Echo", value, outputs=["y"])) == ["y"]
+    best = client.infer("Echo", value, outputs=[RequestOutput("x", {"classification": 1})])
     assert best["x"].tolist() == [b"1.000000:0"]
 
 

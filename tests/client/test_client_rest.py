@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.client_servers import Echo, LoopThread, Twin
+from client.client_servers import ClientKind, Echo, LoopThread
 from dragoman import errors
 from dragoman.client.errors import error_of_status
 
@@ -68,12 +68,12 @@ class ScriptedServer:
             if not data:
                 return b""
             received += data
-        head, _, body = received.partition(b"\r\n\r\n")
-        fields = dict(line.partition(b": ")[::2] for line in head.split(b"\r\n"))
+        headers, _, body = received.partition(b"\r\n\r\n")
+        fields = dict(line.partition(b": ")[::2] for line in headers.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         while len(body) < length:
             body += connection.recv(1 << 16)
-        return head + b"\r\n\r\n" + body
+        return headers + b"\r\n\r\n" + body
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -314,7 +314,7 @@ def test_a_silent_server(scripted_server: StartScriptedServer) -> None:
 
 def test_an_error_response_before_the_body_is_sent(loop_thread: LoopThread) -> None:
     with loop_thread.serving(Echo, max_body_bytes=1000) as server:
-        twins: tuple[Twin, ...] = ("blocking", "asyncio")
+        twins: tuple[ClientKind, ...] = ("blocking", "asyncio")
         for client_kind in twins:
             for url in (server.http_url, f"grpc://{server.grpc_url}"):
                 with (

@@ -38,14 +38,14 @@ async def test_a_data_frame_beside_other_inputs() -> None:
     request = PandasCodec.encode_request(frame)
     request.inputs.append(StringCodec.encode_input("currency", "EUR"))
     request.inputs.append(DatetimeCodec.encode_input("day", datetime(2022, 1, 1)))
-    status, answer = await post(request.to_dict(), priced, name="priced")
-    assert status == 200, answer
-    back = PandasCodec.decode_response(InferenceResponse.from_dict(answer))
+    status, response = await post(request.to_dict(), priced, name="priced")
+    assert status == 200, response
+    back = PandasCodec.decode_response(InferenceResponse.from_dict(response))
     assert_frame_equal(back, frame.assign(price=frame.price * 2, currency="EUR"))
-    status, answer = await post({"inputs": request.to_dict()["inputs"][:2]}, priced, name="priced")
-    assert (status, "missing 'currency'" in answer["error"]) == (400, True)
-    status, answer = await post({"inputs": request.to_dict()["inputs"][2:]}, priced, name="priced")
-    assert (status, answer["error"]) == (400, "expected inputs for 'table', got none")
+    status, response = await post({"inputs": request.to_dict()["inputs"][:2]}, priced, name="priced")
+    assert (status, "missing 'currency'" in response["error"]) == (400, True)
+    status, response = await post({"inputs": request.to_dict()["inputs"][2:]}, priced, name="priced")
+    assert (status, response["error"]) == (400, "expected inputs for 'table', got none")
 
 
 def days(x: list[datetime], y: list[str]) -> list[datetime]:
@@ -55,9 +55,9 @@ def days(x: list[datetime], y: list[str]) -> list[datetime]:
 async def test_lists_have_shape_n_or_n_by_1_also_in_metadata() -> None:
     x = DatetimeCodec.encode_input("x", [datetime(2022, 1, 11)])
     y = StringCodec.encode_input("y", ["a", "b"])
-    status, answer = await post(InferenceRequest(inputs=[x, y]).to_dict(), days, name="days")
-    assert status == 200, answer
-    assert answer["outputs"][0]["data"] == ["2000-01-11T00:00:00"]
+    status, response = await post(InferenceRequest(inputs=[x, y]).to_dict(), days, name="days")
+    assert status == 200, response
+    assert response["outputs"][0]["data"] == ["2000-01-11T00:00:00"]
     async with dragoman.Server(days, http_port=0, grpc_port=-1) as server:
         found = await asyncio.to_thread(requests.get, f"{server.http_url}/v2/models/days", timeout=30)
     assert found.json()["inputs"] == [
@@ -70,9 +70,9 @@ async def test_lists_have_shape_n_or_n_by_1_also_in_metadata() -> None:
 async def test_a_bad_element_is_a_400() -> None:
     x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["soon"]}
     y = {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    status, answer = await post({"inputs": [x, y]}, days, name="days")
+    status, response = await post({"inputs": [x, y]}, days, name="days")
     assert status == 400
-    assert "input 'x': content type 'datetime': expected ISO 8601, got b'soon' at element 0" in answer["error"]
+    assert "input 'x': content type 'datetime': expected ISO 8601, got b'soon' at element 0" in response["error"]
 
 
 # --- frameworks ------------------------------------------------------------------------------------------
@@ -123,21 +123,21 @@ async def test_frameworks_accept_arrays_and_data_frames(make: Any, tmp_path: Pat
     }
     async with dragoman.Server(tmp_path / "m", http_port=0, grpc_port=-1, allow_pickle=True) as server:
 
-        def ask(body: Any) -> Any:
+        def infer(body: Any) -> Any:
             return requests.post(f"{server.http_url}/v2/models/m/infer", json=body, timeout=60)
 
         for body in bodies.values():
-            response = await asyncio.to_thread(ask, body)
+            response = await asyncio.to_thread(infer, body)
             assert response.status_code == 200, response.text
             np.testing.assert_allclose(response.json()["outputs"][0]["data"], predict(frame), rtol=1e-6)
         wrong = PandasCodec.encode_request(frame.rename(columns={"b": "c"})).to_dict()
-        response = await asyncio.to_thread(ask, wrong)
+        response = await asyncio.to_thread(infer, wrong)
         assert response.status_code == 400
         assert "misses input 'b' and knows no input 'c'; expected 'a', 'b'" in response.json()["error"]
         text = PandasCodec.encode_request(frame.assign(b="x")).to_dict()
-        response = await asyncio.to_thread(ask, text)
+        response = await asyncio.to_thread(infer, text)
         assert (response.status_code, "input 'b'" in response.json()["error"]) == (400, True)
-        response = await asyncio.to_thread(ask, {**bodies["np"], "parameters": {"content_type": "npy"}})
+        response = await asyncio.to_thread(infer, {**bodies["np"], "parameters": {"content_type": "npy"}})
         assert (response.status_code, "unknown content type 'npy'" in response.json()["error"]) == (400, True)
 
 
@@ -196,9 +196,9 @@ def portable(tmp_path: Path) -> Iterator[Path]:
 async def test_a_content_type_in_the_folder_of_the_model(portable: Path, placement: str) -> None:
     one: dict[str, Any] = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["P2 2 1 255 0 250"]}
     other = {**one, "name": "other", "parameters": {"content_type": "pgm"}}
-    status, answer = await post({"inputs": [one, other]}, portable, name="inverted", placement=placement)
-    assert status == 200, answer
-    assert answer["outputs"] == [
+    status, response = await post({"inputs": [one, other]}, portable, name="inverted", placement=placement)
+    assert status == 200, response
+    assert response["outputs"] == [
         {
             "name": "output-0",
             "datatype": "BYTES",
@@ -208,8 +208,8 @@ async def test_a_content_type_in_the_folder_of_the_model(portable: Path, placeme
         }
     ]
     bad = {**one, "data": ["P5 1 1 255 0"]}
-    status, answer = await post({"inputs": [bad]}, portable, name="inverted", placement=placement)
-    assert (status, answer) == (400, {"error": "input 'image': content type 'pgm' expects P2, got 'P5' at element 0"})
+    status, response = await post({"inputs": [bad]}, portable, name="inverted", placement=placement)
+    assert (status, response) == (400, {"error": "input 'image': content type 'pgm' expects P2, got 'P5' at element 0"})
 
 
 _REVERSED = """

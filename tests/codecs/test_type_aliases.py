@@ -87,9 +87,9 @@ def test_aliases_inside_other_annotations(alias: Callable[..., Any]) -> None:
     x, y = typed.signature.inputs
     assert (x, y.datatype, y.optional) == (TensorSpec("x", FP64, (-1,), x.accepts), FP64, True)
     assert [(o.name, o.datatype) for o in typed.signature.outputs] == [("label", BYTES), ("score", FP64)]
-    pieces: Any = typed.infer(Infer({"x": Tensor.of([1.0, 2.0]), "y": Tensor.of([0.5])}))
-    (piece,) = pieces
-    assert piece["score"].data.tolist() == [3.5]
+    chunks: Any = typed.infer(Infer({"x": Tensor.of([1.0, 2.0]), "y": Tensor.of([0.5])}))
+    (chunk,) = chunks
+    assert chunk["score"].data.tolist() == [3.5]
 
 
 def test_arguments_of_generic_aliases(alias: Callable[..., Any]) -> None:

@@ -82,10 +82,10 @@ def test_abstract_number_types() -> None:
     ],
 )
 def test_single_values(kind: type, datatype: Any, value: Any, seen: Any, shape: tuple[int, ...]) -> None:
-    got = []
+    received = []
 
     def f(x: Any) -> Any:
-        got.append(x)
+        received.append(x)
         return x
 
     f.__annotations__.update({"x": kind, "return": kind})
@@ -95,8 +95,8 @@ def test_single_values(kind: type, datatype: Any, value: Any, seen: Any, shape: 
     assert typed.signature.outputs == (TensorSpec("output-0", datatype, (1,)),)
     array = np.array([value], dtype=object if datatype is BYTES else None).reshape(shape)
     tensor = _output(_infer(f, x=array))
-    assert got == [seen]
-    assert type(got[0]) is kind
+    assert received == [seen]
+    assert type(received[0]) is kind
     assert (tensor.datatype, tensor.shape) == (datatype, (1,))
     assert tensor.data[0] == (value.encode() if isinstance(value, str) else value)
 
@@ -157,8 +157,8 @@ def test_optional_inputs() -> None:
 
 
 def test_annotations_for_parameters_call_and_other_inputs() -> None:
-    def f(a: float, /, p: Parameters, whole: Infer, **others: Any) -> Any:
-        return {"n": np.array([a, p["scale"], len(whole.inputs)]), **others}
+    def f(a: float, /, p: Parameters, complete: Infer, **others: Any) -> Any:
+        return {"n": np.array([a, p["scale"], len(complete.inputs)]), **others}
 
     typed = TypedFunction(f)
     assert [spec.name for spec in typed.signature.inputs] == ["a"]
@@ -258,8 +258,8 @@ async def test_functions_coroutines_and_generators() -> None:
     assert _output(await _infer(later, x=2.0)).data.tolist() == [2.0]
     for function in (stream, handed):
         assert TypedFunction(function).signature.outputs == (TensorSpec("output-0", INT64, (1,)),)
-        assert [_output(piece).data.tolist() for piece in _infer(function, n=2)] == [[0], [1]]
-    assert [_output(piece).data.tolist() async for piece in _infer(async_stream, n=2)] == [[0], [1]]
+        assert [_output(chunk).data.tolist() for chunk in _infer(function, n=2)] == [[0], [1]]
+    assert [_output(chunk).data.tolist() async for chunk in _infer(async_stream, n=2)] == [[0], [1]]
 
 
 class Scale:
@@ -348,15 +348,15 @@ def _examples() -> list[AnnotatedValue]:
 
 @pytest.mark.parametrize("example", _examples(), ids=lambda w: str(w.annotation))
 def test_annotations_take_precedence_over_content_types(example: AnnotatedValue) -> None:
-    got = []
+    received = []
 
     def f(x: Any) -> float:
-        got.append(x)
+        received.append(x)
         return 0.0
 
     f.__annotations__["x"] = example.annotation
     _infer(f, x=example.tensor)
-    found = got[0].tolist() if hasattr(got[0], "tolist") else got[0]
+    found = received[0].tolist() if hasattr(received[0], "tolist") else received[0]
     assert found == example.value if not isinstance(found, Image.Image) else found.tobytes() == example.value.tobytes()
 
 

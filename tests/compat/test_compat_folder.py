@@ -102,32 +102,32 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
     return {**bare, **({"parameters": parameters} if parameters else {}), "outputs": outputs}
 
 
-def ask(process: ServerProcess, path: str, body: Any, **options: Any) -> requests.Response:
+def infer(process: ServerProcess, path: str, body: Any, **options: Any) -> requests.Response:
     model, _, rest = path.partition("/")
     return requests.post(f"http://{process.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
 
 
 @pytest.mark.parametrize(("path", "body", "answer"), ANSWERS)
 def test_responses_are_those_of_mlserver(served_folder: ServerProcess, path: str, body: Any, answer: bytes) -> None:
-    got = ask(served_folder, path, body)
-    assert got.status_code == 200, got.text
-    assert plain(got.json()) == plain(json.loads(answer))
+    response = infer(served_folder, path, body)
+    assert response.status_code == 200, response.text
+    assert plain(response.json()) == plain(json.loads(answer))
 
 
 def test_a_model_may_stream_on_request(served_folder: ServerProcess) -> None:
-    text = ask(served_folder, "words/infer_stream", {"inputs": [SENTENCE]}).text
-    pieces = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    text = infer(served_folder, "words/infer_stream", {"inputs": [SENTENCE]}).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     # MLServer: three such events, with headers of its own among their parameters.
     want = [{"name": "output", "shape": [1], "datatype": "BYTES", "data": [word]} for word in ("to", "be", "or")]
-    assert [piece["outputs"] for piece in pieces] == [[each] for each in want]
+    assert [chunk["outputs"] for chunk in chunks] == [[each] for each in want]
 
 
 def test_requests_written_by_the_types_of_mlserver(served_folder: ServerProcess) -> None:
     # `InferenceRequest(...).dict()` of the real package, with a null for each field that is not set.
     nulls = {"content_type": "np", "headers": None}
     x = tensor("x", "FP32", [1, 2], [1, 2], parameters=nulls)
-    got = ask(served_folder, "row-sums/infer", {"id": None, "parameters": nulls, "inputs": [x], "outputs": None})
-    assert got.json()["outputs"][0]["data"] == [3.0]
+    response = infer(served_folder, "row-sums/infer", {"id": None, "parameters": nulls, "inputs": [x], "outputs": None})
+    assert response.json()["outputs"][0]["data"] == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_requests_written_by_the_types_of_mlserver(served_folder: ServerProcess)
     ],
 )
 def test_invalid_requests_are_400(served_folder: ServerProcess, path: str, inputs: list[Any], message: str) -> None:
-    got = ask(served_folder, path, {"inputs": inputs})
-    assert got.status_code == 400
-    assert message in got.json()["error"]
+    response = infer(served_folder, path, {"inputs": inputs})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_custom_handlers_serve_their_paths(
     served_folder: ServerProcess, method: str, path: str, body: str | None, answer: bytes
 ) -> None:
     # As FastAPI writes it, which serves these methods there.
-    got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
-    assert (got.status_code, got.content) == (200, answer)
-    assert got.headers["content-type"] == "application/json"
+    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    assert (response.status_code, response.content) == (200, answer)
+    assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_custom_handlers_serve_their_paths(
 def test_errors_of_custom_handlers(
     served_folder: ServerProcess, method: str, path: str, body: str | None, status: int, message: str
 ) -> None:
-    got = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
-    assert got.status_code == status
-    assert message in got.json()["error"]
+    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    assert response.status_code == status
+    assert message in response.json()["error"]
 
 
 def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
@@ -215,19 +215,19 @@ def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
 
 
 def test_metadata_come_from_the_settings(served_folder: ServerProcess) -> None:
-    got = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
-    assert got["platform"] == "our-own"
-    assert [(i["name"], i["datatype"], i["shape"]) for i in got["inputs"]] == [("a", "FP32", [-1])]
+    response = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
+    assert response["platform"] == "our-own"
+    assert [(i["name"], i["datatype"], i["shape"]) for i in response["inputs"]] == [("a", "FP32", [-1])]
     assert requests.get(f"http://{served_folder.url}/v2", timeout=30).json()["name"] == "our-folder"
 
 
 def test_binary_tensors_over_http(served_folder: ServerProcess) -> None:
     client = triton_http.InferenceServerClient(served_folder.url)
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    given = triton_http.InferInput("x", [2, 3], "FP32")
-    given.set_data_from_numpy(rows)
-    got = client.infer("row-sums", [given]).as_numpy("total")
-    np.testing.assert_array_equal(got, rows.sum(axis=1, keepdims=True))
+    tensor = triton_http.InferInput("x", [2, 3], "FP32")
+    tensor.set_data_from_numpy(rows)
+    output = client.infer("row-sums", [tensor]).as_numpy("total")
+    np.testing.assert_array_equal(output, rows.sum(axis=1, keepdims=True))
     client.close()
 
 
@@ -236,8 +236,8 @@ def test_text_over_grpc(served_folder: ServerProcess) -> None:
     names, times = triton_grpc.InferInput("names", [2], "BYTES"), triton_grpc.InferInput("times", [2], "INT32")
     names.set_data_from_numpy(np.array([b"Ada", "Bö".encode()], dtype=object))
     times.set_data_from_numpy(np.array([1, 2], dtype=np.int32))
-    got = client.infer("greetings", [names, times]).as_numpy("output-0")
-    assert [e.decode() for e in got.ravel()] == ["Hello Ada!", "Hello Hello Bö!"]
+    output = client.infer("greetings", [names, times]).as_numpy("output-0")
+    assert [e.decode() for e in output.ravel()] == ["Hello Ada!", "Hello Hello Bö!"]
     client.close()
 
 
@@ -252,7 +252,7 @@ def test_two_folders_of_one_name_are_its_versions(tmp_path: Path) -> None:
         (folder / "model-settings.json").write_text(json.dumps(settings))
     with running_server(str(tmp_path)) as process:
         body = {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}
-        newest, old = ask(process, "sums/infer", body).json(), ask(process, "sums/versions/2/infer", body).json()
+        newest, old = infer(process, "sums/infer", body).json(), infer(process, "sums/versions/2/infer", body).json()
     assert (newest["model_version"], newest["outputs"][0]["data"]) == ("10", [30])
     assert (old["model_version"], old["outputs"][0]["data"]) == ("2", [3])
 
@@ -267,8 +267,8 @@ def test_the_environment_alone_may_describe_a_model(tmp_path: Path) -> None:
         "MLSERVER_PARALLEL_WORKERS": "0",
     }
     with running_server(str(tmp_path), environment=variables) as process:
-        got = ask(process, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
-        assert (got["model_version"], got["outputs"][0]["data"]) == ("v3", [3])
+        response = infer(process, "sums/infer", {"inputs": [tensor("x", "INT64", [1, 2], [1, 2])]}).json()
+        assert (response["model_version"], response["outputs"][0]["data"]) == ("v3", [3])
         assert requests.get(f"http://{process.url}/v2", timeout=30).json()["name"] == "theirs"
 
 
@@ -280,9 +280,9 @@ def test_runtimes_of_mlserver_accept_any_input_name(tmp_path: Path) -> None:
     settings = {"name": "line", "implementation": "mlserver_sklearn.SKLearnModel", "parameters": {"uri": "."}}
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
     with running_server(str(tmp_path), "--allow-pickle") as process:
-        got = ask(process, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
-    assert got["outputs"][0]["name"] == "predict"
-    assert got["outputs"][0]["data"] == pytest.approx([2.0])
+        response = infer(process, "line/infer", {"inputs": [tensor("predict-it", "FP32", [1, 3], [0, 1, 0])]}).json()
+    assert response["outputs"][0]["name"] == "predict"
+    assert response["outputs"][0]["data"] == pytest.approx([2.0])
 
 
 def test_an_xgboost_classifier_returns_labels(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def test_an_xgboost_classifier_returns_labels(tmp_path: Path) -> None:
     (tmp_path / "model-settings.json").write_text(json.dumps(settings))
     rows = tensor("predict", "FP32", [2, 4], x[[0, 99]].reshape(-1).tolist())
     with running_server(str(tmp_path)) as process:
-        (labels,) = ask(process, "iris/infer", {"inputs": [rows]}).json()["outputs"]
+        (labels,) = infer(process, "iris/infer", {"inputs": [rows]}).json()["outputs"]
         wanted = [{"name": "predict_proba"}]
-        (chances,) = ask(process, "iris/infer", {"inputs": [rows], "outputs": wanted}).json()["outputs"]
+        (chances,) = infer(process, "iris/infer", {"inputs": [rows], "outputs": wanted}).json()["outputs"]
     assert (labels["name"], labels["datatype"], labels["data"]) == ("predict", "INT64", [0, 1])
     assert (chances["name"], chances["datatype"], chances["shape"]) == ("predict_proba", "FP32", [2, 2])
     expected = classifier.predict_proba(x[[0, 99]].astype(np.float32))
@@ -333,23 +333,23 @@ def kinds(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     "elements", [[b"P2 1 1 255 7"], [b"\xff\xd8abc"], [b"a", b"\xff"], [b"ab"] * 20, [b"a\0"] * 20]
 )
 def test_bytes_are_bytes_whatever_their_content(kinds: ServerProcess, elements: list[bytes]) -> None:
-    given = triton_grpc.InferInput("x", [len(elements)], "BYTES")
-    given.set_data_from_numpy(np.array(elements, object))
+    tensor = triton_grpc.InferInput("x", [len(elements)], "BYTES")
+    tensor.set_data_from_numpy(np.array(elements, object))
     over_http = triton_http.InferInput("x", [len(elements)], "BYTES")
     over_http.set_data_from_numpy(np.array(elements, object), binary_data=True)
     with (
         triton_grpc.InferenceServerClient(kinds.grpc_url) as grpc,
         triton_http.InferenceServerClient(kinds.url) as http,
     ):
-        for found in (grpc.infer("kinds", [given]), http.infer("kinds", [over_http])):
+        for found in (grpc.infer("kinds", [tensor]), http.infer("kinds", [over_http])):
             assert found.as_numpy("kinds").ravel().tolist() == [b"bytes"] * len(elements)
 
 
 @pytest.mark.parametrize("shape", [[2], [2, 1]])
 def test_json_text_is_text(kinds: ServerProcess, shape: list[int]) -> None:
     data: list[Any] = ["a", "\xff"] if len(shape) == 1 else [["a"], ["b"]]
-    answer = ask(kinds, "kinds/infer", {"inputs": [tensor("x", "BYTES", shape, data)]}).json()
-    assert answer["outputs"][0]["data"] == ["str", "str"]
+    response = infer(kinds, "kinds/infer", {"inputs": [tensor("x", "BYTES", shape, data)]}).json()
+    assert response["outputs"][0]["data"] == ["str", "str"]
 
 
 CALLERS = """
@@ -376,7 +376,7 @@ def test_a_model_gets_the_forwarded_headers(tmp_path: Path, batch: int) -> None:
 
         def headers_seen(user: str) -> list[str]:
             headers = {"x-user": user, "X-Trace-Id": "t", "x-other": "o", "authorization": "Bearer s", "cookie": "c"}
-            found: list[str] = ask(process, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
+            found: list[str] = infer(process, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
             return found
 
         users = [f"user-{n}" for n in range(16)]
@@ -398,13 +398,13 @@ def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
     with running_server(str(tmp_path), "--forward-headers", "x-*") as process:
 
         def echoed(user: str) -> tuple[str, str | None]:
-            got = ask(process, "row-sums/infer", body, headers={"X-User": user})
-            return got.headers["x-user"], got.headers.get("x-other")
+            response = infer(process, "row-sums/infer", body, headers={"X-User": user})
+            return response.headers["x-user"], response.headers.get("x-other")
 
         with ThreadPoolExecutor(8) as pool:
             users = [f"user-{n}" for n in range(16)]
             assert list(pool.map(echoed, users)) == [(user, None) for user in users]
-        assert "x-user" not in ask(process, "row-sums/infer", body).headers
+        assert "x-user" not in infer(process, "row-sums/infer", body).headers
 
 
 @pytest.mark.parametrize(

@@ -46,34 +46,36 @@ def test_the_module_is_imported_once_under_both_names() -> None:
 
 
 def test_requests_as_json() -> None:
-    made = types.InferenceRequest(
+    result = types.InferenceRequest(
         inputs=[{"name": "a", "datatype": "INT32", "shape": [2], "data": [1, 2]}], parameters={"q": 2}
     )
-    assert (made.id, made.parameters.q, made.inputs[0].parameters) == (None, 2, None)  # type: ignore[union-attr]
+    assert (result.id, result.parameters.q, result.inputs[0].parameters) == (None, 2, None)  # type: ignore[union-attr]
     want = '{"parameters":{"q":2},"inputs":[{"name":"a","shape":[2],"datatype":"INT32","data":[1,2]}]}'
-    assert made.model_dump_json() == want
-    assert types.InferenceRequest.parse_raw(want) == made
-    assert types.InferenceRequest.parse_obj(made.dict()) == made
-    assert made.copy(update={"id": "3"}).id == "3"
+    assert result.model_dump_json() == want
+    assert types.InferenceRequest.parse_raw(want) == result
+    assert types.InferenceRequest.parse_obj(result.dict()) == result
+    assert result.copy(update={"id": "3"}).id == "3"
     with pytest.raises(ValueError, match="field 'inputs' is missing"):
         types.InferenceRequest()
 
 
 def test_parameters_accept_any_field() -> None:
-    made = types.Parameters(content_type="str", foo=1)
-    assert (made.foo, made.model_extra, made.headers) == (1, {"foo": 1}, None)  # type: ignore[attr-defined]
+    result = types.Parameters(content_type="str", foo=1)
+    assert (result.foo, result.model_extra, result.headers) == (1, {"foo": 1}, None)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
-        made.nothing  # type: ignore[attr-defined]  # noqa: B018
+        result.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_elements_become_a_list_when_they_are_read() -> None:
-    made = types.RequestInput.from_tensor("x", codecs.NumpyCodec.encode_input("x", np.array([1.0, np.nan])).to_tensor())
-    held = made.data.tensor
+    result = types.RequestInput.from_tensor(
+        "x", codecs.NumpyCodec.encode_input("x", np.array([1.0, np.nan])).to_tensor()
+    )
+    held = result.data.tensor
     assert held is not None
-    assert made.to_tensor().data is held.data
-    assert (list(made.data), len(made.data), made.data[0]) == ([1.0, None], 2, 1.0)
-    made.data.root[0] = 5.0
-    assert made.to_tensor().data.ravel()[0] == 5.0
+    assert result.to_tensor().data is held.data
+    assert (list(result.data), len(result.data), result.data[0]) == ([1.0, None], 2, 1.0)
+    result.data.root[0] = 5.0
+    assert result.to_tensor().data.ravel()[0] == 5.0
 
 
 def test_text_elements_have_decode() -> None:
@@ -161,8 +163,8 @@ def test_precedence_of_codecs() -> None:
     mine = model(inputs=metadata)
     assert mine.decode(WORDS.copy()) == ["x"]
     assert mine.decode(WORDS.copy(), default_codec=codecs.NumpyCodec) == ["x"]
-    said = WORDS.copy(update={"parameters": types.Parameters(content_type="np"), "data": types.TensorData(["x"])})
-    np.testing.assert_array_equal(mine.decode(said), np.array([b"x"], dtype=object))
+    text = WORDS.copy(update={"parameters": types.Parameters(content_type="np"), "data": types.TensorData(["x"])})
+    np.testing.assert_array_equal(mine.decode(text), np.array([b"x"], dtype=object))
     assert list(mine.decode(NUMBERS.copy())) == [1, 2]
     assert mine.decode(NUMBERS.copy(), default_codec=codecs.NumpyCodec).tolist() == [1, 2]
 
@@ -207,12 +209,12 @@ def test_custom_codecs() -> None:
         InputCodec = Reversed
         ContentType = "reversed"
 
-    given = types.RequestInput(
+    value = types.RequestInput(
         name="x", datatype="BYTES", shape=[1], data=["abc"], parameters={"content_type": "reversed"}
     )
-    assert model().decode(given) == "cba"
-    assert codecs.get_decoded_or_raw(given) == "cba"
-    request = types.InferenceRequest(inputs=[given], parameters={"content_type": "reversed"})
+    assert model().decode(value) == "cba"
+    assert codecs.get_decoded_or_raw(value) == "cba"
+    request = types.InferenceRequest(inputs=[value], parameters={"content_type": "reversed"})
     assert model().decode_request(request) == "cba"
     assert ReversedRequest.encode_response("m", "xy").outputs[0].data.root == ["yx"]
 

@@ -114,8 +114,8 @@ def test_the_doctor_reports_properties(folder: Path) -> None:
 
 
 def test_environment_of_sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = settings_for([str(tmp_path)], {"sagemaker": True})
-    assert (made.host, made.http_port, made.grpc_port) == ("0.0.0.0", 8080, -1)
+    result = settings_for([str(tmp_path)], {"sagemaker": True})
+    assert (result.host, result.http_port, result.grpc_port) == ("0.0.0.0", 8080, -1)
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9001")
     assert settings_for([str(tmp_path)], {"sagemaker": True}).http_port == 9001
     assert settings_for([str(tmp_path)], {"sagemaker": True}, {"http_port": 5}).http_port == 5

@@ -118,7 +118,7 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MLSERVER_MODEL_MAX_BATCH_SIZE", "7")
     monkeypatch.setenv("MLSERVER_MODEL_URI", "./elsewhere")
     monkeypatch.setenv("MLSERVER_MODEL_EXTRA", '{"method": "predict"}')
-    given = {
+    value = {
         "name": "m",
         "implementation": "mlserver_xgboost.XGBoostModel",
         "max_batch_time": 0.25,
@@ -126,7 +126,7 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "warm_workers": True,
         "parameters": {"uri": "./model.ubj", "version": "v1", "format": "ubj"},
     }
-    assert model_table(given, tmp_path / "model-settings.json") == {
+    assert model_table(value, tmp_path / "model-settings.json") == {
         "name": "m",
         "version": "v1",
         "runtime": "xgboost",

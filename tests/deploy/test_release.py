@@ -88,8 +88,8 @@ def osv(vulnerable: str) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            is_vulnerable = asked["package"]["name"] == vulnerable
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            is_vulnerable = request["package"]["name"] == vulnerable
             found = {"id": "TEST-1", "summary": "s", "details": "d", "modified": "2026-01-01T00:00:00Z", "affected": []}
             body = json.dumps({"vulns": [found]} if is_vulnerable else {}).encode()
             self.send_response(200)

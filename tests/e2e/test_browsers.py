@@ -34,44 +34,44 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 @pytest.mark.parametrize("path", ["/v2/models/half/infer", "/behind/it/v2/models/half/infer"])
 def test_cors_allows_pages_of_a_listed_origin(process: ServerProcess, origin: str, path: str) -> None:
     url = f"http://{process.url}{path}"
-    asked = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
-    assert asked.status_code == 204
-    assert asked.headers["access-control-allow-origin"] == origin
-    assert asked.headers["access-control-allow-methods"] == "GET, POST"
-    assert asked.headers["access-control-allow-headers"] == "content-type, x-user"
-    got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
-    assert got.json()["outputs"][0]["data"] == [1.5]
-    assert got.headers["access-control-allow-origin"] == origin
-    assert got.headers["access-control-allow-credentials"] == "true"
-    assert got.headers["access-control-expose-headers"] == "x-mine"
-    assert "origin" in got.headers["vary"]
+    preflight = requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30)
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == origin
+    assert preflight.headers["access-control-allow-methods"] == "GET, POST"
+    assert preflight.headers["access-control-allow-headers"] == "content-type, x-user"
+    response = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
+    assert response.json()["outputs"][0]["data"] == [1.5]
+    assert response.headers["access-control-allow-origin"] == origin
+    assert response.headers["access-control-allow-credentials"] == "true"
+    assert response.headers["access-control-expose-headers"] == "x-mine"
+    assert "origin" in response.headers["vary"]
 
 
 def test_cors_preflight_of_a_custom_handler(process: ServerProcess) -> None:
     url = f"http://{process.url}/a/path/of/its/own"
-    asked = requests.options(url, headers={"origin": "https://a.org", **PREFLIGHT}, timeout=30)
-    assert asked.status_code == 204
-    assert asked.headers["access-control-allow-origin"] == "https://a.org"
+    preflight = requests.options(url, headers={"origin": "https://a.org", **PREFLIGHT}, timeout=30)
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == "https://a.org"
 
 
 def test_cors_headers_on_errors(process: ServerProcess) -> None:
     url = f"http://{process.url}/v2/models/half/infer"
-    got = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)
-    assert got.status_code == 400
-    assert got.headers["access-control-allow-origin"] == "https://b.org"
+    response = requests.post(url, json={}, headers={"origin": "https://b.org"}, timeout=30)
+    assert response.status_code == 400
+    assert response.headers["access-control-allow-origin"] == "https://b.org"
 
 
 @pytest.mark.parametrize("origin", ["https://evil.org", "https://a.org.evil.org", "null", "https://xc.org"])
 def test_cors_rejects_pages_of_other_origins(process: ServerProcess, origin: str) -> None:
     url = f"http://{process.url}/v2/models/half/infer"
     assert requests.options(url, headers={"origin": origin, **PREFLIGHT}, timeout=30).status_code == 403
-    got = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
-    assert "access-control-allow-origin" not in got.headers
+    response = requests.post(url, json=BODY, headers={"origin": origin}, timeout=30)
+    assert "access-control-allow-origin" not in response.headers
 
 
 def test_no_cors_headers_by_default(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with running_server(str(tmp_path / "model.py:half")) as server:
-        got = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
-        assert not [h for h in got.headers if h.lower().startswith("access-control")]
+        response = requests.get(f"http://{server.url}/v2", headers={"origin": "https://a.org"}, timeout=30)
+        assert not [h for h in response.headers if h.lower().startswith("access-control")]
         assert requests.get(f"http://{server.url}/behind/it/v2", timeout=30).status_code == 404

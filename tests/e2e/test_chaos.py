@@ -34,7 +34,7 @@ class Outcome:
     error: str = ""
 
 
-class Crowd:
+class Clients:
     """Clients over REST with JSON, REST with binary data, and gRPC; each sends its own numbers."""
 
     def __init__(self, process: ServerProcess, session: aiohttp.ClientSession, channel: Any) -> None:
@@ -71,11 +71,11 @@ class Crowd:
         return await self._posted(model, head + values.tobytes(), headers)
 
     async def _posted(self, model: str, body: bytes, headers: dict[str, str]) -> tuple[tuple[float, ...], str]:
-        async with self._session.post(f"{self._url}/{model}/infer", data=body, headers=headers) as answer:
-            content = await answer.read()
-        if answer.status != 200:
-            return (), f"{answer.status} {json.loads(content)['error']}"
-        head = answer.headers.get("inference-header-content-length")
+        async with self._session.post(f"{self._url}/{model}/infer", data=body, headers=headers) as response:
+            content = await response.read()
+        if response.status != 200:
+            return (), f"{response.status} {json.loads(content)['error']}"
+        head = response.headers.get("inference-header-content-length")
         if head is None:
             return tuple(json.loads(content)["outputs"][0]["data"]), ""
         return tuple(np.frombuffer(content[int(head) :], "<f8").tolist()), ""
@@ -85,13 +85,13 @@ class Crowd:
         request.inputs.add(name="x", datatype="FP64", shape=[3 if kind == "shape" else 2])
         request.raw_input_contents.extend([values.tobytes()] * (2 if kind == "malformed" else 1))
         try:
-            answer = await self._stub.ModelInfer(request)
+            response = await self._stub.ModelInfer(request)
         except grpc.aio.AioRpcError as fault:
             return (), f"{fault.code().name} {fault.details()}"
-        return tuple(np.frombuffer(answer.raw_output_contents[0], "<f8").tolist()), ""
+        return tuple(np.frombuffer(response.raw_output_contents[0], "<f8").tolist()), ""
 
 
-REFUSED = {
+EXPECTED_ERRORS = {
     "shape": r"(400|INVALID_ARGUMENT) input 'x': shape \[3\].*needs",
     "unknown": r"(404|NOT_FOUND) Request for unknown model: 'missing' is not found",
     "malformed": r"(400|INVALID_ARGUMENT) \S",
@@ -110,14 +110,14 @@ def check(outcome: Outcome) -> str:
     else:
         if re.fullmatch(LOST, outcome.error) and outcome.kind == "raises":
             return "lost"
-        assert re.match(REFUSED[outcome.kind], outcome.error), outcome
+        assert re.match(EXPECTED_ERRORS[outcome.kind], outcome.error), outcome
         if outcome.kind == "raises":
             assert outcome.error.endswith(f"cannot do {outcome.number}")
     return outcome.kind
 
 
-async def crowd(
-    process: ServerProcess, numbers: range, interrupt: Callable[[Crowd], Coroutine[Any, Any, None]]
+async def clients(
+    process: ServerProcess, numbers: range, interrupt: Callable[[Clients], Coroutine[Any, Any, None]]
 ) -> list[Outcome]:
     """Send all requests concurrently while something else happens; nothing may take longer than a minute."""
     connector = aiohttp.TCPConnector(limit=0)
@@ -126,14 +126,14 @@ async def crowd(
         aiohttp.ClientSession(connector=connector) as session,
         grpc.aio.insecure_channel(process.grpc_url) as channel,
     ):
-        callers = Crowd(process, session, channel)
+        callers = Clients(process, session, channel)
         happening = asyncio.create_task(interrupt(callers))
         outcomes = await asyncio.gather(*(callers.request(number) for number in numbers))
         await happening
         return outcomes
 
 
-async def nothing(_: Crowd) -> None:
+async def nothing(_: Clients) -> None:
     pass
 
 
@@ -163,12 +163,12 @@ def process() -> Iterator[ServerProcess]:
 async def test_a_thousand_requests_and_a_worker_that_is_killed(process: ServerProcess) -> None:
     victim = min(workers_of(process, "Twice", 2))
 
-    async def kill(callers: Crowd) -> None:
+    async def kill(callers: Clients) -> None:
         while callers.done < 500:
             await asyncio.sleep(0.001)
         os.kill(victim, signal.SIGKILL)
 
-    kinds = Counter(map(check, await crowd(process, range(1000), kill)))
+    kinds = Counter(map(check, await clients(process, range(1000), kill)))
     assert kinds["lost"] <= 1, "only what the killed worker computed"
     assert sum(kinds.values()) == 1000
     assert kinds["good"] + kinds["lost"] > 590
@@ -176,19 +176,19 @@ async def test_a_thousand_requests_and_a_worker_that_is_killed(process: ServerPr
     process.wait_until_ready()
     wait_until(lambda: len(process.workers()) == 4, "the new worker")
     assert victim not in workers_of(process, "Twice", 2)
-    assert Counter(map(check, await crowd(process, range(1000, 1300), nothing)))["lost"] == 0
+    assert Counter(map(check, await clients(process, range(1000, 1300), nothing)))["lost"] == 0
 
 
 async def test_all_workers_of_a_model_killed_at_once(process: ServerProcess) -> None:
     victims = workers_of(process, "Twice", 2)
 
-    async def kill(callers: Crowd) -> None:
+    async def kill(callers: Clients) -> None:
         while callers.done < 60:
             await asyncio.sleep(0.001)
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
 
-    kinds = Counter(map(check, await crowd(process, range(300), kill)))
+    kinds = Counter(map(check, await clients(process, range(300), kill)))
     assert kinds["lost"] <= 2
     process.wait_until_ready()
     assert not victims & workers_of(process, "Twice", 1)
@@ -198,11 +198,11 @@ async def test_all_workers_of_a_model_killed_at_once(process: ServerProcess) -> 
 def test_a_model_that_ends_its_process(model: str, end: str) -> None:
     with running_server(f"{TROUBLE}:{model}", f"{TROUBLE}:Twice") as process, ThreadPoolExecutor(16) as threads:
         numbers = [*range(1, 20), -1, *range(20, 40)]
-        answers = dict(zip(numbers, threads.map(lambda n: process.infer(model, [float(n)]), numbers), strict=True))
-        status, body = answers.pop(-1)
+        responses = dict(zip(numbers, threads.map(lambda n: process.infer(model, [float(n)]), numbers), strict=True))
+        status, body = responses.pop(-1)
         assert status == 500
         assert body["error"] == f"model '{model}': the worker process died ({end}) while it computed this call"
-        for number, (status, body) in answers.items():
+        for number, (status, body) in responses.items():
             assert (status, body["outputs"][0]["data"]) == (200, [2.0 * number])
         assert process.infer("Twice", [1.0])[0] == 200
         for _ in range(5):  # as often as it likes
@@ -216,10 +216,10 @@ def test_a_model_that_ends_its_process(model: str, end: str) -> None:
 def test_calls_of_disconnected_clients_are_not_computed() -> None:
     with running_server(f"{MODELS / 'shapes.py'}:Sleep") as process:
         body = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [0.5]}]}).encode()
-        head = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        headers = b"POST /v2/models/Sleep/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         sockets = [socket.create_connection(("127.0.0.1", process.http_port)) for _ in range(100)]
         for caller in sockets:
-            caller.sendall(head + body)
+            caller.sendall(headers + body)
         for caller in sockets:
             caller.close()
         began_s = time.monotonic()
@@ -229,11 +229,11 @@ def test_calls_of_disconnected_clients_are_not_computed() -> None:
 
 def test_more_clients_than_the_queue_holds() -> None:
     with running_server(f"{TROUBLE}:Twice", "--max-queue", "4") as process, ThreadPoolExecutor(32) as threads:
-        answers = list(threads.map(lambda n: (n, process.infer("Twice", [float(n)])), range(200)))
-        refused = [body["error"] for _, (status, body) in answers if status == 503]
-        assert refused
-        assert set(refused) == {"Exceeds maximum queue size of 4 for model 'Twice'"}
-        good = [(n, body["outputs"][0]["data"]) for n, (status, body) in answers if status == 200]
-        assert len(good) + len(refused) == 200
+        responses = list(threads.map(lambda n: (n, process.infer("Twice", [float(n)])), range(200)))
+        rejected = [body["error"] for _, (status, body) in responses if status == 503]
+        assert rejected
+        assert set(rejected) == {"Exceeds maximum queue size of 4 for model 'Twice'"}
+        good = [(n, body["outputs"][0]["data"]) for n, (status, body) in responses if status == 200]
+        assert len(good) + len(rejected) == 200
         assert all(data == [2.0 * n] for n, data in good)
         assert process.infer("Twice", [1.0])[0] == 200

@@ -31,18 +31,18 @@ async def aio(shapes: ServerProcess) -> AsyncIterator[Any]:
         yield client
 
 
-def given(name: str, array: Any, datatype: str) -> Any:
+def tensor(name: str, array: Any, datatype: str) -> Any:
     tensor = triton.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array)
     return tensor
 
 
 def operands() -> list[Any]:
-    return [given("INPUT0", A, "INT32"), given("INPUT1", B, "INT32")]
+    return [tensor("INPUT0", A, "INT32"), tensor("INPUT1", B, "INT32")]
 
 
 def fingers(n: int) -> list[Any]:
-    return [given("n", np.array([n], np.int32), "INT32")]
+    return [tensor("n", np.array([n], np.int32), "INT32")]
 
 
 # --- plain calls -----------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_only_the_requested_output(client: Any) -> None:
 
 
 def test_classification(client: Any) -> None:
-    scores = given("x", np.array([[0.1, 0.5, 0.25, 0.2]], np.float32), "FP32")
+    scores = tensor("x", np.array([[0.1, 0.5, 0.25, 0.2]], np.float32), "FP32")
     outputs = [triton.InferRequestedOutput("scores", class_count=2)]
     result = client.infer("Scores", [scores], outputs=outputs)
     assert result.as_numpy("scores").tolist() == [[b"0.500000:1", b"0.250000:2"]]
@@ -72,9 +72,9 @@ def test_classification(client: Any) -> None:
 
 def test_text_and_parameters(client: Any) -> None:
     texts = np.array(["straße", "", "日本"], dtype=object)
-    result = client.infer("Upper", [given("text", texts, "BYTES")])
+    result = client.infer("Upper", [tensor("text", texts, "BYTES")])
     assert [e.decode() for e in result.as_numpy("upper")] == ["STRASSE", "", "日本"]
-    result = client.infer("Echo", [given("x", A, "INT32")], parameters={"count": 3, "name": "x", "flag": True})
+    result = client.infer("Echo", [tensor("x", A, "INT32")], parameters={"count": 3, "name": "x", "flag": True})
     returned = result.get_response().parameters
     assert (returned["count"].int64_param, returned["name"].string_param, returned["flag"].bool_param) == (3, "x", True)
 
@@ -89,20 +89,20 @@ def test_datatypes_round_trip(client: Any, datatype: str) -> None:
         "INT8": np.int8,
     }
     array: Any = np.array([[0, 1], [2, 100]]).astype(dtypes.get(datatype, np.float64))
-    np.testing.assert_array_equal(client.infer("Echo", [given("x", array, datatype)]).as_numpy("x"), array)
+    np.testing.assert_array_equal(client.infer("Echo", [tensor("x", array, datatype)]).as_numpy("x"), array)
 
 
 def test_a_large_tensor(client: Any) -> None:
     large = np.arange(2_000_000, dtype=np.float64)
-    np.testing.assert_array_equal(client.infer("Echo", [given("x", large, "FP64")]).as_numpy("x"), large)
+    np.testing.assert_array_equal(client.infer("Echo", [tensor("x", large, "FP64")]).as_numpy("x"), large)
 
 
 def test_async_infer(client: Any) -> None:
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(8):
-        client.async_infer("SumDiff", operands(), lambda result, error: answers.put((result, error)))
+        client.async_infer("SumDiff", operands(), lambda result, error: responses.put((result, error)))
     for _ in range(8):
-        result, error = answers.get(timeout=TIMEOUT_S)
+        result, error = responses.get(timeout=TIMEOUT_S)
         assert error is None
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
 
@@ -146,7 +146,7 @@ def test_model_control(client: Any) -> None:
         states = {m.name: m.state for m in client.get_model_repository_index(headers=bearer()).models}
         assert states["Upper"] == "UNAVAILABLE"
         with pytest.raises(InferenceServerException, match="Request for unknown model: 'Upper' is not found"):
-            client.infer("Upper", [given("text", np.array(["a"], dtype=object), "BYTES")])
+            client.infer("Upper", [tensor("text", np.array(["a"], dtype=object), "BYTES")])
     finally:
         client.load_model("Upper", headers=bearer())
     assert client.is_model_ready("Upper")
@@ -169,7 +169,7 @@ def test_errors_are_reported(client: Any) -> None:
 
 
 def test_deadlines(client: Any) -> None:
-    x = given("x", np.array([5.0]), "FP64")
+    x = tensor("x", np.array([5.0]), "FP64")
     with pytest.raises(InferenceServerException) as caught:
         client.infer("Sleep", [x], client_timeout=0.1)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
@@ -180,7 +180,7 @@ def test_deadlines(client: Any) -> None:
 # --- streams ---------------------------------------------------------------------------------------------
 
 
-class Heard:
+class StreamResults:
     """Responses of a stream, in order."""
 
     def __init__(self) -> None:
@@ -201,78 +201,78 @@ class Heard:
 
 
 @pytest.fixture
-def heard(shapes: ServerProcess) -> Heard:
-    return Heard()
+def results(shapes: ServerProcess) -> StreamResults:
+    return StreamResults()
 
 
 @pytest.fixture
-def stream(shapes: ServerProcess, heard: Heard) -> Iterator[Any]:
+def stream(shapes: ServerProcess, results: StreamResults) -> Iterator[Any]:
     """Return a new client with an open stream; a client has one at a time."""
     client = triton.InferenceServerClient(shapes.grpc_url)
-    client.start_stream(heard)
+    client.start_stream(results)
     yield client
     client.stop_stream()
     client.close()
 
 
-def test_a_stream_with_several_responses_to_several_requests(stream: Any, heard: Heard) -> None:
+def test_a_stream_with_several_responses_to_several_requests(stream: Any, results: StreamResults) -> None:
     for n in (3, 1, 0, 2):
         stream.async_stream_infer("Count", fingers(n), request_id=str(n))
-    assert [heard.next() for _ in range(6)] == [0, 1, 2, 0, 0, 1]
+    assert [results.next() for _ in range(6)] == [0, 1, 2, 0, 0, 1]
 
 
-def test_the_final_response_is_marked_on_request(stream: Any, heard: Heard) -> None:
+def test_the_final_response_is_marked_on_request(stream: Any, results: StreamResults) -> None:
     stream.async_stream_infer("Count", fingers(2), request_id="a", enable_empty_final_response=True)
-    responses = [heard.next_response() for _ in range(3)]
+    responses = [results.next_response() for _ in range(3)]
     assert [r.parameters["triton_final_response"].bool_param for r in responses] == [False, False, True]
     assert [r.id for r in responses] == ["a", "a", "a"]
     assert not responses[-1].outputs
 
 
-def test_an_error_in_a_stream_does_not_end_it(stream: Any, heard: Heard) -> None:
+def test_an_error_in_a_stream_does_not_end_it(stream: Any, results: StreamResults) -> None:
     stream.async_stream_infer("Count", fingers(-2))
-    assert [heard.next(), heard.next()] == [0, 1]
-    assert heard.next().message() == "model 'Count' failed: ValueError: no more fingers"
+    assert [results.next(), results.next()] == [0, 1]
+    assert results.next().message() == "model 'Count' failed: ValueError: no more fingers"
     stream.async_stream_infer("missing", fingers(1))
-    assert "Request for unknown model: 'missing' is not found" in heard.next().message()
+    assert "Request for unknown model: 'missing' is not found" in results.next().message()
     stream.async_stream_infer("Count", fingers(1))
-    assert heard.next() == 0
+    assert results.next() == 0
 
 
-def test_models_without_streaming_answer_in_streams(stream: Any, heard: Heard) -> None:
+def test_models_without_streaming_answer_in_streams(stream: Any, results: StreamResults) -> None:
     stream.async_stream_infer("SumDiff", operands())
-    assert [o.name for o in heard.next_response().outputs] == ["OUTPUT0", "OUTPUT1"]
+    assert [o.name for o in results.next_response().outputs] == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_an_error_ends_the_stream_on_request(shapes: ServerProcess) -> None:
-    heard = Heard()
+    results = StreamResults()
     client = triton.InferenceServerClient(shapes.grpc_url)
-    client.start_stream(heard, headers={"triton_grpc_error": "true"})
+    client.start_stream(results, headers={"triton_grpc_error": "true"})
     client.async_stream_infer("missing", fingers(1))
-    assert heard.next().status() == "StatusCode.NOT_FOUND"
+    assert results.next().status() == "StatusCode.NOT_FOUND"
     client.stop_stream()
     client.close()
 
 
 def test_cancelling_a_stream_stops_the_model(shapes: ServerProcess, tmp_path: Path) -> None:
-    heard = Heard()
+    results = StreamResults()
     closed = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
-    client.start_stream(heard)
-    client.async_stream_infer("Ticks", [given("file", np.array([str(closed)], dtype=object), "BYTES")])
-    assert heard.next() == 0
+    client.start_stream(results)
+    client.async_stream_infer("Ticks", [tensor("file", np.array([str(closed)], dtype=object), "BYTES")])
+    assert results.next() == 0
     client.stop_stream(cancel_requests=True)
     client.close()
     wait_until(closed.exists, "the end of the model's generator", within_s=10)
 
 
 def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> None:
-    heard = Heard()
+    results = StreamResults()
     closed = tmp_path / "closed"
     client = triton.InferenceServerClient(shapes.grpc_url)
-    client.start_stream(heard, stream_timeout=0.5)
-    client.async_stream_infer("Ticks", [given("file", np.array([str(closed)], dtype=object), "BYTES")])
-    while isinstance(found := heard.next(), int):
+    client.start_stream(results, stream_timeout=0.5)
+    client.async_stream_infer("Ticks", [tensor("file", np.array([str(closed)], dtype=object), "BYTES")])
+    while isinstance(found := results.next(), int):
         pass
     # Server and client see the same deadline; the server's word may arrive before the client's own clock rings.
     assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
@@ -296,11 +296,11 @@ async def test_cancelling_a_stream_of_the_asynchronous_client(aio: Any, tmp_path
     closed = tmp_path / "closed"
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": "Ticks", "inputs": [given("file", np.array([str(closed)], dtype=object), "BYTES")]}
+        yield {"model_name": "Ticks", "inputs": [tensor("file", np.array([str(closed)], dtype=object), "BYTES")]}
 
-    answers = aio.stream_infer(requests())
-    result, error = await anext(answers)
+    responses = aio.stream_infer(requests())
+    result, error = await anext(responses)
     assert error is None
     assert result.as_numpy("i").tolist() == [0]
-    answers.cancel()
+    responses.cancel()
     wait_until(closed.exists, "the end of the model's generator", within_s=10)

@@ -98,8 +98,8 @@ def test_a_health_watch_sees_the_shutdown() -> None:
 
         def watch() -> None:
             try:
-                for answer in watching:
-                    seen.put(answer.status)
+                for response in watching:
+                    seen.put(response.status)
             except grpc.RpcError:
                 seen.put(-1)
 

@@ -41,17 +41,17 @@ async def aio(shapes: ServerProcess) -> AsyncIterator[Any]:
         yield client
 
 
-def given(name: str, array: Any, datatype: str, *, binary: bool = True) -> Any:
+def tensor(name: str, array: Any, datatype: str, *, binary: bool = True) -> Any:
     tensor = triton.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
     return tensor
 
 
 def operands(*, binary: bool = True) -> list[Any]:
-    return [given("INPUT0", A, "INT32", binary=binary), given("INPUT1", B, "INT32", binary=binary)]
+    return [tensor("INPUT0", A, "INT32", binary=binary), tensor("INPUT1", B, "INT32", binary=binary)]
 
 
-def wanted(name: str, *, binary: bool = True, classes: int = 0) -> Any:
+def requested(name: str, *, binary: bool = True, classes: int = 0) -> Any:
     return triton.InferRequestedOutput(name, binary_data=binary, class_count=classes)
 
 
@@ -61,7 +61,7 @@ def wanted(name: str, *, binary: bool = True, classes: int = 0) -> Any:
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False, None])
 def test_infer(client: Any, binary_in: bool, binary_out: bool | None) -> None:
-    outputs = None if binary_out is None else [wanted(f"OUTPUT{i}", binary=binary_out) for i in (0, 1)]
+    outputs = None if binary_out is None else [requested(f"OUTPUT{i}", binary=binary_out) for i in (0, 1)]
     result = client.infer("SumDiff", operands(binary=binary_in), outputs=outputs, request_id="seven")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
@@ -73,7 +73,7 @@ def test_infer(client: Any, binary_in: bool, binary_out: bool | None) -> None:
 
 def test_binary_and_json_tensors_in_one_request(client: Any) -> None:
     inputs = [operands(binary=True)[0], operands(binary=False)[1]]
-    outputs = [wanted("OUTPUT1", binary=True), wanted("OUTPUT0", binary=False)]
+    outputs = [requested("OUTPUT1", binary=True), requested("OUTPUT0", binary=False)]
     result = client.infer("SumDiff", inputs, outputs=outputs)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
@@ -85,7 +85,7 @@ def test_compression(client: Any, sent: str | None, received: str | None) -> Non
     large = np.tile(np.arange(100, dtype=np.float64), 1000)
     result = client.infer(
         "Echo",
-        [given("x", large, "FP64")],
+        [tensor("x", large, "FP64")],
         request_compression_algorithm=sent,
         response_compression_algorithm=received,
     )
@@ -93,21 +93,23 @@ def test_compression(client: Any, sent: str | None, received: str | None) -> Non
 
 
 def test_only_the_requested_output(client: Any) -> None:
-    result = client.infer("SumDiff", operands(), outputs=[wanted("OUTPUT1")])
+    result = client.infer("SumDiff", operands(), outputs=[requested("OUTPUT1")])
     assert [o["name"] for o in result.get_response()["outputs"]] == ["OUTPUT1"]
 
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_classification(client: Any, binary: bool) -> None:
     scores = np.array([[0.1, 0.5, 0.25, 0.2], [4, 3, 2, 1]], np.float32)
-    result = client.infer("Scores", [given("x", scores, "FP32")], outputs=[wanted("scores", binary=binary, classes=2)])
+    result = client.infer(
+        "Scores", [tensor("x", scores, "FP32")], outputs=[requested("scores", binary=binary, classes=2)]
+    )
     best = [[e.decode() if isinstance(e, bytes) else e for e in row] for row in result.as_numpy("scores")]
     assert best == [["0.500000:1", "0.250000:2"], ["4.000000:0", "3.000000:1"]]
 
 
 def test_parameters_round_trip(client: Any) -> None:
     sent = {"temperature": 0.5, "count": 3, "name": "x", "flag": True}
-    result = client.infer("Echo", [given("x", A, "INT32")], parameters=sent)
+    result = client.infer("Echo", [tensor("x", A, "INT32")], parameters=sent)
     assert result.get_response()["parameters"] == sent
 
 
@@ -121,23 +123,23 @@ def test_datatypes_round_trip(client: Any, datatype: str, binary: bool) -> None:
     if datatype not in ("BOOL", "FP16"):
         limits: Any = np.finfo(dtype) if array.dtype.kind == "f" else np.iinfo(dtype)
         array[0] = [limits.min, limits.max, 7]
-    outputs = [wanted("x", binary=binary)]
-    back = client.infer("Echo", [given("x", array, datatype, binary=binary)], outputs=outputs).as_numpy("x")
+    outputs = [requested("x", binary=binary)]
+    back = client.infer("Echo", [tensor("x", array, datatype, binary=binary)], outputs=outputs).as_numpy("x")
     np.testing.assert_array_equal(back, array)
 
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_text(client: Any, binary: bool) -> None:
     texts = np.array(["straße", "", "日本", "a\nb"], dtype=object)
-    outputs = [wanted("upper", binary=binary), wanted("length", binary=binary)]
-    result = client.infer("Upper", [given("text", texts, "BYTES", binary=binary)], outputs=outputs)
+    outputs = [requested("upper", binary=binary), requested("length", binary=binary)]
+    result = client.infer("Upper", [tensor("text", texts, "BYTES", binary=binary)], outputs=outputs)
     upper = [e.decode() if isinstance(e, bytes) else e for e in result.as_numpy("upper")]
     assert upper == ["STRASSE", "", "日本", "A\nB"]
     assert result.as_numpy("length").tolist() == [6, 0, 2, 3]
 
 
 def test_async_infer(client: Any) -> None:
-    pending = [client.async_infer("SumDiff", [given("INPUT0", A + i, "INT32"), operands()[1]]) for i in range(8)]
+    pending = [client.async_infer("SumDiff", [tensor("INPUT0", A + i, "INT32"), operands()[1]]) for i in range(8)]
     for i, request in enumerate(pending):
         np.testing.assert_array_equal(request.get_result().as_numpy("OUTPUT0"), A + i + B)
 
@@ -146,7 +148,7 @@ async def test_infer_with_the_asynchronous_client(aio: Any) -> None:
     result = await aio.infer("SumDiff", operands(), request_id="8")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
     assert result.get_response()["id"] == "8"
-    outputs = [wanted("OUTPUT1", binary=False)]
+    outputs = [requested("OUTPUT1", binary=False)]
     result = await aio.infer("SumDiff", operands(binary=False), outputs=outputs)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
     with pytest.raises(InferenceServerException, match="Request for unknown model: 'missing' is not found"):
@@ -190,7 +192,7 @@ def test_metadata(client: Any) -> None:
 
 
 def test_model_control(client: Any) -> None:
-    texts = [given("text", np.array(["a"], dtype=object), "BYTES")]
+    texts = [tensor("text", np.array(["a"], dtype=object), "BYTES")]
     names = {entry["name"] for entry in client.get_model_repository_index(headers=bearer())}
     assert names == {path.rpartition(":")[2] for path in SHAPES}
     client.unload_model("Upper", headers=bearer())
@@ -223,18 +225,18 @@ def test_errors_are_reported(client: Any) -> None:
         client.infer("SumDiff", operands()[:1])
     assert caught.value.status() == "400"
     with pytest.raises(InferenceServerException, match="unexpected inference output 'nothing' for model 'SumDiff'"):
-        client.infer("SumDiff", operands(), outputs=[wanted("nothing")])
+        client.infer("SumDiff", operands(), outputs=[requested("nothing")])
     with pytest.raises(InferenceServerException, match=r"'INPUT0': expected shape \[-1, 16\], got \[2\]"):
-        client.infer("SumDiff", [given("INPUT0", A[0, :2], "INT32"), operands()[1]])
+        client.infer("SumDiff", [tensor("INPUT0", A[0, :2], "INT32"), operands()[1]])
     with pytest.raises(InferenceServerException, match="'INPUT0': expected datatype INT32, got INT64"):
-        client.infer("SumDiff", [given("INPUT0", A.astype(np.int64), "INT64"), operands()[1]])
+        client.infer("SumDiff", [tensor("INPUT0", A.astype(np.int64), "INT64"), operands()[1]])
     with pytest.raises(InferenceServerException, match="version '3' is not found") as caught:
         client.infer("SumDiff", operands(), model_version="3")
     assert caught.value.status() == "404"
 
 
 def test_the_deadline_of_a_request(client: Any) -> None:
-    x = given("x", np.array([5.0]), "FP64")
+    x = tensor("x", np.array([5.0]), "FP64")
     with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
         client.infer("Sleep", [x], timeout=50_000)
     assert caught.value.status() == "504"
@@ -243,7 +245,7 @@ def test_the_deadline_of_a_request(client: Any) -> None:
 # --- requests and the bare wire --------------------------------------------------------------------------
 
 
-def question() -> dict[str, Any]:
+def json_body() -> dict[str, Any]:
     tensors = [
         {"name": "INPUT0", "datatype": "INT32", "shape": [2, 16], "data": A.tolist()},
         {"name": "INPUT1", "datatype": "INT32", "shape": [2, 16], "data": B.ravel().tolist()},
@@ -255,12 +257,12 @@ def test_requests(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/SumDiff"
     with requests.Session() as session:
         assert session.get(f"{url}/ready", timeout=10).ok
-        answer = session.post(f"{url}/infer", json=question(), timeout=10).json()
-        assert answer["outputs"][0]["data"] == (A + B).ravel().tolist()
-        assert answer["id"] == "q"
-        refused = session.post(f"{url}/infer", data=b"{", timeout=10)
-        assert refused.status_code == 400
-        assert "error" in refused.json()
+        response = session.post(f"{url}/infer", json=json_body(), timeout=10).json()
+        assert response["outputs"][0]["data"] == (A + B).ravel().tolist()
+        assert response["id"] == "q"
+        rejected = session.post(f"{url}/infer", data=b"{", timeout=10)
+        assert rejected.status_code == 400
+        assert "error" in rejected.json()
         assert session.get(f"{url}/infer", timeout=10).status_code == 405
         assert session.get(f"http://{shapes.url}/nothing", timeout=10).json().keys() == {"error"}
 
@@ -268,24 +270,24 @@ def test_requests(shapes: ServerProcess) -> None:
 def test_requests_decompresses_a_response(shapes: ServerProcess) -> None:
     numbers = list(range(5000))
     tensor = {"name": "x", "datatype": "INT64", "shape": [5000], "data": numbers}
-    answer = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=10)
-    assert answer.headers["content-encoding"] == "gzip"
-    assert answer.json()["outputs"][0]["data"] == numbers
+    response = requests.post(f"http://{shapes.url}/v2/models/Echo/infer", json={"inputs": [tensor]}, timeout=10)
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.json()["outputs"][0]["data"] == numbers
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded", None])
 def test_curl(shapes: ServerProcess, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
-    status, answer, _ = shapes.request("POST", "/v2/models/SumDiff/infer", question(), headers)
+    status, response, _ = shapes.request("POST", "/v2/models/SumDiff/infer", json_body(), headers)
     assert status == 200
-    assert answer["outputs"][1]["data"] == (A - B).ravel().tolist()
+    assert response["outputs"][1]["data"] == (A - B).ravel().tolist()
 
 
 def test_a_body_in_chunks(shapes: ServerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", shapes.http_port, timeout=10)
-    text = json.dumps(question()).encode()
-    pieces = (text[i : i + 100] for i in range(0, len(text), 100))
-    connection.request("POST", "/v2/models/SumDiff/infer", pieces, encode_chunked=True)
+    text = json.dumps(json_body()).encode()
+    chunks = (text[i : i + 100] for i in range(0, len(text), 100))
+    connection.request("POST", "/v2/models/SumDiff/infer", chunks, encode_chunked=True)
     response = connection.getresponse()
     assert response.status == 200
     assert json.loads(response.read())["outputs"][0]["data"] == (A + B).ravel().tolist()
@@ -294,9 +296,9 @@ def test_a_body_in_chunks(shapes: ServerProcess) -> None:
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_compressed_json(shapes: ServerProcess, encoding: str, pack: Any) -> None:
-    body = pack(json.dumps(question()).encode())
-    status, answer, _ = shapes.request("POST", "/v2/models/SumDiff/infer", body, {"content-encoding": encoding})
-    assert (status, answer["id"]) == (200, "q")
+    body = pack(json.dumps(json_body()).encode())
+    status, response, _ = shapes.request("POST", "/v2/models/SumDiff/infer", body, {"content-encoding": encoding})
+    assert (status, response["id"]) == (200, "q")
 
 
 def test_a_raw_body(shapes: ServerProcess) -> None:
@@ -310,9 +312,9 @@ def test_a_raw_body(shapes: ServerProcess) -> None:
 def test_a_stream_of_events(shapes: ServerProcess) -> None:
     url = f"http://{shapes.url}/v2/models/Count/infer_stream"
     tensor = {"name": "n", "datatype": "INT32", "shape": [1], "data": [-3]}
-    with requests.post(url, json={"inputs": [tensor]}, stream=True, timeout=10) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    with requests.post(url, json={"inputs": [tensor]}, stream=True, timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line]
     assert [e["outputs"][0]["data"] for e in events[:-1]] == [[0], [1], [2]]
     assert events[-1] == {"error": "model 'Count' failed: ValueError: no more fingers"}
 

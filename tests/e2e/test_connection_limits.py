@@ -20,7 +20,7 @@ from dragoman.formats import oip_messages as m
 from dragoman.transports.http2 import frames
 from rest.rest_server import RestServer
 
-QUESTION = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]})
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]})
 INFER = "/v2/models/double/infer"
 FILES = 64  # the limit, of which the last 8 are kept
 SERVICE = "/inference.GRPCInferenceService/"
@@ -31,7 +31,7 @@ def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @pytest.fixture
-async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
+async def limited(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Server]:
     """Run a server whose process has opened all file descriptors for ordinary connections."""
     monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: FILES)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline", header_timeout_s=60.0) as server:
@@ -42,12 +42,12 @@ async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dragoman.Ser
             yield server
 
 
-async def test_health_over_http1(crowded: dragoman.Server, caplog: pytest.LogCaptureFixture) -> None:
-    client = RestServer(crowded.http_ports[0], crowded)
+async def test_health_over_http1(limited: dragoman.Server, caplog: pytest.LogCaptureFixture) -> None:
+    client = RestServer(limited.http_ports[0], limited)
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/double/ready", "/health", "/ping"):
         response = await client.request("GET", path)
         assert (response.status, response.headers["connection"]) == (200, "close")
-    response = await client.request("POST", INFER, QUESTION)
+    response = await client.request("POST", INFER, BODY)
     assert response.status == 503
     assert response.error.startswith("the server has too many connections")
     assert response.headers["retry-after"] == "1"
@@ -56,8 +56,8 @@ async def test_health_over_http1(crowded: dragoman.Server, caplog: pytest.LogCap
     assert len(caplog.records) == 1  # not one for each connection
 
 
-async def test_health_over_grpc(crowded: dragoman.Server) -> None:
-    for port in (crowded.http_ports[0], crowded.grpc_port):
+async def test_health_over_grpc(limited: dragoman.Server) -> None:
+    for port in (limited.http_ports[0], limited.grpc_port):
         for name in ("ServerLive", "ServerReady"):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=LONE) as channel:
                 assert await channel.unary_unary(SERVICE + name)(b"", timeout=20) == b"\x08\x01"
@@ -72,33 +72,35 @@ LONE = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v2/health/live", "200"), ("/v2", "503")])
-async def test_health_over_http2(crowded: dragoman.Server, path: str, status: str) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", crowded.http_ports[0])
+async def test_health_over_http2(limited: dragoman.Server, path: str, status: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", limited.http_ports[0])
     fields = [(":method", "GET"), (":scheme", "http"), (":path", path), (":authority", "localhost")]
     request = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, Encoder().encode(fields))
     writer.write(frames.PREFACE + frames.settings({}) + request)
     writer.write(frames.frame(frames.PING, frames.ACK, 0, b"dragoman"))
-    came = await asyncio.wait_for(reader.read(), 20)  # the server ends the connection
+    received = await asyncio.wait_for(reader.read(), 20)  # the server ends the connection
     writer.close()
     kinds: dict[int, bytes] = {}
-    while came:
-        frame, length = Frame.parse_frame_header(memoryview(came[:9]))
-        kinds[frame.type] = came[9 : 9 + length]
-        came = came[9 + length :]
+    while received:
+        frame, length = Frame.parse_frame_header(memoryview(received[:9]))
+        kinds[frame.type] = received[9 : 9 + length]
+        received = received[9 + length :]
     assert Decoder().decode(kinds[frames.HEADERS])[0] == (":status", status)
     assert frames.GOAWAY in kinds
 
 
-async def test_silent_connections_make_way_for_health_checks(crowded: dragoman.Server) -> None:
-    idle = [await asyncio.open_connection("127.0.0.1", crowded.http_ports[0]) for _ in range(30)]
-    assert (await RestServer(crowded.http_ports[0], crowded).request("GET", "/v2/health/live")).status == 200
+async def test_silent_connections_make_way_for_health_checks(limited: dragoman.Server) -> None:
+    idle = [await asyncio.open_connection("127.0.0.1", limited.http_ports[0]) for _ in range(30)]
+    assert (await RestServer(limited.http_ports[0], limited).request("GET", "/v2/health/live")).status == 200
     assert await asyncio.wait_for(_ended(idle[0][0]), 20)
     for _, writer in idle:
         writer.transport.abort()
 
 
-async def test_idle_connections_of_one_client_leave_room_for_health_checks_of_another(crowded: dragoman.Server) -> None:
-    port = crowded.http_ports[0]
+async def test_idle_connections_of_one_client_leave_room_for_health_checks_of_another(
+    limited: dragoman.Server,
+) -> None:
+    port = limited.http_ports[0]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     idle = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0)) for _ in range(30)]
     assert await asyncio.wait_for(_ended(idle[0][0]), 20)
@@ -147,7 +149,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
 async def test_requests_are_answered_while_file_descriptors_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.server_transports.open_files_limit", lambda: 4096)
     async with dragoman.Server(double, http_port=0, grpc_port=0, placement="inline") as server:
-        response = await RestServer(server.http_ports[0], server).request("POST", INFER, QUESTION)
+        response = await RestServer(server.http_ports[0], server).request("POST", INFER, BODY)
         assert response.json["outputs"][0]["data"] == [2.0, 4.0, 6.0]
         assert "connection" not in response.headers
         async with grpc.aio.insecure_channel(server.grpc_url) as channel:

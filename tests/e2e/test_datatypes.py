@@ -104,10 +104,10 @@ def over_json(servers: Servers, model: str, datatype: Datatype, array: Any, para
 def over_binary(servers: Servers, model: str, datatype: Datatype, array: Any, parameters: Any) -> tuple[str, Any]:
     raw = _raw(datatype, array)
     sent = {"name": "x", "datatype": datatype.name, "shape": array.shape, "parameters": {"binary_data_size": len(raw)}}
-    head = json.dumps({"inputs": [sent], "parameters": {"binary_data_output": True, **parameters}}).encode()
+    headers = json.dumps({"inputs": [sent], "parameters": {"binary_data_output": True, **parameters}}).encode()
     connection = http.client.HTTPConnection(servers.process.url, timeout=TIMEOUT_S)
     connection.request(
-        "POST", f"/v2/models/{model}/infer", head + raw, {"Inference-Header-Content-Length": str(len(head))}
+        "POST", f"/v2/models/{model}/infer", headers + raw, {"Inference-Header-Content-Length": str(len(headers))}
     )
     response = connection.getresponse()
     content = response.read()
@@ -127,10 +127,10 @@ def _over_grpc(servers: Servers, model: str, datatype: Datatype, array: Any, par
         getattr(sent.contents, FIELDS[datatype.name]).extend(array.reshape(-1).tolist())
     else:
         request.raw_input_contents.append(_raw(datatype, array))
-    answer = service_pb2_grpc.GRPCInferenceServiceStub(servers.channel).ModelInfer(request, timeout=TIMEOUT_S)
-    (output,) = answer.outputs
-    if answer.raw_output_contents:
-        return output.datatype, _from_raw(output.datatype, output.shape, answer.raw_output_contents[0])
+    response = service_pb2_grpc.GRPCInferenceServiceStub(servers.channel).ModelInfer(request, timeout=TIMEOUT_S)
+    (output,) = response.outputs
+    if response.raw_output_contents:
+        return output.datatype, _from_raw(output.datatype, output.shape, response.raw_output_contents[0])
     listed = list(getattr(output.contents, FIELDS[output.datatype]))
     elements = object_array(listed, (len(listed),)) if output.datatype == "BYTES" else listed
     return output.datatype, np.array(elements, _dtype(output.datatype)).reshape(list(output.shape))
@@ -288,17 +288,17 @@ def test_overflow_of_bfloat16_is_an_error(servers: Servers, place: str, binary: 
         {"name": "scale", "datatype": "FP64", "shape": [1], "data": [1e300]},
     ]
     body = {"inputs": inputs, "parameters": {"binary_data_output": binary}}
-    status, answer, _ = servers.process.request("POST", f"/v2/models/{place.lower()}_squared/infer", body)
+    status, response, _ = servers.process.request("POST", f"/v2/models/{place.lower()}_squared/infer", body)
     assert status == 500
-    assert "output 'output-0': " in answer["error"]
-    assert "does not fit into BF16" in answer["error"]
+    assert "output 'output-0': " in response["error"]
+    assert "does not fit into BF16" in response["error"]
 
 
 def test_bits_are_not_bfloat16(servers: Servers) -> None:
     inputs = [{"name": "x", "datatype": "BF16", "shape": [1], "data": [1.5]}]
-    status, answer, _ = servers.process.request("POST", "/v2/models/Bits/infer", {"inputs": inputs})
+    status, response, _ = servers.process.request("POST", "/v2/models/Bits/infer", {"inputs": inputs})
     assert status == 500
-    assert "output 'y': a tensor of datatype BF16 needs data of dtype bfloat16, got uint16" in answer["error"]
+    assert "output 'y': a tensor of datatype BF16 needs data of dtype bfloat16, got uint16" in response["error"]
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])

@@ -53,7 +53,7 @@ def process(gate: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def alone(gate: Path) -> Iterator[ServerProcess]:
+def single(gate: Path) -> Iterator[ServerProcess]:
     """The same models behind one process."""
     with fronts(gate, 1) as process:
         yield process
@@ -66,7 +66,7 @@ def metric_values(process: ServerProcess, name: str) -> dict[str, float]:
     return {s.labels.get("front_end") or s.labels.get("model", ""): s.value for s in found}
 
 
-def many(process: ServerProcess, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
+def repeated(process: ServerProcess, model: str, count: int, value: float = 1.0) -> list[tuple[int, Any]]:
     """Send concurrent requests, each on a new connection."""
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(lambda _: process.infer(model, [value]), range(count)))
@@ -94,10 +94,10 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("model", ["Mirror", "Apart"])
 @pytest.mark.parametrize("body", BODIES)
 def test_json_responses_equal_those_of_one_process(
-    process: ServerProcess, alone: ServerProcess, model: str, body: str
+    process: ServerProcess, single: ServerProcess, model: str, body: str
 ) -> None:
-    question = {"id": "7", "inputs": BODIES[body], "parameters": {"text": "x", "flag": True}}
-    one, two = (s.request("POST", f"/v2/models/{model}/infer", question)[:2] for s in (alone, process))
+    request = {"id": "7", "inputs": BODIES[body], "parameters": {"text": "x", "flag": True}}
+    one, two = (s.request("POST", f"/v2/models/{model}/infer", request)[:2] for s in (single, process))
     if one[0] == 200:
         assert (one[1]["parameters"].pop("pid"), two[1]["parameters"].pop("pid")) > (0, 0)
     assert one == two
@@ -129,12 +129,12 @@ def test_json_responses_equal_those_of_one_process(
     ],
 )
 def test_metadata_and_errors_equal_those_of_one_process(
-    process: ServerProcess, alone: ServerProcess, method: str, path: str, body: Any
+    process: ServerProcess, single: ServerProcess, method: str, path: str, body: Any
 ) -> None:
-    one, two = (s.request(method, path, body) for s in (alone, process))
+    one, two = (s.request(method, path, body) for s in (single, process))
     varying = ("date", "content-length", "x-request-id")
-    kept = [{k: v for k, v in each[2].items() if k not in varying} for each in (one, two)]
-    assert (one[0], kept[0]) == (two[0], kept[1])
+    remaining = [{k: v for k, v in each[2].items() if k not in varying} for each in (one, two)]
+    assert (one[0], remaining[0]) == (two[0], remaining[1])
     for each in (one, two):
         if isinstance(each[1], dict):
             each[1].pop("created", None)
@@ -157,23 +157,23 @@ def test_tritonclient_over_http_and_grpc(process: ServerProcess) -> None:
         with kind.InferenceServerClient(url) as client:
             for array in (np.arange(4.0), LARGE.astype(np.float32), np.array([b"a", b"\xff"], object)):
                 datatype = {"d": "FP64", "f": "FP32", "O": "BYTES"}[array.dtype.char]
-                given = kind.InferInput("x", list(array.shape), datatype)
-                given.set_data_from_numpy(array)
-                assert np.array_equal(client.infer("Mirror", [given]).as_numpy("x"), array)
+                tensor = kind.InferInput("x", list(array.shape), datatype)
+                tensor.set_data_from_numpy(array)
+                assert np.array_equal(client.infer("Mirror", [tensor]).as_numpy("x"), array)
             assert client.is_server_ready()
             assert client.is_model_ready("Flat")
 
 
 def test_a_grpc_stream_runs_further_than_its_window(process: ServerProcess) -> None:
-    came: list[int] = []
+    received: list[int] = []
     with triton_grpc.InferenceServerClient(process.grpc_url) as client:
-        client.start_stream(lambda result, error: came.append(-1 if error else int(result.as_numpy("i")[0])))
-        given = triton_grpc.InferInput("n", [1], "INT64")
-        given.set_data_from_numpy(np.array([100]))
-        client.async_stream_infer("Counts", [given])
-        wait_until(lambda: len(came) >= 100, "the stream")
+        client.start_stream(lambda result, error: received.append(-1 if error else int(result.as_numpy("i")[0])))
+        tensor = triton_grpc.InferInput("n", [1], "INT64")
+        tensor.set_data_from_numpy(np.array([100]))
+        client.async_stream_infer("Counts", [tensor])
+        wait_until(lambda: len(received) >= 100, "the stream")
         client.stop_stream()
-    assert came == list(range(100))
+    assert received == list(range(100))
 
 
 def test_umbridge_client(process: ServerProcess) -> None:
@@ -184,9 +184,9 @@ def test_umbridge_client(process: ServerProcess) -> None:
 
 def test_openai_client_reads_a_stream(process: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"http://{process.url}/v1", api_key="none", max_retries=0) as client:
-        said = " ".join(map(str, range(50)))
-        stream = client.completions.create(model="Speaker", prompt=said, stream=True)
-        assert "".join(chunk.choices[0].text for chunk in stream) == said
+        text = " ".join(map(str, range(50)))
+        stream = client.completions.create(model="Speaker", prompt=text, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == text
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
@@ -197,8 +197,8 @@ def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess)
     assert (status, nothing) == (200, b"")
     token, text = headers["x-next-token"], b""
     while token:
-        asked = {"x-starting-token": token, "x-max-items": "2"}
-        status, part, headers = process.request("POST", "/predictions/Speaker", b"", asked)
+        headers_sent = {"x-starting-token": token, "x-max-items": "2"}
+        status, part, headers = process.request("POST", "/predictions/Speaker", b"", headers_sent)
         assert status in (200, 202)
         text += part if status == 200 else b""
         token = headers.get("x-next-token", "")
@@ -209,32 +209,32 @@ def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess)
     assert all(after[number] > before[number] for number in ("0", "1"))
 
 
-def test_errors_of_async_results_equal_those_of_one_process(process: ServerProcess, alone: ServerProcess) -> None:
+def test_errors_of_async_results_equal_those_of_one_process(process: ServerProcess, single: ServerProcess) -> None:
     for body, headers in (
         (b"", {"x-starting-token": "no such"}),
         (b"", {"x-starting-token": "no such", "x-max-items": "many"}),
     ):
-        one, two = (s.request("POST", "/invocations?model_name=Speaker", body, headers)[:2] for s in (alone, process))
+        one, two = (s.request("POST", "/invocations?model_name=Speaker", body, headers)[:2] for s in (single, process))
         assert one == two
         assert one[0] >= 400
-    for each in (alone, process):
-        asked = "/invocations?model_name=Nobody", {"inputs": "a"}, {"x-synchronous": "false"}
-        status, _, headers = each.request("POST", *asked)
+    for each in (single, process):
+        request = "/invocations?model_name=Nobody", {"inputs": "a"}, {"x-synchronous": "false"}
+        status, _, headers = each.request("POST", *request)
         assert status == 200
-        found = wait_until(partial(_there, each, headers["x-next-token"]), "the answer")
+        found = wait_until(partial(_stored_result, each, headers["x-next-token"]), "the answer")
         assert (found[0], found[1]["type"]) == (404, "ModelNotFoundException")
 
 
-def _there(process: ServerProcess, token: str) -> Any:
-    answer = process.request("POST", "/invocations", b"", {"x-starting-token": token})
-    return answer if answer[0] != 202 else None
+def _stored_result(process: ServerProcess, token: str) -> Any:
+    response = process.request("POST", "/invocations", b"", {"x-starting-token": token})
+    return response if response[0] != 202 else None
 
 
 def test_a_disconnect_from_a_stream_reaches_the_model(process: ServerProcess, gate: Path) -> None:
     url = f"http://{process.url}/v1/completions"
     body = {"model": "Speaker", "prompt": "a !wait", "stream": True}
-    with requests.post(url, json=body, stream=True, timeout=TIMEOUT_S) as answer:
-        assert b"a" in next(answer.iter_lines())
+    with requests.post(url, json=body, stream=True, timeout=TIMEOUT_S) as response:
+        assert b"a" in next(response.iter_lines())
     wait_until(Path(f"{gate}.left").exists, "the cancelled call")
 
 
@@ -246,7 +246,7 @@ def test_calls_are_distributed_and_counted_once(process: ServerProcess) -> None:
         metric_values(process, "dragoman_front_end_calls_total"),
         metric_values(process, "dragoman_calls_total").get("Flat", 0),
     )
-    assert [status for status, _ in many(process, "Flat", 32)] == [200] * 32
+    assert [status for status, _ in repeated(process, "Flat", 32)] == [200] * 32
     after = metric_values(process, "dragoman_front_end_calls_total")
     assert all(after[number] > before[number] for number in ("0", "1"))
     text = requests.get(f"http://{process.url}/metrics", timeout=TIMEOUT_S).text
@@ -260,12 +260,12 @@ def test_calls_are_distributed_and_counted_once(process: ServerProcess) -> None:
 
 
 def test_models_are_loaded_once(process: ServerProcess) -> None:
-    question = {"inputs": BODIES["a few numbers"]}
+    request = {"inputs": BODIES["a few numbers"]}
     with ThreadPoolExecutor(16) as threads:
         found = threads.map(
-            lambda m: process.request("POST", f"/v2/models/{m}/infer", question)[1], ["Mirror", "Apart"] * 16
+            lambda m: process.request("POST", f"/v2/models/{m}/infer", request)[1], ["Mirror", "Apart"] * 16
         )
-    pids = {(answer["model_name"], answer["parameters"]["pid"]) for answer in found}
+    pids = {(response["model_name"], response["parameters"]["pid"]) for response in found}
     assert len(pids) == 2
     assert ("Mirror", process.popen.pid) in pids
 
@@ -297,9 +297,9 @@ def test_unloading_applies_to_all_front_ends(process: ServerProcess) -> None:
 
     assert control("unload", "a guess") == 401
     assert control("unload") == 200
-    assert {status for status, _ in many(process, "Flat", 16)} == {404}
+    assert {status for status, _ in repeated(process, "Flat", 16)} == {404}
     assert control("load") == 200
-    assert {status for status, _ in many(process, "Flat", 16)} == {200}
+    assert {status for status, _ in repeated(process, "Flat", 16)} == {200}
 
 
 def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
@@ -313,15 +313,15 @@ def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
 # --- what dies, and what ends --------------------------------------------------------------------------------
 
 
-def asked_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
+def repeat_request_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
     """Count responses and lost connections until stopped."""
     well = lost = 0
     session = requests.Session()
-    question = {"inputs": BODIES["a few numbers"]}
+    request = {"inputs": BODIES["a few numbers"]}
     while not end:
         try:
-            answer = session.post(f"http://{process.url}/v2/models/Mirror/infer", json=question, timeout=TIMEOUT_S)
-            assert answer.status_code == 200, answer.text
+            response = session.post(f"http://{process.url}/v2/models/Mirror/infer", json=request, timeout=TIMEOUT_S)
+            assert response.status_code == 200, response.text
             well += 1
         except requests.ConnectionError:
             lost += 1
@@ -339,7 +339,7 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
     with grpc.insecure_channel(process.grpc_url) as channel, ThreadPoolExecutor(8) as threads:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        callers = [threads.submit(asked_until, process, end) for _ in range(8)]
+        callers = [threads.submit(repeat_request_until, process, end) for _ in range(8)]
         calls = metric_values(process, "dragoman_front_end_calls_total")
         wait_until(
             lambda: sum(metric_values(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100,
@@ -347,7 +347,7 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
         )
         os.kill(fronts[0], signal.SIGKILL)
         wait_until(
-            lambda: max(told_or(process, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death"
+            lambda: max(status_or(process, "dragoman_front_end_restarts_total").values(), default=0) == 1, "its death"
         )
         process.wait_until_ready()
         end.append(True)
@@ -356,11 +356,11 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
     assert all(lost <= 2 for _, lost in outcomes)  # its connection; one that it had not accepted yet
     assert fronts[1] in process.workers()
     assert len(process.workers()) == 3
-    assert {status for status, _ in many(process, "Flat", 16)} == {200}
+    assert {status for status, _ in repeated(process, "Flat", 16)} == {200}
     assert "a front end died (signal SIGKILL)" in process.log()
 
 
-def told_or(process: ServerProcess, name: str) -> dict[str, float]:
+def status_or(process: ServerProcess, name: str) -> dict[str, float]:
     """Return `metric_values`, or nothing if the connection was to the process that exits."""
     try:
         return metric_values(process, name)
@@ -394,7 +394,7 @@ def test_sigterm_completes_requests_in_flight(tmp_path: Path) -> None:
         folders = [tmp_path / str(i) for i in range(2)]
         for folder in folders:
             folder.mkdir()
-        answers = [threads.submit(process.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
+        responses = [threads.submit(process.infer, "Gate", [str(folder)], "BYTES") for folder in folders]
         wait_until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
         wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
         for pid in process.workers():
@@ -407,7 +407,7 @@ def test_sigterm_completes_requests_in_flight(tmp_path: Path) -> None:
         processes = process.workers()
         for folder in folders:
             (folder / "go").touch()
-        assert [answer.result(TIMEOUT_S)[0] for answer in answers] == [200, 200]
+        assert [response.result(TIMEOUT_S)[0] for response in responses] == [200, 200]
         assert process.wait_for_exit() == 0
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes")
         assert "Traceback" not in process.log()
@@ -430,8 +430,8 @@ async def test_port_0_is_one_port_for_all() -> None:
     async with served_here(settings) as server:
         assert len({*server.http_ports, server.grpc_port} - {0, -1}) == 3
         for url in server.http_urls:
-            answer = await asyncio.to_thread(requests.get, f"{url}/v2/health/ready", timeout=TIMEOUT_S)
-            assert answer.status_code == 200
+            response = await asyncio.to_thread(requests.get, f"{url}/v2/health/ready", timeout=TIMEOUT_S)
+            assert response.status_code == 200
         with pytest.raises(OSError, match="in use"):
             async with served_here(settings | {"http_port": server.http_ports[0]}):
                 raise AssertionError("two servers share a port")

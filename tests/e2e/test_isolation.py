@@ -29,14 +29,14 @@ def callers() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def ask(process: ServerProcess, rows: Any, model: str = "Rows", **further: Any) -> tuple[int, Any]:
+def infer(process: ServerProcess, rows: Any, model: str = "Rows", **further: Any) -> tuple[int, Any]:
     array = np.array(rows, float)
     tensor = {"name": "x", "datatype": "FP64", "shape": list(array.shape), "data": array.tolist()}
     status, body, _ = process.request("POST", f"/v2/models/{model}/infer", {"inputs": [tensor], **further})
     return status, body
 
 
-def ask_grpc(client: Any, rows: Any) -> tuple[list[float], list[int]]:
+def infer_grpc(client: Any, rows: Any) -> tuple[list[float], list[int]]:
     array = np.array(rows, float)
     tensor = triton.InferInput("x", list(array.shape), "FP64")
     tensor.set_data_from_numpy(array)
@@ -53,10 +53,10 @@ def test_clients_get_their_own_rows_of_a_batch(process: ServerProcess, callers: 
         rows = [[number + i / 8] for i in range(1 + number % 3)]
         expected = [2 * row[0] for row in rows]
         if number % 4 == 0:
-            values, together = ask_grpc(client, rows)
+            values, together = infer_grpc(client, rows)
             assert values == expected
             return together
-        status, body = ask(process, rows, id=str(number))
+        status, body = infer(process, rows, id=str(number))
         assert status == 200, body
         assert output(body, "y") == expected
         assert body["id"] == str(number)
@@ -73,7 +73,7 @@ def test_clients_get_their_own_rows_of_a_batch(process: ServerProcess, callers: 
 def test_parameters_stay_with_their_request(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         sent = {"user": NAMES[number % 4], "flag": bool(number % 8 < 4)}
-        status, body = ask(process, [[number]], parameters=sent)
+        status, body = infer(process, [[number]], parameters=sent)
         assert status == 200
         assert body["parameters"] == sent
         assert output(body, "y") == [2 * number]
@@ -85,9 +85,9 @@ def test_equal_numbers_of_different_types_are_different_parameters(
     process: ServerProcess, callers: ThreadPoolExecutor
 ) -> None:
     def one(number: int) -> None:
-        given = (True, 1, 1.0, "1")[number % 4]
-        _, body = ask(process, [[number]], parameters={"p": given})
-        assert repr(body["parameters"]["p"]) == repr(given)
+        value = (True, 1, 1.0, "1")[number % 4]
+        _, body = infer(process, [[number]], parameters={"p": value})
+        assert repr(body["parameters"]["p"]) == repr(value)
 
     list(callers.map(one, range(80)))
 
@@ -95,7 +95,7 @@ def test_equal_numbers_of_different_types_are_different_parameters(
 def test_a_failing_request_does_not_fail_its_batch(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         bad = number % 5 == 3
-        status, body = ask(process, [[-number if bad else number]])
+        status, body = infer(process, [[-number if bad else number]])
         if bad:
             assert status == 500
             assert body["error"] == "model 'Rows' failed: ValueError: no negative numbers, please"
@@ -112,7 +112,7 @@ def test_shapes_outputs_and_datatypes_are_not_mixed(process: ServerProcess, call
         further: dict[str, Any] = {"outputs": [{"name": name} for name in outputs]} if outputs else {}
         if number % 7 == 0:
             further["parameters"] = {"binary_data_output": False}
-        status, body = ask(process, [[number] * columns], **further)
+        status, body = infer(process, [[number] * columns], **further)
         assert status == 200
         assert {o["name"] for o in body["outputs"]} == set(outputs or ["y", "together"])
         if not outputs or "y" in outputs:
@@ -124,7 +124,7 @@ def test_shapes_outputs_and_datatypes_are_not_mixed(process: ServerProcess, call
 def test_the_same_request_to_two_models(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> None:
         model, factor = (("Rows", 2), ("Other", 3))[number % 2]
-        _, body = ask(process, [[5.0]], model)
+        _, body = infer(process, [[5.0]], model)
         assert body["model_name"] == model
         assert output(body, "y") == [5.0 * factor]
 
@@ -135,7 +135,7 @@ def test_a_short_deadline_applies_to_its_request_only(process: ServerProcess, ca
     def one(number: int) -> int:
         hurried = number % 4 == 0
         # A deadline that is over before the model can answer; the others have an hour.
-        status, body = ask(process, [[number]], parameters={"timeout": 2_000 if hurried else 3_600_000_000})
+        status, body = infer(process, [[number]], parameters={"timeout": 2_000 if hurried else 3_600_000_000})
         if not hurried:
             assert (status, output(body, "y")) == (200, [2 * number])
         else:
@@ -146,15 +146,15 @@ def test_a_short_deadline_applies_to_its_request_only(process: ServerProcess, ca
 
 
 def test_a_batch_beyond_the_limit(process: ServerProcess) -> None:
-    assert ask(process, [[1.0]] * 8)[0] == 200
-    status, body = ask(process, [[1.0]] * 9)
+    assert infer(process, [[1.0]] * 8)[0] == 200
+    status, body = infer(process, [[1.0]] * 9)
     assert status == 400
     assert body["error"].startswith("inference request batch-size must be <= 8")
 
 
 def test_the_model_sees_the_same_axes_without_batching() -> None:
     with running_server(ROWS, "--placement", "thread") as process:
-        status, body = ask(process, [[1.0, 2.0]] * 9)
+        status, body = infer(process, [[1.0, 2.0]] * 9)
         assert status == 200
         assert output(body, "together") == [9] * 9
 

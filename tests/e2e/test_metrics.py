@@ -29,8 +29,8 @@ def half(x: float) -> float:
 
 def all_samples(process: ServerProcess, accept: str = "") -> dict[str, float]:
     """Return every sample of the server by name and labels."""
-    got = requests.get(f"http://{process.url}/metrics", headers={"accept": accept}, timeout=30)
-    families = [*text_string_to_metric_families(got.text)]
+    response = requests.get(f"http://{process.url}/metrics", headers={"accept": accept}, timeout=30)
+    families = [*text_string_to_metric_families(response.text)]
     found = [s for f in families for s in f.samples]
     keys = [s.name + "".join(f",{k}={v}" for k, v in sorted(s.labels.items())) for s in found]
     assert len({*keys}) == len(keys)
@@ -38,9 +38,9 @@ def all_samples(process: ServerProcess, accept: str = "") -> dict[str, float]:
 
 
 def samples(process: ServerProcess) -> dict[tuple[str, str, str], float]:
-    got = requests.get(f"http://{process.url}/metrics", timeout=30)
-    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
-    found = [s for f in text_string_to_metric_families(got.text) for s in f.samples]
+    response = requests.get(f"http://{process.url}/metrics", timeout=30)
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
     return {(s.name, s.labels.get("outcome", ""), s.labels.get("le", "")): s.value for s in found}
 
 
@@ -64,8 +64,10 @@ def test_the_path_of_metrics_can_be_changed_or_disabled(tmp_path: Path) -> None:
     with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "/custom/metrics") as process:
         for path in ("/custom/metrics", "/server/metrics"):
             assert "dragoman_calls_total" in requests.get(f"http://{process.url}{path}", timeout=30).text
-        asked = requests.get(f"http://{process.url}/server/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30)
-        assert [f.name for f in text_string_to_metric_families(asked.text)] == ["dragoman_model_ready"]
+        response = requests.get(
+            f"http://{process.url}/server/metrics?name[]=dragoman_model_ready&name[]=no", timeout=30
+        )
+        assert [f.name for f in text_string_to_metric_families(response.text)] == ["dragoman_model_ready"]
         assert requests.get(f"http://{process.url}/metrics", timeout=30).status_code == 404
     with running_server(str(tmp_path / "model.py:half"), "--metrics-path", "") as process:
         for path in ("/metrics", "/server/metrics"):
@@ -118,14 +120,14 @@ def test_connections_bytes_and_rejected_requests_are_counted(tmp_path: Path) -> 
             session.post(url, json=X, timeout=30)
             before = all_samples(process)
             body = json.dumps(X).ljust(2000)
-            answers = [session.post(url, data=body, timeout=30) for _ in range(3)]
+            responses = [session.post(url, data=body, timeout=30) for _ in range(3)]
             after = all_samples(process)
             assert requests.post(url, data=body.ljust(6000), timeout=30).status_code == 503
         rejected = all_samples(process)
     change = {name: after[name] - before[name] for name in before}
-    assert {answer.status_code for answer in answers} == {200}
+    assert {response.status_code for response in responses} == {200}
     assert 6000 < change["dragoman_received_bytes_total"] < 9000
-    assert change["dragoman_sent_bytes_total"] > sum(len(answer.content) for answer in answers)
+    assert change["dragoman_sent_bytes_total"] > sum(len(response.content) for response in responses)
     assert change["dragoman_connections_total"] == 1  # that of the second scrape
     assert after["dragoman_open_connections"] >= 2
     assert rejected["dragoman_rejected_total,reason=bodies_memory"] == 1

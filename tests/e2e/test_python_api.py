@@ -43,7 +43,7 @@ async def countdown(n: int) -> AsyncIterator[int]:
 # --- in an event loop ------------------------------------------------------------------------------------
 
 
-def posted(url: str, path: str, body: Any) -> tuple[int, Any]:
+def post(url: str, path: str, body: Any) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     connection.request("POST", path, json.dumps(body))
     response = connection.getresponse()
@@ -56,7 +56,7 @@ async def test_a_function_in_a_server() -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=0) as server:
         tensor = {"name": "x", "datatype": "FP64", "shape": [2], "data": [1.5, 2.0]}
         path = "/v2/models/double/infer"
-        status, body = await asyncio.to_thread(posted, server.http_url, path, {"inputs": [tensor]})
+        status, body = await asyncio.to_thread(post, server.http_url, path, {"inputs": [tensor]})
         assert (status, body["outputs"][0]["data"]) == (200, [3.0, 4.0])
         async with triton.InferenceServerClient(server.grpc_url) as client:
             x = triton.InferInput("x", [2], "FP64")
@@ -104,7 +104,7 @@ async def test_two_servers_in_one_process() -> None:
         tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [8.0]}
         for server, model, expected in ((one, "double", 16.0), (other, "half", 4.0)):
             path = f"/v2/models/{model}/infer"
-            _, body = await asyncio.to_thread(posted, server.http_url, path, {"inputs": [tensor]})
+            _, body = await asyncio.to_thread(post, server.http_url, path, {"inputs": [tensor]})
             assert body["outputs"][0]["data"] == [expected]
 
 
@@ -128,9 +128,9 @@ async def test_root_path(root: str) -> None:
     async with dragoman.Server(double, http_port=0, grpc_port=-1, root_path=root) as server:
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
         for before in ("", f"/{root.strip('/')}"):
-            status, _ = await asyncio.to_thread(posted, server.http_url, f"{before}/v2/models/double/infer", body)
+            status, _ = await asyncio.to_thread(post, server.http_url, f"{before}/v2/models/double/infer", body)
             assert status == 200
-        assert (await asyncio.to_thread(posted, server.http_url, "/modelsv2/models/double/infer", body))[0] == 404
+        assert (await asyncio.to_thread(post, server.http_url, "/modelsv2/models/double/infer", body))[0] == 404
 
 
 async def test_serve_needs_its_own_event_loop(recwarn: pytest.WarningsRecorder) -> None:
@@ -158,7 +158,7 @@ async def test_an_invalid_output_is_logged(caplog: pytest.LogCaptureFixture) -> 
             ("large", "output 'output-0': 1180591620717411303424 does not fit into INT64"),
         ):
             body = {"id": "r7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
-            status, found = await asyncio.to_thread(posted, server.http_url, f"/v2/models/{name}/infer", body)
+            status, found = await asyncio.to_thread(post, server.http_url, f"/v2/models/{name}/infer", body)
             assert (status, found["error"]) == (500, f"model '{name}' failed: {message}")
             assert f"model '{name}' failed on request 'r7': {message}" in caplog.messages
 
@@ -171,8 +171,8 @@ async def test_an_engine_without_a_server() -> None:
     async with dragoman.open_engine(double, halved, slow, Squares, path, placement="thread") as engine:
         x = np.array([3.0])
         for model, expected in (("double", 6.0), ("half", 1.5), ("slow", -3.0), ("Squares", 9.0), ("Twice", 6.0)):
-            answer = await engine.infer(model, {"x": x})
-            assert [a.tolist() for a in answer.values()] == [[expected]], model
+            response = await engine.infer(model, {"x": x})
+            assert [a.tolist() for a in response.values()] == [[expected]], model
         with pytest.raises(dragoman.errors.ModelNotFound, match="'missing' is not found"):
             await engine.infer("missing", {"x": x})
         with pytest.raises(dragoman.errors.InvalidInput, match="unexpected inference input 'z'"):
@@ -183,8 +183,8 @@ async def test_an_engine_without_a_server() -> None:
 async def test_an_object_runs_in_the_process_that_it_declares(target: Any, model: str) -> None:
     async with dragoman.open_engine(target) as engine:
         inputs = {"x": np.array([3.0])} if target is IsolatedSquares else {}
-        answer = await engine.infer(model, inputs)
-        assert [*answer.values()][-1] != os.getpid()
+        response = await engine.infer(model, inputs)
+        assert [*response.values()][-1] != os.getpid()
 
 
 async def test_an_object_that_no_process_can_import_is_an_error_if_it_declares_one() -> None:
@@ -199,15 +199,15 @@ async def test_an_object_that_no_process_can_import_is_an_error_if_it_declares_o
 
 async def test_asynchronous_functions_run_concurrently() -> None:
     async with dragoman.open_engine(slow) as engine, asyncio.timeout(5):
-        answers = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
-        assert [next(iter(a.values())).tolist() for a in answers] == [[-float(i)] for i in range(100)]
+        responses = await asyncio.gather(*(engine.infer("slow", {"x": np.array([float(i)])}) for i in range(100)))
+        assert [next(iter(a.values())).tolist() for a in responses] == [[-float(i)] for i in range(100)]
 
 
 async def test_merged_calls_of_one_process() -> None:
     async with dragoman.open_engine(Rows, max_batch_size=8, max_batch_wait_s=0.005) as engine:
-        answers = await asyncio.gather(*(engine.infer("Rows", {"x": np.array([[float(i)]])}) for i in range(64)))
-        assert [a["y"].tolist() for a in answers] == [[[2.0 * i]] for i in range(64)]
-        sizes = [int(a["together"][0]) for a in answers]
+        responses = await asyncio.gather(*(engine.infer("Rows", {"x": np.array([[float(i)]])}) for i in range(64)))
+        assert [a["y"].tolist() for a in responses] == [[[2.0 * i]] for i in range(64)]
+        sizes = [int(a["together"][0]) for a in responses]
         assert 1 < max(sizes) <= 8
         with pytest.raises(dragoman.errors.InvalidInput, match="inference request batch-size must be <= 8"):
             await engine.infer("Rows", {"x": np.zeros((9, 1))})
@@ -334,12 +334,12 @@ print("restored:", signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.S
 def test_signals_of_a_program(tmp_path: Path, handle_signals: bool, number: int, expected: list[str]) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("HANDLE", f"handle_signals={handle_signals}"))
     with running_server(command=(str(tmp_path / "program.py"),)) as process, ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(process.infer, "wait", [str(tmp_path)], "BYTES")
+        response = thread.submit(process.infer, "wait", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         process.popen.send_signal(number)
         process.wait_for_log("stopping")
         (tmp_path / "go").touch()
-        assert answer.result()[1]["outputs"][0]["data"] == [1.0]  # a request in flight is finished
+        assert response.result()[1]["outputs"][0]["data"] == [1.0]  # a request in flight is finished
         assert process.wait_for_exit() == 0
         lines = process.log().splitlines()
         assert [line for line in lines if line in expected] == expected

@@ -81,16 +81,18 @@ def test_a_model_is_replaced_while_requests_run(process: ServerProcess, folder: 
     wait_until(lambda: len(found) > 50, "the first requests")
     write(folder / "a", 5)
     assert control(process, "a", "load") == (200, b"")
-    asked = len(found)
-    wait_until(lambda: len(found) > asked + 50, "further requests")
+    requests_before = len(found)
+    wait_until(lambda: len(found) > requests_before + 50, "further requests")
     done.set()
     for thread in threads:
         thread.join()
     assert len(found) >= 200
     assert [f for f in found if f[0] != 200] == []
-    answers = [answer for _, answer in found]
-    assert set(answers) == {2.0, 5.0}
-    assert answers[asked:].count(2.0) <= len(threads), "after the load was answered, old answers may be under way only"
+    responses = [response for _, response in found]
+    assert set(responses) == {2.0, 5.0}
+    assert responses[requests_before:].count(2.0) <= len(threads), (
+        "after the response to the load, only requests in flight may get old values"
+    )
     assert factor(process, "b") == 3
 
 
@@ -148,14 +150,14 @@ def test_calls_in_flight_complete_after_unloading(tmp_path: Path) -> None:
     (tmp_path / "a" / "model.py").write_text(slow % 2)
     write(tmp_path / "b", 3)
     with running_server(str(tmp_path), "--control-token", "t") as process:
-        answers: list[tuple[int, Any]] = []
-        asking = threading.Thread(target=lambda: answers.append(process.infer("a", [1.0])))
+        responses: list[tuple[int, Any]] = []
+        asking = threading.Thread(target=lambda: responses.append(process.infer("a", [1.0])))
         asking.start()
         wait_until((tmp_path / "a" / "begun").exists, "the request")
         assert control(process, "a", "unload")[0] == 200
         assert process.status("/v2/models/a/ready") == 404
         asking.join()
-        assert answers[0][0] == 200
+        assert responses[0][0] == 200
 
 
 def test_control_is_off_by_default(folder: Path) -> None:

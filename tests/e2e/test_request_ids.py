@@ -87,9 +87,9 @@ REQUESTS: dict[str, tuple[str, str, Any, int]] = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_response_over_http_has_a_request_id(server: ServerProcess, name: str) -> None:
     method, path, body, status = REQUESTS[name]
-    got, _, headers = server.request(method, path, body)
+    response, _, headers = server.request(method, path, body)
     if name not in ("openai", "tgi", "lmi"):
-        assert got == status
+        assert response == status
     assert GENERATED.fullmatch(headers["x-request-id"])
     assert (
         server.request(method, path, body, {"X-Request-Id": f"id-of-{method}"})[2]["x-request-id"] == f"id-of-{method}"
@@ -109,8 +109,8 @@ def test_requests_of_one_connection_get_different_ids(server: ServerProcess) -> 
 
 @pytest.mark.parametrize("sent", ["two words", "x" * 129, "a\tb", "caf\xe9", '"a", "b"'])
 def test_an_invalid_id_is_replaced(server: ServerProcess, sent: str) -> None:
-    _, got = infer(server, "Inline", request_id=sent)
-    assert GENERATED.fullmatch(got)
+    _, response = infer(server, "Inline", request_id=sent)
+    assert GENERATED.fullmatch(response)
 
 
 def test_an_id_of_the_longest_length_is_taken(server: ServerProcess) -> None:

@@ -292,9 +292,9 @@ def test_a_process_that_exits_during_load(start: Start) -> None:
 
 def test_pickles_are_rejected_unless_allowed(tmp_path: Path, start: Start) -> None:
     joblib.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "line.joblib")
-    refused = start(str(tmp_path / "line.joblib"))
-    assert refused.wait_for_exit() == 1
-    assert "--allow-pickle" in refused.log()
+    rejected = start(str(tmp_path / "line.joblib"))
+    assert rejected.wait_for_exit() == 1
+    assert "--allow-pickle" in rejected.log()
     with running_server(str(tmp_path / "line.joblib"), "--allow-pickle") as process:
         tensor = {"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [3.0]}
         _, body, _ = process.request("POST", "/v2/models/line/infer", {"inputs": [tensor]})

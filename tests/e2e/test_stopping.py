@@ -23,7 +23,7 @@ Start = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def beside() -> Iterator[ThreadPoolExecutor]:
+def threads() -> Iterator[ThreadPoolExecutor]:
     """Threads for requests that wait while the test continues."""
     with ThreadPoolExecutor(4) as threads:
         yield threads
@@ -32,11 +32,11 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 @pytest.mark.parametrize("placement", ["process", "thread"])
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_sigterm_completes_requests_in_flight(
-    tmp_path: Path, beside: ThreadPoolExecutor, placement: str, whole_group: bool
+    tmp_path: Path, threads: ThreadPoolExecutor, placement: str, whole_group: bool
 ) -> None:
     flags = ("--drain-s", "30", "--placement", placement)
     with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", *flags) as process:
-        answer = beside.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
+        response = threads.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         process.terminate()
         if whole_group:  # as a service manager does that signals every process of a service
@@ -48,7 +48,7 @@ def test_sigterm_completes_requests_in_flight(
         assert (status, body) == (503, {"error": "the server is shutting down"})
         assert process.popen.poll() is None
         (tmp_path / "go").touch()
-        assert answer.result(TIMEOUT_S)[0] == 200
+        assert response.result(TIMEOUT_S)[0] == 200
         assert process.wait_for_exit() == 0
         assert "Traceback" not in process.log()
 
@@ -58,15 +58,15 @@ def test_sigterm_completes_requests_in_flight(
     [("process", ()), ("thread", ()), ("process", ("--front-ends", "2"))],
 )
 def test_sigterm_does_not_wait_for_a_hung_model(
-    tmp_path: Path, beside: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
+    tmp_path: Path, threads: ThreadPoolExecutor, placement: str, more: tuple[str, ...]
 ) -> None:
     with running_server(f"{TROUBLE}:Stuck", "--drain-s", "1", "--placement", placement, *more) as process:
-        answer = beside.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
+        response = threads.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
         wait_until((tmp_path / "begun").exists, "the request")
         workers = process.workers()
         process.terminate()
         assert process.wait_for_exit(within_s=30) == 0
-        status, body = answer.result(TIMEOUT_S)
+        status, body = response.result(TIMEOUT_S)
         assert status == 503
         assert "is unloading" in body["error"] or "shutting down" in body["error"]
         assert bool(workers) == (placement == "process")
@@ -84,9 +84,9 @@ def test_sigterm_while_a_model_loads(tmp_path: Path, placement: str) -> None:
         assert "Traceback" not in process.log()
 
 
-def test_a_second_signal_exits_at_once(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+def test_a_second_signal_exits_at_once(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     with running_server(f"{TROUBLE}:Stuck", "--drain-s", "60") as process:
-        answer = beside.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
+        response = threads.submit(process.infer, "Stuck", [1.0], begun=str(tmp_path / "begun"))
         wait_until((tmp_path / "begun").exists, "the request")
         workers = process.workers()
         process.terminate()
@@ -95,7 +95,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path, beside: ThreadPoolExecuto
         assert process.wait_for_exit(within_s=30) == -signal.SIGTERM
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of the worker")
         with pytest.raises(OSError):
-            answer.result(TIMEOUT_S)
+            response.result(TIMEOUT_S)
 
 
 def test_ctrl_c_stops_as_sigterm_does() -> None:
@@ -112,7 +112,7 @@ def test_ctrl_c_stops_as_sigterm_does() -> None:
 SERVERS = [(), ("--front-ends", "2")]
 
 
-def kept(process: ServerProcess) -> http.client.HTTPConnection:
+def idle_connection(process: ServerProcess) -> http.client.HTTPConnection:
     """Return a keep-alive connection that has been used once."""
     connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=TIMEOUT_S)
     connection.request("GET", "/v2/health/live")
@@ -128,24 +128,24 @@ def is_closed(connection: http.client.HTTPConnection) -> bool:
 @pytest.mark.parametrize("more", SERVERS)
 def test_a_server_answers_and_is_not_ready_for_the_drain_delay(more: tuple[str, ...]) -> None:
     with running_server(f"{TROUBLE}:Twice", "--drain-delay-s", "60", *more) as process:
-        idle = kept(process)
+        idle = idle_connection(process)
         with grpc.insecure_channel(process.grpc_url) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            asked = health_pb2.HealthCheckRequest()
-            assert stub.Check(asked, timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.SERVING
-            watch = stub.Watch(asked)
+            request = health_pb2.HealthCheckRequest()
+            assert stub.Check(request, timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.SERVING
+            watch = stub.Watch(request)
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             process.terminate()
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert stub.Check(asked, timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert stub.Check(request, timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
         assert process.status("/v2/health/ready") == process.status("/v2/models/Twice/ready") == 400
         assert process.status("/v2/health/live") == 200
         assert process.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
         idle.request("GET", "/v2/health/ready")  # kept, and kept on
-        answer = idle.getresponse()
-        assert (answer.status, answer.getheader("connection")) == (400, None)
-        answer.read()
+        response = idle.getresponse()
+        assert (response.status, response.getheader("connection")) == (400, None)
+        response.read()
         assert process.popen.poll() is None
         process.terminate()  # a second signal ends the delay, not the process
         assert is_closed(idle)
@@ -162,27 +162,27 @@ def test_the_drain_delay_ends_by_itself() -> None:
 
 @pytest.mark.parametrize("more", SERVERS)
 def test_idle_connections_are_closed_when_the_drain_begins(
-    tmp_path: Path, beside: ThreadPoolExecutor, more: tuple[str, ...]
+    tmp_path: Path, threads: ThreadPoolExecutor, more: tuple[str, ...]
 ) -> None:
     with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", "--drain-s", "60", *more) as process:
-        idle = kept(process)
-        answer = beside.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
+        idle = idle_connection(process)
+        response = threads.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         process.terminate()
         assert is_closed(idle)
         status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
         assert (status, body) == (503, {"error": "the server is shutting down"})
         assert (headers["connection"], headers["retry-after"]) == ("close", "1")
-        assert not answer.done()
+        assert not response.done()
         (tmp_path / "go").touch()
-        assert answer.result(TIMEOUT_S)[0] == 200
+        assert response.result(TIMEOUT_S)[0] == 200
         assert process.wait_for_exit() == 0
         idle.close()
 
 
-def test_sighup_ends_nothing(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+def test_sighup_ends_nothing(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     with running_server(f"{TROUBLE}:Gate", f"{TROUBLE}:Twice", "--front-ends", "2") as process:
-        answer = beside.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
+        response = threads.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         for pid in (process.popen.pid, *process.workers()):
             os.kill(pid, signal.SIGHUP)
@@ -191,7 +191,7 @@ def test_sighup_ends_nothing(tmp_path: Path, beside: ThreadPoolExecutor) -> None
         process.wait_for_status("/v2/health/ready", 400)
         process.popen.send_signal(signal.SIGHUP)  # nor does it cut the drain short
         (tmp_path / "go").touch()
-        assert answer.result(TIMEOUT_S)[0] == 200
+        assert response.result(TIMEOUT_S)[0] == 200
         assert process.wait_for_exit() == 0
 
 

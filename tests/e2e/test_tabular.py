@@ -46,7 +46,7 @@ def rows(name: str) -> Any:
     return getattr(datasets, f"load_{name}")(return_X_y=True)[0]
 
 
-def ask(
+def infer(
     process: ServerProcess, wire: str, model: str, array: Any, *outputs: str, version: str = ""
 ) -> Mapping[str, Any]:
     """Return the outputs of a model for an array, over JSON, binary data or gRPC."""
@@ -55,9 +55,9 @@ def ask(
     tensor = triton.InferInput(input_of(process, model), list(array.shape), DATATYPES[array.dtype.name])
     options = {} if wire == "grpc" else {"binary_data": wire == "binary"}
     tensor.set_data_from_numpy(array, **options)
-    wanted = [triton.InferRequestedOutput(output, **options) for output in outputs]
+    requested = [triton.InferRequestedOutput(output, **options) for output in outputs]
     try:
-        result = client.infer(model, [tensor], outputs=wanted, model_version=version)
+        result = client.infer(model, [tensor], outputs=requested, model_version=version)
         return {output: result.as_numpy(output) for output in outputs}
     finally:
         client.close()
@@ -72,10 +72,10 @@ def input_of(process: ServerProcess, model: str) -> str:
 def test_sklearn(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("breast_cancer")[:200]
     direct = joblib.load(trained / "breast-cancer" / "model.joblib")
-    answer = ask(tabular, wire, "breast-cancer", x, "predict", "predict_proba", "decision_function")
-    np.testing.assert_array_equal(answer["predict"], direct.predict(x))
-    np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
-    np.testing.assert_array_equal(answer["decision_function"], direct.decision_function(x))
+    response = infer(tabular, wire, "breast-cancer", x, "predict", "predict_proba", "decision_function")
+    np.testing.assert_array_equal(response["predict"], direct.predict(x))
+    np.testing.assert_array_equal(response["predict_proba"], direct.predict_proba(x))
+    np.testing.assert_array_equal(response["decision_function"], direct.decision_function(x))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -83,10 +83,10 @@ def test_xgboost(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("breast_cancer")[:200].astype(np.float32)
     direct = xgboost.XGBClassifier()
     direct.load_model(trained / "breast-cancer-xgboost" / "model.ubj")
-    answer = ask(tabular, wire, "breast-cancer-xgboost", x, "predict", "label", "margin")
-    np.testing.assert_array_equal(answer["predict"], direct.predict_proba(x)[:, 1])
-    np.testing.assert_array_equal(answer["label"], direct.predict(x))
-    np.testing.assert_array_equal(answer["margin"], direct.predict(x, output_margin=True))
+    response = infer(tabular, wire, "breast-cancer-xgboost", x, "predict", "label", "margin")
+    np.testing.assert_array_equal(response["predict"], direct.predict_proba(x)[:, 1])
+    np.testing.assert_array_equal(response["label"], direct.predict(x))
+    np.testing.assert_array_equal(response["margin"], direct.predict(x, output_margin=True))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -94,7 +94,7 @@ def test_lightgbm(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("diabetes")[:200]
     direct = lightgbm.Booster(model_file=trained / "diabetes-lightgbm" / "model.txt")
     np.testing.assert_array_equal(
-        ask(tabular, wire, "diabetes-lightgbm", x, "predict")["predict"], np.asarray(direct.predict(x))
+        infer(tabular, wire, "diabetes-lightgbm", x, "predict")["predict"], np.asarray(direct.predict(x))
     )
 
 
@@ -103,9 +103,9 @@ def test_onnx(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = (rows("digits")[:200] / 16).astype(np.float32)
     direct = onnxruntime.InferenceSession(trained / "digits-onnx" / "model.onnx")
     label, probabilities = direct.run(["label", "probabilities"], {"X": x})
-    answer = ask(tabular, wire, "digits-onnx", x, "label", "probabilities")
-    np.testing.assert_array_equal(answer["label"], label)
-    np.testing.assert_array_equal(answer["probabilities"], probabilities)
+    response = infer(tabular, wire, "digits-onnx", x, "label", "probabilities")
+    np.testing.assert_array_equal(response["label"], label)
+    np.testing.assert_array_equal(response["probabilities"], probabilities)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -115,8 +115,8 @@ def test_torchscript(tabular: ServerProcess, trained: Path, wire: str) -> None:
     direct: Any = torch.jit.load(trained / "digits-torchscript" / "model.pt")  # type: ignore[no-untyped-call]
     with torch.no_grad():
         expected = direct(torch.from_numpy(x)).numpy()
-    answer = ask(tabular, wire, "digits-torchscript", x, "output-0")
-    np.testing.assert_array_equal(answer["output-0"], expected)
+    response = infer(tabular, wire, "digits-torchscript", x, "output-0")
+    np.testing.assert_array_equal(response["output-0"], expected)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -124,10 +124,10 @@ def test_python(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("iris")
     learned = json.loads((trained / "iris-centroid" / "centroids.json").read_text())
     distances = np.linalg.norm(x[:, None] - np.array(learned["centroids"]), axis=2)
-    answer = ask(tabular, wire, "iris-centroid", x, "kind", "distances")
-    kinds = [kind.decode() if isinstance(kind, bytes) else kind for kind in answer["kind"]]
+    response = infer(tabular, wire, "iris-centroid", x, "kind", "distances")
+    kinds = [kind.decode() if isinstance(kind, bytes) else kind for kind in response["kind"]]
     assert kinds == [learned["names"][i] for i in distances.argmin(axis=1)]
-    np.testing.assert_array_equal(answer["distances"], distances)
+    np.testing.assert_array_equal(response["distances"], distances)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -135,8 +135,8 @@ def test_versions(tabular: ServerProcess, trained: Path, wire: str) -> None:
     x = rows("wine")
     for version in ("1", "2", ""):
         direct = joblib.load(trained / "wine" / (version or "2") / "model.joblib")
-        answer = ask(tabular, wire, "wine", x, "predict_proba", version=version)
-        np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+        response = infer(tabular, wire, "wine", x, "predict_proba", version=version)
+        np.testing.assert_array_equal(response["predict_proba"], direct.predict_proba(x))
 
 
 def test_the_default_output_is_the_prediction(tabular: ServerProcess) -> None:
@@ -184,8 +184,8 @@ def test_version_policies(trained: Path, policy: str, there: list[str], default:
         assert process.request("GET", "/v2/models/wine")[1]["versions"] == there
         direct = joblib.load(trained / "wine" / default / "model.joblib")
         x = rows("wine")
-        answer = ask(process, "binary", "wine", x, "predict_proba")
-        np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+        response = infer(process, "binary", "wine", x, "predict_proba")
+        np.testing.assert_array_equal(response["predict_proba"], direct.predict_proba(x))
         for version in ("1", "2"):
             status = process.status(f"/v2/models/wine/versions/{version}/ready")
             assert status == (200 if version in there else 404)
@@ -198,5 +198,5 @@ def test_placements_return_the_same_values(trained: Path, placement: str) -> Non
     flags = ("--allow-pickle", "--placement", placement, "--replicas", "2", "--max-batch-size", "1000")
     with running_server(str(trained / "wine"), *flags) as process:
         for wire in WIRES:
-            answer = ask(process, wire, "wine", x, "predict_proba")
-            np.testing.assert_array_equal(answer["predict_proba"], direct.predict_proba(x))
+            response = infer(process, wire, "wine", x, "predict_proba")
+            np.testing.assert_array_equal(response["predict_proba"], direct.predict_proba(x))

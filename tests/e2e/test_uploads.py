@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import dragoman
 from dragoman.formats import oip_messages as m
-from e2e.test_unread_answers import Slow
+from e2e.test_unread_responses import UnreadClient
 
 HALF = 1_000_000
 LIMIT = 4 << 20
@@ -44,24 +44,24 @@ class Http1:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def begun(cls, port: int) -> "Http1":
-        made = cls(*await asyncio.open_connection("127.0.0.1", port))
-        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{': '.join(LENGTH)}\r\ncontent-length: {len(BODY)}\r\n\r\n"
-        made.writer.write(head.encode() + BODY[:HALF])
-        await made.writer.drain()
-        return made
+    async def start(cls, port: int) -> "Http1":
+        upload = cls(*await asyncio.open_connection("127.0.0.1", port))
+        headers = f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{': '.join(LENGTH)}\r\ncontent-length: {len(BODY)}\r\n\r\n"
+        upload.writer.write(headers.encode() + BODY[:HALF])
+        await upload.writer.drain()
+        return upload
 
-    async def rest(self) -> int:
+    async def send_rest(self) -> int:
         self.writer.write(BODY[HALF:])
         return await self.status()
 
     async def status(self) -> int:
         async with asyncio.timeout(20):
             line = await self.reader.readline()
-        await self.leave()
+        await self.disconnect()
         return int(line.split()[1])
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         self.writer.transport.abort()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -70,23 +70,23 @@ class Http1:
 class Http2:
     """The same on a stream of an HTTP/2 connection, for REST or gRPC."""
 
-    def __init__(self, client: Slow, body: bytes) -> None:
+    def __init__(self, client: UnreadClient, body: bytes) -> None:
         self.client = client
         self.body = body
         self.number: int = client.h2.get_next_available_stream_id()
 
     @classmethod
-    async def begun(cls, client: Slow, kind: str) -> "Http2":
-        made = cls(client, BODY if kind == "rest" else FRAMED)
+    async def start(cls, client: UnreadClient, kind: str) -> "Http2":
+        result = cls(client, BODY if kind == "rest" else FRAMED)
         path = PATH if kind == "rest" else "/inference.GRPCInferenceService/ModelInfer"
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
         more = [LENGTH] if kind == "rest" else [("content-type", "application/grpc"), ("te", "trailers")]
-        client.h2.send_headers(made.number, [*fields, *more])
-        client.came[made.number] = 0
-        await made.say(made.body[:HALF], ended=False)
-        return made
+        client.h2.send_headers(result.number, [*fields, *more])
+        client.received_bytes[result.number] = 0
+        await result.send(result.body[:HALF], ended=False)
+        return result
 
-    async def say(self, data: bytes, *, ended: bool) -> None:
+    async def send(self, data: bytes, *, ended: bool) -> None:
         """Send as the flow-control window allows."""
         h2 = self.client.h2
         while data:
@@ -96,16 +96,16 @@ class Http2:
                 data = data[size:]
                 self.client.writer.write(h2.data_to_send())
             else:
-                await self.client.hear()
+                await self.client.receive()
 
-    async def rest(self) -> int:
-        await self.say(self.body[HALF:], ended=True)
+    async def send_rest(self) -> int:
+        await self.send(self.body[HALF:], ended=True)
         return await self.status()
 
     async def status(self) -> int:
-        while self.number not in self.client.heads:
-            await self.client.hear()
-        headers = self.client.heads[self.number]
+        while self.number not in self.client.headers:
+            await self.client.receive()
+        headers = self.client.headers[self.number]
         return int(headers.get("grpc-status", headers[":status"]))
 
 
@@ -136,25 +136,25 @@ async def has_free_memory(port: int, size: int) -> bool:
 
 @pytest.mark.parametrize("late", ["http1", "rest", "grpc"])
 async def test_uploads_over_all_protocols_share_one_limit(late: str) -> None:
-    async with serving_models(max_bodies_bytes=LIMIT) as port, Slow.to(port) as client:
-        await client.hear()  # what the server's windows are
-        begun: list[Any] = [await Http1.begun(port), await Http1.begun(port)]
-        begun += [await Http2.begun(client, "rest"), await Http2.begun(client, "grpc")]
+    async with serving_models(max_bodies_bytes=LIMIT) as port, UnreadClient.to(port) as client:
+        await client.receive()  # what the server's windows are
+        uploads: list[Any] = [await Http1.start(port), await Http1.start(port)]
+        uploads += [await Http2.start(client, "rest"), await Http2.start(client, "grpc")]
         await wait_for_halves(port, 4)
         if late == "http1":
-            assert await (await Http1.begun(port)).status() == 503
+            assert await (await Http1.start(port)).status() == 503
         else:
-            refused = await Http2.begun(client, late)
-            assert await refused.status() == (503 if late == "rest" else 8)
-        await begun.pop(0).leave()  # room for the rest of the others, one after the other
-        for upload in begun:
-            await wait_for_halves(port, 3 - begun.index(upload))
+            rejected = await Http2.start(client, late)
+            assert await rejected.status() == (503 if late == "rest" else 8)
+        await uploads.pop(0).disconnect()  # room for the rest of the others, one after the other
+        for upload in uploads:
+            await wait_for_halves(port, 3 - uploads.index(upload))
             # The output that is asked for is not there: an answer that is short, on every wire.
-            assert await upload.rest() == (3 if upload is begun[-1] else 400)
+            assert await upload.send_rest() == (3 if upload is uploads[-1] else 400)
 
 
 async def test_too_large_bodies_are_rejected_before_they_are_sent() -> None:
-    async with serving_models(max_body_bytes=HALF) as port, Slow.to(port) as client:
+    async with serving_models(max_body_bytes=HALF) as port, UnreadClient.to(port) as client:
         upload = Http1(*await asyncio.open_connection("127.0.0.1", port))
         expects = "expect: 100-continue\r\n"
         upload.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{expects}content-length: {len(BODY)}\r\n\r\n".encode())
@@ -163,6 +163,6 @@ async def test_too_large_bodies_are_rejected_before_they_are_sent() -> None:
         number = client.h2.get_next_available_stream_id()
         client.h2.send_headers(number, [*fields, ("expect", "100-continue"), ("content-length", str(len(BODY)))])
         client.writer.write(client.h2.data_to_send())
-        while number not in client.heads:
-            await client.hear()
-        assert client.heads[number][":status"] == "413"
+        while number not in client.headers:
+            await client.receive()
+        assert client.headers[number][":status"] == "413"

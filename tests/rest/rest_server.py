@@ -229,7 +229,7 @@ def encode_body(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else json.dumps(body).encode()
 
 
-async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+async def read_headers(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
@@ -237,7 +237,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def read_response(reader: asyncio.StreamReader, *, head: bool = False) -> RawResponse:
-    status, headers = await read_head(reader)
+    status, headers = await read_headers(reader)
     if head or status in (100, 204):
         return RawResponse(status, headers, b"")
     if headers.get("transfer-encoding") == "chunked":
@@ -298,14 +298,14 @@ def binary(head: dict[str, Any], *blobs: bytes) -> tuple[bytes, dict[str, str]]:
 def blobs(response: RawResponse) -> tuple[Any, list[bytes]]:
     """Split a binary response into its JSON and the bytes of each binary output."""
     length = int(response.headers["inference-header-content-length"])
-    head, at, found = json.loads(response.body[:length]), length, []
-    for output in head["outputs"]:
+    document, at, found = json.loads(response.body[:length]), length, []
+    for output in document["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size", 0)
         if size:
             found.append(response.body[at : at + size])
             at += size
     assert at == len(response.body)
-    return head, found
+    return document, found
 
 
 def outputs(response: RawResponse) -> Iterator[dict[str, Any]]:

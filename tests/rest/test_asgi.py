@@ -78,7 +78,7 @@ async def test_httpx_without_lifespan(events: list[str]) -> None:
         stream = await client.post("/v2/models/Counter/infer_stream", json={**BODY, "parameters": {"n": 3}})
         assert stream.headers["content-type"].startswith("text/event-stream")
         found = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
-        assert [piece["outputs"][0]["data"] for piece in found] == [[0], [1], [2]]
+        assert [chunk["outputs"][0]["data"] for chunk in found] == [[0], [1], [2]]
     assert events == ["load", "close"]
 
 
@@ -254,19 +254,19 @@ class Wire:
         self.scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", **scope}
         self.messages = [{"type": "http.request", "body": raw[:5], "more_body": True}]
         self.messages.append({"type": "http.request", "body": raw[5:], "more_body": False})
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
-        self.is_read = True
+        self.reads = True
         self.accepts: float = math.inf  # messages; then the client has disconnected
 
     async def receive(self) -> dict[str, Any]:
         if self.messages:
             return self.messages.pop(0)
-        await self.gone.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
-        if not self.is_read:
+        if not self.reads:
             await asyncio.Event().wait()
         if len(self.sent) == self.accepts:
             raise OSError("the client has disconnected")
@@ -276,31 +276,31 @@ class Wire:
         return app(self.scope, self.receive, self.send)
 
 
-class Seen:
+class Spy:
     """Keep a reference to the model that was loaded last, which runs in this process."""
 
     loaded: ClassVar[Any]
 
     def load(self) -> None:
         super().load()  # type: ignore[misc]
-        Seen.loaded = self
+        Spy.loaded = self
 
 
-class SeenGate(Seen, Gate):
+class SpyGate(Spy, Gate):
     pass
 
 
-class SeenCounter(Seen, Counter):
+class SpyCounter(Spy, Counter):
     pass
 
 
 async def test_a_client_that_disconnects_cancels_its_call() -> None:
-    async with dragoman.asgi(SeenGate) as app:
-        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
-        answering = asyncio.ensure_future(wire.respond(app))
+    async with dragoman.asgi(SpyGate) as app:
+        wire, model = Wire("/v2/models/SpyGate/infer", BODY), Spy.loaded
+        responding = asyncio.ensure_future(wire.respond(app))
         await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
-        wire.gone.set()
-        await asyncio.wait_for(answering, TIMEOUT_S)
+        wire.disconnected.set()
+        await asyncio.wait_for(responding, TIMEOUT_S)
         assert model.cancelled.is_set()
         assert wire.sent == []
 
@@ -314,21 +314,24 @@ async def test_a_client_that_disconnects_within_its_body_gets_no_response() -> N
 
 
 async def test_a_cancelled_request_gets_503() -> None:
-    async with dragoman.asgi(SeenGate) as app:
-        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
-        answering = asyncio.ensure_future(wire.respond(app))
+    async with dragoman.asgi(SpyGate) as app:
+        wire, model = Wire("/v2/models/SpyGate/infer", BODY), Spy.loaded
+        responding = asyncio.ensure_future(wire.respond(app))
         await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
-        answering.cancel()
+        responding.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await answering
+            await responding
         assert wire.sent[0]["status"] == 503
         assert model.cancelled.is_set()
 
 
 async def test_a_client_that_does_not_read_ends_its_stream() -> None:
-    async with dragoman.asgi(SeenCounter, write_timeout_s=0.05) as app:
-        wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
-        wire.is_read = False
+    async with dragoman.asgi(SpyCounter, write_timeout_s=0.05) as app:
+        wire, model = (
+            Wire("/v2/models/SpyCounter/infer_stream", {**BODY, "parameters": {"n": -1}}),
+            Spy.loaded,
+        )
+        wire.reads = False
         with pytest.raises(Exception, match="the response could not be completed"):
             await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
         await asyncio.wait_for(model.closed.wait(), TIMEOUT_S)
@@ -359,8 +362,8 @@ async def test_large_responses_are_sent_in_chunks() -> None:
         assert len(wire.sent) > 3
         assert all(len(m["body"]) <= 1 << 18 for m in wire.sent[1:])
         assert [m["more_body"] for m in wire.sent[1:]] == [True] * (len(wire.sent) - 2) + [False]
-        whole = b"".join(m["body"] for m in wire.sent[1:])
-        assert json.loads(whole)["outputs"][0]["data"] == data
+        body = b"".join(m["body"] for m in wire.sent[1:])
+        assert json.loads(body)["outputs"][0]["data"] == data
 
 
 class SlowLoad(Identity):
@@ -401,21 +404,21 @@ async def test_health_checks_do_not_wait_for_models(slow_load: threading.Event) 
 
 
 async def test_calls_in_flight_are_completed_before_models_are_closed() -> None:
-    async with dragoman.asgi(SeenGate) as app:
-        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
-        answering = asyncio.ensure_future(wire.respond(app))
+    async with dragoman.asgi(SpyGate) as app:
+        wire, model = Wire("/v2/models/SpyGate/infer", BODY), Spy.loaded
+        responding = asyncio.ensure_future(wire.respond(app))
         await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
         asyncio.get_running_loop().call_later(0.05, model.open.set)
-    await asyncio.wait_for(answering, TIMEOUT_S)
+    await asyncio.wait_for(responding, TIMEOUT_S)
     assert wire.sent[0]["status"] == 200
 
 
 async def test_calls_that_outlast_the_drain_time_are_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    async with dragoman.asgi(SeenGate, drain_s=0.05) as app:
-        wire, model = Wire("/v2/models/SeenGate/infer", BODY), Seen.loaded
-        answering = asyncio.ensure_future(wire.respond(app))
+    async with dragoman.asgi(SpyGate, drain_s=0.05) as app:
+        wire, model = Wire("/v2/models/SpyGate/infer", BODY), Spy.loaded
+        responding = asyncio.ensure_future(wire.respond(app))
         await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
-    await asyncio.wait_for(answering, TIMEOUT_S)
+    await asyncio.wait_for(responding, TIMEOUT_S)
     assert model.cancelled.is_set()
     assert wire.sent[0]["status"] == 503
     assert "calls were still running after 0.05 s" in caplog.text
@@ -449,12 +452,15 @@ async def test_fields_of_one_name_are_joined() -> None:
 
 
 async def test_a_client_that_disconnects_ends_its_stream_silently() -> None:
-    async with dragoman.asgi(SeenCounter) as app:
-        wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
+    async with dragoman.asgi(SpyCounter) as app:
+        wire, model = (
+            Wire("/v2/models/SpyCounter/infer_stream", {**BODY, "parameters": {"n": -1}}),
+            Spy.loaded,
+        )
         responding = asyncio.ensure_future(wire.respond(app))
         while len(wire.sent) < 3:
             await asyncio.sleep(0.001)
-        wire.gone.set()
+        wire.disconnected.set()
         await asyncio.wait_for(responding, TIMEOUT_S)
         await asyncio.wait_for(model.closed.wait(), TIMEOUT_S)
 
@@ -538,7 +544,7 @@ async def test_a_large_response_to_head_has_no_body() -> None:
         assert [(m["body"], m["more_body"]) for m in wire.sent[1:]] == [(b"", False)]
 
 
-class IgnoresCancellation(Seen, Gate):
+class IgnoresCancellation(Spy, Gate):
     """Returns a result although its client has disconnected."""
 
     async def infer(self, call: Infer) -> Mapping[str, Tensor]:
@@ -548,7 +554,7 @@ class IgnoresCancellation(Seen, Gate):
             return call.inputs
 
 
-class RaisesWhenClosed(Seen, Counter):
+class RaisesWhenClosed(Spy, Counter):
     """A stream whose `finally` fails."""
 
     async def infer(self, call: Infer) -> AsyncIterator[dict[str, Any]]:
@@ -561,10 +567,10 @@ class RaisesWhenClosed(Seen, Counter):
 
 async def test_nothing_is_sent_to_a_disconnected_client() -> None:
     async with dragoman.asgi(IgnoresCancellation) as app:
-        wire, model = Wire("/v2/models/IgnoresCancellation/infer", BODY), Seen.loaded
+        wire, model = Wire("/v2/models/IgnoresCancellation/infer", BODY), Spy.loaded
         responding = asyncio.ensure_future(wire.respond(app))
         await asyncio.wait_for(model.begun.wait(), TIMEOUT_S)
-        wire.gone.set()
+        wire.disconnected.set()
         await asyncio.wait_for(responding, TIMEOUT_S)
         assert model.cancelled.is_set()
         assert wire.sent == []
@@ -576,13 +582,16 @@ async def test_a_stream_that_fails_after_its_client_disconnected_is_no_error_of_
         responding = asyncio.ensure_future(wire.respond(app))
         while len(wire.sent) < 3:
             await asyncio.sleep(0.001)
-        wire.gone.set()
+        wire.disconnected.set()
         await asyncio.wait_for(responding, TIMEOUT_S)
 
 
 async def test_a_server_that_reports_disconnects_by_oserror(caplog: pytest.LogCaptureFixture) -> None:
-    async with dragoman.asgi(SeenCounter, max_body_bytes=1000) as app:
-        wire, model = Wire("/v2/models/SeenCounter/infer_stream", {**BODY, "parameters": {"n": -1}}), Seen.loaded
+    async with dragoman.asgi(SpyCounter, max_body_bytes=1000) as app:
+        wire, model = (
+            Wire("/v2/models/SpyCounter/infer_stream", {**BODY, "parameters": {"n": -1}}),
+            Spy.loaded,
+        )
         wire.accepts = 2
         await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
         await asyncio.wait_for(model.closed.wait(), TIMEOUT_S)
@@ -595,7 +604,7 @@ async def test_a_server_that_reports_disconnects_by_oserror(caplog: pytest.LogCa
 async def test_a_client_that_does_not_read_an_error() -> None:
     async with dragoman.asgi(Identity, write_timeout_s=0.05, max_body_bytes=1000) as app:
         wire = Wire(INFER, "x" * 1000)
-        wire.is_read = False
+        wire.reads = False
         with pytest.raises(Exception, match="the response could not be completed"):
             await asyncio.wait_for(wire.respond(app), TIMEOUT_S)
 
@@ -626,7 +635,7 @@ def uvicorn() -> Iterator[int]:
         try:
             until(lambda: is_ready(port) or process.poll() is not None)
             yield port
-            _, text = ask(port, "POST", "/v2/models/Twice/infer", inputs(tensor(datatype="FP32")))
+            _, text = send_request(port, "POST", "/v2/models/Twice/infer", inputs(tensor(datatype="FP32")))
             (worker,) = json.loads(text)["outputs"][1]["data"]
             assert worker != process.pid
             process.send_signal(signal.SIGINT)
@@ -640,12 +649,12 @@ def uvicorn() -> Iterator[int]:
 
 def is_ready(port: int) -> bool:
     try:
-        return ask(port, "GET", "/v2/health/ready")[0] == 200
+        return send_request(port, "GET", "/v2/health/ready")[0] == 200
     except OSError:
         return False
 
 
-def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+def send_request(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     connection.request(method, path, None if body is None else json.dumps(body))
     response = connection.getresponse()
@@ -656,10 +665,10 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes
 
 def test_under_uvicorn(uvicorn: int) -> None:
     x = tensor(shape=[2], datatype="FP32", data=[1, 1.5])
-    status, text = ask(uvicorn, "POST", "/v2/models/Twice/infer", inputs(x))
+    status, text = send_request(uvicorn, "POST", "/v2/models/Twice/infer", inputs(x))
     assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [2, 3])
-    assert ask(uvicorn, "POST", "/v2/models/Twice/infer", "x" * 20_000)[0] == 413
-    assert ask(uvicorn, "GET", "/nowhere") == (404, b'{"error":"no such path: /nowhere"}')
+    assert send_request(uvicorn, "POST", "/v2/models/Twice/infer", "x" * 20_000)[0] == 413
+    assert send_request(uvicorn, "GET", "/nowhere") == (404, b'{"error":"no such path: /nowhere"}')
 
 
 @contextmanager

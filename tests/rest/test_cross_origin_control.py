@@ -71,8 +71,8 @@ async def test_requests_without_origin_are_accepted_for_any_host(server: RestSer
 
 async def test_a_page_with_the_token_can_control_models() -> None:
     async with serving(Identity, control_token="sesame") as server:
-        given = {"origin": "http://evil.example", "authorization": "Bearer sesame"}
-        assert (await send_simple_request(server, "POST", "/v2/repository/index", "x", **given)).status == 200
+        headers = {"origin": "http://evil.example", "authorization": "Bearer sesame"}
+        assert (await send_simple_request(server, "POST", "/v2/repository/index", "x", **headers)).status == 200
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,12 @@ async def test_gzip_with_several_members(server: RestServer) -> None:
 
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
 async def test_compressed_binary_tensors(server: RestServer, name: str) -> None:
-    given = {"name": "x", "shape": [1000], "datatype": "INT32", "parameters": {"binary_data_size": ROWS.nbytes}}
-    body, headers = binary(inputs(given, parameters={"binary_data_output": True}), ROWS.tobytes())
+    value = {"name": "x", "shape": [1000], "datatype": "INT32", "parameters": {"binary_data_size": ROWS.nbytes}}
+    body, headers = binary(inputs(value, parameters={"binary_data_output": True}), ROWS.tobytes())
     headers |= {"Content-Encoding": name, "Accept-Encoding": name}
     response = await server.infer("Identity", PACKERS[name](body), headers)
     head, found = blobs(unpacked(response))  # the header counts bytes before they are packed
-    assert head["outputs"] == [given]
+    assert head["outputs"] == [value]
     assert found == [ROWS.tobytes()]
 
 
@@ -191,12 +191,12 @@ async def test_triton_accepts_gzip_for_inference_only() -> None:
             assert len(metadata["inputs"]) == 30
             with pytest.raises(InferenceServerException, match="n" * 2000):
                 await client.get_model_metadata("n" * 2000, headers=headers)
-            given = triton.InferInput("x", [1000], "INT32")
-            given.set_data_from_numpy(ROWS)
+            tensor = triton.InferInput("x", [1000], "INT32")
+            tensor.set_data_from_numpy(ROWS)
             with pytest.raises(InferenceServerException, match="n" * 2000):
-                await client.infer("n" * 2000, [given], headers=headers)
+                await client.infer("n" * 2000, [tensor], headers=headers)
             for packing in ("gzip", "deflate"):
-                response = await client.infer("Identity", [given], response_compression_algorithm=packing)
+                response = await client.infer("Identity", [tensor], response_compression_algorithm=packing)
                 assert response.as_numpy("x").tolist() == ROWS.tolist()
 
 

@@ -25,7 +25,7 @@ from rest.rest_server import (
     RestServer,
     inputs,
     outputs,
-    read_head,
+    read_headers,
     read_response,
     request,
     serving,
@@ -172,7 +172,7 @@ async def test_a_reset_in_a_stream_closes_it(caplog: pytest.LogCaptureFixture) -
     async with serving(Counter, Identity) as server:
         client = await peer(server)
         await client.send(request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": -1})))
-        assert (await read_head(client.reader))[0] == 200
+        assert (await read_headers(client.reader))[0] == 200
         client.reset()
         await asyncio.wait_for(server.model("Counter").closed.wait(), 10)
         await still_serves(server)
@@ -336,8 +336,8 @@ async def test_any_bytes_end_with_a_response_or_a_close(half: bool) -> None:
             with suppress(OSError):  # the server may have closed the connection already
                 if half:
                     client.shutdown(socket.SHUT_WR)
-                while piece := client.recv(1 << 16):
-                    text += piece
+                while chunk := client.recv(1 << 16):
+                    text += chunk
             if raw.startswith(PREFACE):
                 return  # that is HTTP/2
             assert not text or re.match(rb"HTTP/1\.1 (200|400|404|405|408|413|422|431) ", text)
@@ -354,9 +354,9 @@ async def test_nothing_is_parsed_after_connection_close() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         await client.send(request("GET", "/v2/health/live", headers={"Connection": "close"}) + LIVE + LIVE)
-        whole = await client.ended()
-        assert whole.count(b"HTTP/1.1") == 1
-        assert b"connection: close" in whole
+        received = await client.ended()
+        assert received.count(b"HTTP/1.1") == 1
+        assert b"connection: close" in received
 
 
 async def test_head_and_options_have_no_body() -> None:
@@ -375,7 +375,7 @@ async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
         client = await peer(server)
         raw = request("POST", "/v2/models/Counter/infer_stream", inputs(tensor(), parameters={"n": 3}))
         await client.send(raw.replace(b"HTTP/1.1", b"HTTP/1.0"))
-        status, headers = await read_head(client.reader)
+        status, headers = await read_headers(client.reader)
         assert (status, headers["connection"]) == (200, "close")
         assert "transfer-encoding" not in headers
         assert (await client.ended()).count(b"data: ") == 3
@@ -454,11 +454,11 @@ def self_signed(folder: Path) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
     path = folder / "both.pem"
     path.write_bytes(
-        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return path

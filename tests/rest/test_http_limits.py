@@ -21,7 +21,7 @@ from rest.rest_server import (
     inputs,
     outputs,
     read_chunks,
-    read_head,
+    read_headers,
     read_response,
     request,
     serving,
@@ -182,9 +182,9 @@ async def test_invalid_http(server: RestServer, raw: bytes) -> None:
 
 
 async def test_invalid_http_within_a_body(server: RestServer) -> None:
-    head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
+    headers = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
     async with await wire(server) as client:
-        await client.send(head + b"5\r\nhello\r\n")
+        await client.send(headers + b"5\r\nhello\r\n")
         await client.send(b"zz\r\n")
         await check_rejected(client, 400, "not valid HTTP/1.1")
 
@@ -245,25 +245,25 @@ async def test_a_client_that_sends_all_of_a_too_large_body_gets_413(size: int) -
             await client.send(request("POST", INFER, b" " * size))
             await check_rejected(client, 413, text)
         chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
-        head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
+        headers = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
         async with await wire(server) as client:
-            await client.send(head + chunk + b"0\r\n\r\n")
+            await client.send(headers + chunk + b"0\r\n\r\n")
             await check_rejected(client, 413, text)
         assert (await server.request("GET", "/v2/health/live")).status == 200
 
 
 async def test_a_too_large_body_is_rejected_before_it_is_sent() -> None:
     async with serving(max_body_bytes=1000) as server, await wire(server) as client:
-        head = {"Content-Length": "5000", "Expect": "100-continue"}
-        await client.send(request("POST", INFER, b"", head, length=False))
+        headers = {"Content-Length": "5000", "Expect": "100-continue"}
+        await client.send(request("POST", INFER, b"", headers, length=False))
         assert (await client.response()).status == 413
 
 
 async def test_100_continue(server: RestServer) -> None:
     body = encode_body(inputs(tensor()))
-    head = {"Content-Length": str(len(body)), "Expect": "100-continue"}
+    headers = {"Content-Length": str(len(body)), "Expect": "100-continue"}
     async with await wire(server) as client:
-        await client.send(request("POST", INFER, b"", head, length=False))
+        await client.send(request("POST", INFER, b"", headers, length=False))
         assert (await client.response()).status == 100
         await client.send(body)
         assert (await client.response()).status == 200
@@ -271,9 +271,9 @@ async def test_100_continue(server: RestServer) -> None:
 
 async def test_a_chunked_body(server: RestServer) -> None:
     body = encode_body(inputs(tensor()))
-    head = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
+    headers = request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    assert (await server.send(head + chunks)).status == 200
+    assert (await server.send(headers + chunks)).status == 200
 
 
 async def test_ten_thousand_tiny_inputs(server: RestServer) -> None:
@@ -281,8 +281,8 @@ async def test_ten_thousand_tiny_inputs(server: RestServer) -> None:
     response = await server.infer("Identity", many)
     assert response.status == 400
     assert response.error == "'inputs': expected at most 1024, got 10000"
-    expected = [{"name": f"x{i}"} for i in range(1025)]
-    assert "'outputs'" in (await server.infer("Identity", inputs(tensor(), outputs=expected))).error
+    requested = [{"name": f"x{i}"} for i in range(1025)]
+    assert "'outputs'" in (await server.infer("Identity", inputs(tensor(), outputs=requested))).error
     async with serving(max_tensors=10_000) as generous:
         assert len(list(outputs(await generous.infer("Identity", many)))) == 10_000
 
@@ -343,7 +343,7 @@ async def test_a_disconnect_closes_the_models_generator(caplog: pytest.LogCaptur
         counter = server.model("Counter")
         async with await wire(server) as client:
             await client.send(stream(n=-1))
-            assert (await read_head(client.reader))[0] == 200
+            assert (await read_headers(client.reader))[0] == 200
         await asyncio.wait_for(counter.closed.wait(), 10)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -372,11 +372,11 @@ async def test_a_client_that_does_not_read_responses_is_disconnected() -> None:
 async def test_a_slow_reader_gets_the_whole_response() -> None:
     async with serving(write_timeout_s=0.3, compress_responses=False) as server:
         size = 24 << 20
-        given = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
-        body, headers = binary(inputs(given, parameters={"binary_data_output": True}), bytes(size))
+        value = {"name": "x", "shape": [size], "datatype": "UINT8", "parameters": {"binary_data_size": size}}
+        body, headers = binary(inputs(value, parameters={"binary_data_output": True}), bytes(size))
         async with await wire(server, limit=1 << 16) as client:
             await client.send(request("POST", INFER, body, headers))
-            status, found_headers = await read_head(client.reader)
+            status, found_headers = await read_headers(client.reader)
             assert status == 200
             left = int(found_headers["content-length"])
             while left:
@@ -431,7 +431,7 @@ async def test_chunks_are_sent_immediately() -> None:
 
     async with serving(Slow) as server, await wire(server) as client:
         await client.send(request("POST", "/v2/models/Slow/infer_stream", inputs(tensor())))
-        assert (await read_head(client.reader))[0] == 200
+        assert (await read_headers(client.reader))[0] == 200
         chunks = read_chunks(client.reader)
         assert b'"data":[0]' in await anext(chunks)
         server.model("Slow").more.set()
@@ -496,9 +496,9 @@ INFINITE = '{"inputs":[{"name":"x","shape":[3],"datatype":"%s","data":[NaN,Infin
 
 def from_bits(*values: float) -> tuple[bytes, dict[str, str]]:
     raw = np.array(values, np.float32).tobytes()
-    given = {"name": "x", "shape": [len(values)], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
-    head = encode_body(inputs(given))
-    return head + raw, {"Inference-Header-Content-Length": str(len(head))}
+    value = {"name": "x", "shape": [len(values)], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
+    headers = encode_body(inputs(value))
+    return headers + raw, {"Inference-Header-Content-Length": str(len(headers))}
 
 
 async def test_by_default_nan_is_null_and_infinities_are_rejected(server: RestServer) -> None:

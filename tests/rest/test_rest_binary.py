@@ -50,11 +50,13 @@ async def server() -> AsyncIterator[RestServer]:
         yield server
 
 
-def sized(name: str = "x", size: Any = 4, shape: Any = (1,), datatype: str = "INT32", **more: Any) -> dict[str, Any]:
+def raw_input(
+    name: str = "x", size: Any = 4, shape: Any = (1,), datatype: str = "INT32", **more: Any
+) -> dict[str, Any]:
     return {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": size, **more}}
 
 
-async def refused(
+async def check_rejected(
     server: RestServer, body: bytes, headers: dict[str, str], *words: str, model: str = "Identity"
 ) -> None:
     response = await server.infer(model, body, headers)
@@ -71,19 +73,19 @@ async def refused(
 async def test_a_header_that_is_not_a_number(server: RestServer, value: str) -> None:
     body = json.dumps(inputs(tensor())).encode()
     text = f"Unable to parse {HEADER}, got: {value[:64]}"
-    await refused(server, body, {HEADER: value}, text)
+    await check_rejected(server, body, {HEADER: value}, text)
 
 
 @pytest.mark.parametrize("value", ["-1", "-0001", "100000", "99999999999999999999"])
 async def test_a_header_out_of_range(server: RestServer, value: str) -> None:
     body = json.dumps(inputs(tensor())).encode()
     text = f"inference header size should be in range (0, {len(body)}), got: {int(value)}"
-    await refused(server, body, {HEADER: value}, text)
+    await check_rejected(server, body, {HEADER: value}, text)
 
 
 async def test_a_header_that_cuts_the_json(server: RestServer) -> None:
     body = json.dumps(inputs(tensor())).encode()
-    await refused(server, body, {HEADER: str(len(body) - 1)}, "not an inference request")
+    await check_rejected(server, body, {HEADER: str(len(body) - 1)}, "not an inference request")
     assert (await server.infer("Identity", body, {HEADER: f" {len(body)} "})).status == 200
 
 
@@ -91,39 +93,41 @@ async def test_a_header_that_cuts_the_json(server: RestServer) -> None:
 
 
 async def test_extra_bytes(server: RestServer) -> None:
-    body, headers = binary(inputs(sized()), ONE, b"??")
-    await refused(server, body, headers, "unexpected additional input data: 2 bytes")
+    body, headers = binary(inputs(raw_input()), ONE, b"??")
+    await check_rejected(server, body, headers, "unexpected additional input data: 2 bytes")
     body, headers = binary(inputs(tensor()), ONE)
-    await refused(server, body, headers, "unexpected additional input data: 4 bytes")
+    await check_rejected(server, body, headers, "unexpected additional input data: 4 bytes")
 
 
 async def test_missing_bytes(server: RestServer) -> None:
-    body, headers = binary(inputs(sized("mine", 8, [2])), ONE)
-    await refused(server, body, headers, "'mine'", "expecting 4 additional bytes")
-    body, headers = binary(inputs(sized("first"), sized("second")), ONE)
-    await refused(server, body, headers, "'second'", "expecting 4 additional bytes")
-    await refused(server, json.dumps(inputs(sized("mine"))).encode(), {}, "'mine'", "expecting 4 additional bytes")
+    body, headers = binary(inputs(raw_input("mine", 8, [2])), ONE)
+    await check_rejected(server, body, headers, "'mine'", "expecting 4 additional bytes")
+    body, headers = binary(inputs(raw_input("first"), raw_input("second")), ONE)
+    await check_rejected(server, body, headers, "'second'", "expecting 4 additional bytes")
+    await check_rejected(
+        server, json.dumps(inputs(raw_input("mine"))).encode(), {}, "'mine'", "expecting 4 additional bytes"
+    )
 
 
 async def test_bytes_that_do_not_fill_the_shape(server: RestServer) -> None:
-    body, headers = binary(inputs(sized("mine", 4, [2])), ONE)
-    await refused(server, body, headers, "input 'mine': shape [2] of INT32 needs 8 bytes, got 4")
+    body, headers = binary(inputs(raw_input("mine", 4, [2])), ONE)
+    await check_rejected(server, body, headers, "input 'mine': shape [2] of INT32 needs 8 bytes, got 4")
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "4", True])
 async def test_invalid_sizes(server: RestServer, size: Any) -> None:
-    body, headers = binary(inputs(sized("mine", size)), ONE)
-    await refused(server, body, headers, "'mine'", "'binary_data_size' expects a number of bytes")
+    body, headers = binary(inputs(raw_input("mine", size)), ONE)
+    await check_rejected(server, body, headers, "'mine'", "'binary_data_size' expects a number of bytes")
 
 
 async def test_both_data_and_binary_size(server: RestServer) -> None:
-    body, headers = binary(inputs({**sized("mine"), "data": [1]}), ONE)
-    await refused(server, body, headers, "'mine'", "Input must set only one of the following fields")
+    body, headers = binary(inputs({**raw_input("mine"), "data": [1]}), ONE)
+    await check_rejected(server, body, headers, "'mine'", "Input must set only one of the following fields")
 
 
 async def test_binary_data_is_in_the_order_of_the_inputs(server: RestServer) -> None:
-    given = inputs(sized("a"), tensor("b", [1], "INT32", [2]), sized("c", 0, [0]), sized("d"))
-    body, headers = binary(given, ONE, b"\x04\0\0\0")
+    value = inputs(raw_input("a"), tensor("b", [1], "INT32", [2]), raw_input("c", 0, [0]), raw_input("d"))
+    body, headers = binary(value, ONE, b"\x04\0\0\0")
     response = await server.infer("Identity", body, headers)
     assert [(o["name"], o["data"]) for o in outputs(response)] == [("a", [1]), ("b", [2]), ("c", []), ("d", [4])]
     assert "parameters" not in next(outputs(response))
@@ -152,19 +156,19 @@ async def test_which_outputs_are_binary(
     server: RestServer, every: bool | None, a: bool | None, b: bool | None, binary_ones: list[str]
 ) -> None:
     forms = {n: {} if form is None else {"binary_data": form} for n, form in (("a", a), ("b", b))}
-    expected = [{"name": n, "parameters": form} for n, form in forms.items()]
+    requested = [{"name": n, "parameters": form} for n, form in forms.items()]
     more = {} if every is None else {"parameters": {"binary_data_output": every}}
-    response = await server.infer("Identity", inputs(*TWO, outputs=expected, id="i", **more))
+    response = await server.infer("Identity", inputs(*TWO, outputs=requested, id="i", **more))
     assert response.status == 200
     if not binary_ones:
         assert response.headers["content-type"] == "application/json"
         assert HEADER.lower() not in response.headers
         assert [o["data"] for o in response.json["outputs"]] == [[1], [2]]
         return
-    head, found = blobs(response)
+    document, found = blobs(response)
     assert response.headers["content-type"] == "application/octet-stream"
-    assert head["id"] == "i"
-    for output in head["outputs"]:
+    assert document["id"] == "i"
+    for output in document["outputs"]:
         if output["name"] in binary_ones:
             assert output["parameters"] == {"binary_data_size": 4}
             assert "data" not in output
@@ -180,8 +184,8 @@ async def test_an_empty_output_is_json(server: RestServer) -> None:
     assert response.headers["content-type"] == "application/json"
     assert next(outputs(response)) == {"name": "e", "datatype": "FP32", "shape": [2, 0], "data": []}
     response = await server.infer("Identity", inputs(tensor("e", [0], "BYTES", []), *TWO, **every))
-    head, found = blobs(response)
-    assert [o.get("data") for o in head["outputs"]] == [[], None, None]
+    document, found = blobs(response)
+    assert [o.get("data") for o in document["outputs"]] == [[], None, None]
     assert found == [ONE, b"\x02\0\0\0"]
 
 
@@ -191,7 +195,7 @@ async def test_a_flag_is_true_or_false(server: RestServer, value: Any) -> None:
         inputs(*TWO, parameters={"binary_data_output": value}),
         inputs(*TWO, outputs=[{"name": "a", "parameters": {"binary_data": value}}]),
     ):
-        await refused(server, json.dumps(body).encode(), {}, "'binary_data", "expected true or false")
+        await check_rejected(server, json.dumps(body).encode(), {}, "'binary_data", "expected true or false")
 
 
 # --- raw binary requests -------------------------------------------------------------------------------------------
@@ -201,8 +205,8 @@ RAW = {HEADER: "0"}
 
 async def test_a_raw_request_is_the_one_inputs_bytes(server: RestServer) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    head, found = blobs(await server.infer("Picture", rows.tobytes(), RAW))
-    assert head["outputs"] == [
+    document, found = blobs(await server.infer("Picture", rows.tobytes(), RAW))
+    assert document["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [3, 2], "parameters": {"binary_data_size": 24}}
     ]
     assert found == [rows.tobytes()]
@@ -210,15 +214,15 @@ async def test_a_raw_request_is_the_one_inputs_bytes(server: RestServer) -> None
 
 async def test_a_raw_request_for_bytes_has_one_element(server: RestServer) -> None:
     for text in (b"some text \xff", b""):
-        head, found = blobs(await server.infer("Phrase", text, RAW))
-        assert head["outputs"][0]["shape"] == [1]
+        document, found = blobs(await server.infer("Phrase", text, RAW))
+        assert document["outputs"][0]["shape"] == [1]
         assert found == [len(text).to_bytes(4, "little") + text]
 
 
 async def test_invalid_raw_requests(server: RestServer) -> None:
-    await refused(server, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
-    await refused(server, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
-    await refused(server, bytes(8), RAW, "one input", model="Identity")
+    await check_rejected(server, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
+    await check_rejected(server, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
+    await check_rejected(server, bytes(8), RAW, "one input", model="Identity")
 
 
 # --- no copies -------------------------------------------------------------------------------------------------
@@ -227,10 +231,10 @@ async def test_invalid_raw_requests(server: RestServer) -> None:
 @pytest.mark.parametrize("spaces", range(4))
 async def test_aligned_inputs_are_views_of_the_body(spaces: int) -> None:
     rows = np.arange(1000, dtype=np.int32)
-    head = json.dumps(inputs(sized("x", rows.nbytes, [1000]))).encode()
-    head += b" " * (-len(head) % 4 + spaces)
-    body = head + rows.tobytes()
-    http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(head))}, body)
+    headers = json.dumps(inputs(raw_input("x", rows.nbytes, [1000]))).encode()
+    headers += b" " * (-len(headers) % 4 + spaces)
+    body = headers + rows.tobytes()
+    http = HttpRequest("POST", "", {"model": "m"}, {HEADER.lower(): str(len(headers))}, body)
     request, _, _ = parse_infer_request(http, Policy())
     assert isinstance(request.call, Infer)
     seen = request.call.inputs["x"].data
@@ -274,8 +278,8 @@ async def test_input_arrays_are_read_only() -> None:
             inputs(tensor("x", [0], "FP64", [])),
         ):
             assert (await server.infer("Looking", body)).status == 200
-        assert (await server.infer("Looking", *binary(inputs(sized()), ONE))).status == 200
-        text = binary(inputs(sized("x", 5, [1], "BYTES")), ONE + b"a")
+        assert (await server.infer("Looking", *binary(inputs(raw_input()), ONE))).status == 200
+        text = binary(inputs(raw_input("x", 5, [1], "BYTES")), ONE + b"a")
         assert (await server.infer("Looking", *text)).status == 200
         assert (await server.infer("Text", b"text", RAW)).status == 200
     assert seen == [False] * 10
@@ -285,8 +289,8 @@ async def test_input_arrays_are_read_only() -> None:
 
 
 async def classes(server: RestServer, which: str, count: Any, **more: Any) -> RawResponse:
-    expected = [{"name": "y", "parameters": {"classification": count, **more}}]
-    return await server.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=expected))
+    requested = [{"name": "y", "parameters": {"classification": count, **more}}]
+    return await server.infer("Scores", inputs(tensor(), parameters={"which": which}, outputs=requested))
 
 
 @pytest.mark.parametrize(
@@ -309,14 +313,14 @@ async def test_t76_top_classes(server: RestServer, which: str, count: int, shape
 
 
 async def test_t76_classes_in_binary_form(server: RestServer) -> None:
-    head, found = blobs(await classes(server, "floats", 1, binary_data=True))
-    assert head["outputs"][0]["datatype"] == "BYTES"
+    document, found = blobs(await classes(server, "floats", 1, binary_data=True))
+    assert document["outputs"][0]["datatype"] == "BYTES"
     assert found == [b"\x0a\0\0\0000.500000:1\x0a\0\0\0002.000000:1"]
 
 
 async def test_t76_only_the_requested_output(server: RestServer) -> None:
-    expected = [{"name": "y", "parameters": {"classification": 1}}, {"name": "other"}]
-    response = await server.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=expected))
+    requested = [{"name": "y", "parameters": {"classification": 1}}, {"name": "other"}]
+    response = await server.infer("Scores", inputs(tensor(), parameters={"which": "integers"}, outputs=requested))
     assert [o["datatype"] for o in outputs(response)] == ["BYTES", "INT32"]
 
 

@@ -53,7 +53,7 @@ def tensors(draw: st.DrawFn) -> tuple[Datatype, Any]:
     return datatype, np.frombuffer(raw, datatype.dtype).reshape(shape)
 
 
-def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> tuple[Any, Infer, bytes]:
+def round_trip(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> tuple[Any, Infer, bytes]:
     """Return the response's JSON, the inputs of an identity model, and the response, without a server."""
     lower = {k.lower(): v for k, v in (headers or {}).items()}
     exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encode_body(body)))
@@ -61,9 +61,9 @@ def answer_to(body: bytes | dict[str, Any], headers: dict[str, str] | None = Non
     assert isinstance(call, Infer)
     response: HttpResponse = exchange.format_response(Response(Inference(call.inputs), "m"))
     assert response.status == 200
-    whole = b"".join(response.body)
-    length = int(dict(response.headers).get("inference-header-content-length", len(whole)))
-    return orjson.loads(whole[:length]), call, whole[length:]
+    body = b"".join(response.body)
+    length = int(dict(response.headers).get("inference-header-content-length", len(body)))
+    return orjson.loads(body[:length]), call, body[length:]
 
 
 def raw_of(datatype: Datatype, array: Any) -> bytes:
@@ -116,7 +116,7 @@ def test_binary_comes_back_bit_for_bit(given: list[tuple[Datatype, Any]]) -> Non
         for i, ((d, a), raw) in enumerate(zip(given, raws, strict=True))
     ]
     body, headers = binary(inputs(*head, parameters={"binary_data_output": True}), *raws)
-    result, call, rest = answer_to(body, headers)
+    result, call, rest = round_trip(body, headers)
     for (datatype, array), seen in zip(given, call.inputs.values(), strict=True):
         assert seen.datatype is datatype
         assert same(datatype, array, seen.data)
@@ -136,14 +136,14 @@ def test_json_comes_back_bit_for_bit(given: tuple[Datatype, Any], nested: bool) 
     if datatype.kind == "float":
         assume(not np.isinf(array).any())
     data = json_of(datatype, array if nested and array.ndim else array.reshape(-1))
-    result, call, _ = answer_to(inputs(declared("x", datatype, array.shape, data=data)))
+    result, call, _ = round_trip(inputs(declared("x", datatype, array.shape, data=data)))
     seen = call.inputs["x"].data
     assert same(datatype, array, seen, payloads=False)
     assert not seen.flags.writeable
     output = result["outputs"][0]
     assert (output["datatype"], output["shape"]) == (datatype.name, list(array.shape))
     # What went out is read again, flat, and is still the same.
-    _, again, _ = answer_to(inputs(declared("x", datatype, array.shape, data=output["data"])))
+    _, again, _ = round_trip(inputs(declared("x", datatype, array.shape, data=output["data"])))
     assert same(datatype, array, again.inputs["x"].data, payloads=False)
 
 
@@ -168,7 +168,7 @@ def test_json_and_binary_in_one_request(given: list[tuple[tuple[Datatype, Any], 
         else:
             head.append(declared(f"x{i}", datatype, array.shape, data=json_of(datatype, array.reshape(-1))))
     body, headers = binary(inputs(*head, outputs=expected), *raws)
-    result, call, rest = answer_to(body, headers)
+    result, call, rest = round_trip(body, headers)
     assert list(call.inputs) == [f"x{i}" for i in range(len(given))]
     at = 0
     for ((datatype, array), _, _), seen, output in zip(given, call.inputs.values(), result["outputs"], strict=True):
@@ -188,16 +188,16 @@ def test_every_half_float_survives_json(datatype: str) -> None:
         bits = bits[np.isfinite(bits.view(kind.dtype))]
     array = bits.view(kind.dtype)
     data = json_of(kind, array)
-    result, call, _ = answer_to(inputs(declared("x", kind, array.shape, data=data)))
+    result, call, _ = round_trip(inputs(declared("x", kind, array.shape, data=data)))
     assert call.inputs["x"].data.tobytes() == bits.tobytes()
-    _, again, _ = answer_to(inputs(declared("x", kind, array.shape, data=result["outputs"][0]["data"])))
+    _, again, _ = round_trip(inputs(declared("x", kind, array.shape, data=result["outputs"][0]["data"])))
     assert again.inputs["x"].data.tobytes() == bits.tobytes()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 @quick
 def test_fp32_prints_as_its_shortest_digits(values: list[float]) -> None:
-    result, _, _ = answer_to(inputs(tensor("x", [len(values)], "FP32", values)))
+    result, _, _ = round_trip(inputs(tensor("x", [len(values)], "FP32", values)))
     for value, printed in zip(values, result["outputs"][0]["data"], strict=True):
         assert len(repr(printed)) <= len(repr(float(np.float32(value))))
         assert np.float32(printed).tobytes() == np.float32(value).tobytes()

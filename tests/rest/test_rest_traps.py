@@ -138,15 +138,15 @@ async def test_t8_malformed_json(server: RestServer, body: str) -> None:
 
 @pytest.mark.parametrize("field", ["name", "shape", "datatype"])
 async def test_t9_a_missing_field_of_an_input(server: RestServer, field: str) -> None:
-    given = tensor()
-    del given[field]
-    await check_rejected(server, inputs(tensor("first"), given), "inputs[1]", f"'{field}'")
+    value = tensor()
+    del value[field]
+    await check_rejected(server, inputs(tensor("first"), value), "inputs[1]", f"'{field}'")
 
 
 async def test_t9_missing_data_and_missing_inputs(server: RestServer) -> None:
-    given = tensor("mine")
-    del given["data"]
-    await check_rejected(server, inputs(given), "'mine'", "expected 'data'")
+    value = tensor("mine")
+    del value["data"]
+    await check_rejected(server, inputs(value), "'mine'", "expected 'data'")
     await check_rejected(server, {}, "'inputs'")
 
 
@@ -286,9 +286,9 @@ async def test_t20_null_parameters_are_ignored(server: RestServer) -> None:
 
 
 async def test_t20_parameters_of_each_type_reach_the_model(server: RestServer) -> None:
-    given = {"s": "text", "b": True, "i": 7, "f": 0.5, "big": 2**63 - 1, "n": -(2**63)}
-    response = await server.infer("Identity", inputs(tensor(parameters=given)))
-    assert next(outputs(response))["parameters"] == given
+    value = {"s": "text", "b": True, "i": 7, "f": 0.5, "big": 2**63 - 1, "n": -(2**63)}
+    response = await server.infer("Identity", inputs(tensor(parameters=value)))
+    assert next(outputs(response))["parameters"] == value
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**400])
@@ -531,8 +531,8 @@ async def test_t40_bytes_are_text_in_json(server: RestServer) -> None:
 
 
 async def test_t41_bytes_that_are_not_utf_8(server: RestServer) -> None:
-    given = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
-    body, headers = binary(inputs(given), b"\x01\0\0\0\xff")
+    value = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
+    body, headers = binary(inputs(value), b"\x01\0\0\0\xff")
     response = await server.infer("Identity", body, headers)
     assert response.status == 400
     assert "output 'x'" in response.error
@@ -541,8 +541,8 @@ async def test_t41_bytes_that_are_not_utf_8(server: RestServer) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x01", b"\x05\0\0\0ab", b"\xff\xff\xff\xffab", b"\x01\0\0\0a\x00\x00"])
 async def test_t42_truncated_bytes(server: RestServer, raw: bytes) -> None:
-    given = {"name": "mine", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
-    response = await server.infer("Identity", *binary(inputs(given), raw))
+    value = {"name": "mine", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    response = await server.infer("Identity", *binary(inputs(value), raw))
     assert response.status == 400
     assert "'mine'" in response.error
     assert "BYTES element" in response.error
@@ -550,8 +550,8 @@ async def test_t42_truncated_bytes(server: RestServer, raw: bytes) -> None:
 
 @pytest.mark.parametrize("byte", [b"\x02", b"\xff"])
 async def test_t43_a_bool_is_0_or_1(server: RestServer, byte: bytes) -> None:
-    given = {"name": "mine", "shape": [2], "datatype": "BOOL", "parameters": {"binary_data_size": 2}}
-    response = await server.infer("Identity", *binary(inputs(given), b"\x01" + byte))
+    value = {"name": "mine", "shape": [2], "datatype": "BOOL", "parameters": {"binary_data_size": 2}}
+    response = await server.infer("Identity", *binary(inputs(value), b"\x01" + byte))
     assert response.status == 400
     assert "input 'mine': expected BOOL bytes of 0 or 1" in response.error
 
@@ -831,8 +831,8 @@ async def test_a_query_is_ignored(server: RestServer) -> None:
 
 
 async def test_shared_memory_is_rejected_by_name(server: RestServer) -> None:
-    given = tensor("mine", parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})
-    await check_rejected(server, inputs(given), "'mine'", "shared memory")
+    value = tensor("mine", parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})
+    await check_rejected(server, inputs(value), "'mine'", "shared memory")
 
 
 async def test_two_requests_on_one_connection_do_not_mix(server: RestServer) -> None:

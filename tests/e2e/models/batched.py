@@ -27,5 +27,5 @@ class Other(Rows):
     """Return three times each number."""
 
     def infer(self, call: Infer) -> Inference:
-        answer = super().infer(call)
-        return Inference({**answer.outputs, "y": Tensor.of(3 * call.inputs["x"].data)}, answer.parameters)
+        response = super().infer(call)
+        return Inference({**response.outputs, "y": Tensor.of(3 * call.inputs["x"].data)}, response.parameters)

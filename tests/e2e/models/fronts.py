@@ -97,19 +97,19 @@ class Speaker(Model):
     placement = "inline"
 
     async def generate(self, call: Generate) -> AsyncIterator[Generation]:
-        said = str(call.prompts[0]).split(" ")
+        text = str(call.prompts[0]).split(" ")
         if not call.stream:
-            yield _text("", " ".join(said), len(said))
+            yield _text("", " ".join(text), len(text))
             return
-        for count, word in enumerate(said, 1):
+        for count, word in enumerate(text, 1):
             if word == "!wait":
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     Path(os.environ["TEST_GATE"] + ".left").touch()
                     raise
-            whole = " ".join(said) if count == len(said) else ""
-            yield _text(word if count == 1 else f" {word}", whole, count)
+            complete = " ".join(text) if count == len(text) else ""
+            yield _text(word if count == 1 else f" {word}", complete, count)
 
 
 def _text(part: str, whole: str, count: int) -> Generation:

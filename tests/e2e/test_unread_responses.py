@@ -33,43 +33,43 @@ class Grown(dragoman.Model):
     placement = "inline"
 
     def load(self) -> None:
-        self.asked = 0
-        self.inputs_seen: list[weakref.ref[Any]] = []
+        self.call_count = 0
+        self.received_inputs: list[weakref.ref[Any]] = []
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
-        self.asked += 1
-        self.inputs_seen.append(weakref.ref(call.inputs["n"].data))
+        self.call_count += 1
+        self.received_inputs.append(weakref.ref(call.inputs["n"].data))
         return {"y": np.full(MIB, call.inputs["n"].data[0], np.uint8)}
 
 
 PATH = "/v2/models/Grown/infer"
-ASKED = json.dumps(
+REST_BODY = json.dumps(
     {
         "inputs": [{"name": "n", "datatype": "UINT8", "shape": [1], "data": [7]}],
         "parameters": {"binary_data_output": True},
     }
 ).encode()
-CALLED = m.ModelInferRequest(
+GRPC_MESSAGE = m.ModelInferRequest(
     model_name="Grown",
     inputs=[{"name": "n", "datatype": "UINT8", "shape": [1], "contents": {"uint_contents": [7]}}],
 ).SerializeToString()
 HEALTH = ("/grpc.health.v1.Health/Check", "application/grpc", bytes(5))
-QUESTIONS = {
-    "rest": (PATH, "application/json", ASKED),
+REQUESTS = {
+    "rest": (PATH, "application/json", REST_BODY),
     "grpc": (
         "/inference.GRPCInferenceService/ModelInfer",
         "application/grpc",
-        b"\0" + len(CALLED).to_bytes(4) + CALLED,
+        b"\0" + len(GRPC_MESSAGE).to_bytes(4) + GRPC_MESSAGE,
     ),
     "grpc stream": (
         "/inference.GRPCInferenceService/ModelStreamInfer",
         "application/grpc",
-        b"\0" + len(CALLED).to_bytes(4) + CALLED,
+        b"\0" + len(GRPC_MESSAGE).to_bytes(4) + GRPC_MESSAGE,
     ),
 }
 
 
-class Slow:
+class UnreadClient:
     """A connection without flow-control window until it is opened."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,73 +80,73 @@ class Slow:
         )
         self.h2.initiate_connection()
         writer.write(self.h2.data_to_send())
-        self.came: dict[int, int] = {}
-        self.heads: dict[int, dict[str, str]] = {}
+        self.received_bytes: dict[int, int] = {}
+        self.headers: dict[int, dict[str, str]] = {}
         self.ended: set[int] = set()
 
     @classmethod
     @asynccontextmanager
-    async def to(cls, port: int) -> AsyncIterator["Slow"]:
-        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def to(cls, port: int) -> AsyncIterator["UnreadClient"]:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
         try:
-            yield made
+            yield client
         finally:
-            made.writer.transport.abort()
+            client.writer.transport.abort()
             await asyncio.sleep(0)
 
     def request(self, kind: str) -> int:
-        path, content_type, body = HEALTH if kind == "health" else QUESTIONS[kind]
+        path, content_type, body = HEALTH if kind == "health" else REQUESTS[kind]
         number: int = self.h2.get_next_available_stream_id()
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
         self.h2.send_headers(number, [*fields, ("content-type", content_type), ("te", "trailers")])
         self.h2.send_data(number, body, end_stream=True)
-        self.came[number] = 0
+        self.received_bytes[number] = 0
         self.writer.write(self.h2.data_to_send())
         return number
 
-    def make_room(self) -> None:
+    def open_windows(self) -> None:
         self.h2.increment_flow_control_window(1 << 30)
-        for number in self.came:
+        for number in self.received_bytes:
             if number not in self.ended:
                 self.h2.increment_flow_control_window(1 << 30, number)
         self.writer.write(self.h2.data_to_send())
 
-    async def pong(self) -> None:
+    async def wait_for_ping(self) -> None:
         """Return once the server has received everything that was sent."""
         self.h2.ping(b"whatever")
         self.writer.write(self.h2.data_to_send())
-        await self._until(h2.events.PingAckReceived)
+        await self._wait_for(h2.events.PingAckReceived)
 
-    async def until_told(self, number: int) -> None:
-        while number not in self.heads:
-            await self.pong()
+    async def wait_for_headers(self, number: int) -> None:
+        while number not in self.headers:
+            await self.wait_for_ping()
 
-    async def all_ended(self) -> None:
-        while len(self.ended) < len(self.came):
-            await self._until(h2.events.StreamEnded)
+    async def wait_for_all(self) -> None:
+        while len(self.ended) < len(self.received_bytes):
+            await self._wait_for(h2.events.StreamEnded)
 
-    async def _until(self, kind: type) -> None:
+    async def _wait_for(self, kind: type) -> None:
         async with asyncio.timeout(30):
-            while not any(isinstance(event, kind) for event in await self.hear()):
+            while not any(isinstance(event, kind) for event in await self.receive()):
                 pass
 
-    async def hear(self) -> list[h2.events.Event]:
+    async def receive(self) -> list[h2.events.Event]:
         """Return the next event."""
         async with asyncio.timeout(30):
             data = await self.reader.read(1 << 18)
         assert data, "the server has hung up"
         events: list[h2.events.Event] = self.h2.receive_data(data)
         for event in events:
-            self._hear(event)
+            self._handle(event)
         self.writer.write(self.h2.data_to_send())
         return events
 
-    def _hear(self, event: h2.events.Event) -> None:
+    def _handle(self, event: h2.events.Event) -> None:
         match event:
             case h2.events.ResponseReceived() | h2.events.TrailersReceived():
-                self.heads.setdefault(event.stream_id, {}).update(event.headers)
+                self.headers.setdefault(event.stream_id, {}).update(event.headers)
             case h2.events.DataReceived():
-                self.came[event.stream_id] += len(event.data)
+                self.received_bytes[event.stream_id] += len(event.data)
             case h2.events.StreamEnded():
                 self.ended.add(event.stream_id)
 
@@ -175,77 +175,77 @@ async def has_free_memory(server: dragoman.Server, size: int) -> bool:
     return status == 400
 
 
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", REQUESTS)
 async def test_unread_responses_are_bounded_and_sent_once_read(kind: str) -> None:
-    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
+    async with serving_models() as (model, server), UnreadClient.to(server.http_ports[0]) as client:
         for _ in range(STREAMS):
             client.request(kind)
-        await client.pong()
-        assert 16 <= model.asked <= 18
-        client.make_room()
-        await client.all_ended()
-        assert model.asked == STREAMS
-        assert min(client.came.values()) >= MIB
-        assert max(client.came.values()) < MIB + 1000
+        await client.wait_for_ping()
+        assert 16 <= model.call_count <= 18
+        client.open_windows()
+        await client.wait_for_all()
+        assert model.call_count == STREAMS
+        assert min(client.received_bytes.values()) >= MIB
+        assert max(client.received_bytes.values()) < MIB + 1000
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
 async def test_a_waiting_response_does_not_keep_its_request(kind: str) -> None:
-    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
+    async with serving_models() as (model, server), UnreadClient.to(server.http_ports[0]) as client:
         for _ in range(5):
             client.request(kind)
-        while model.asked < 5:
-            await client.pong()
+        while model.call_count < 5:
+            await client.wait_for_ping()
         gc.collect()
-        assert [seen() for seen in model.inputs_seen] == [None] * 5
-        client.make_room()
-        await client.all_ended()
+        assert [seen() for seen in model.received_inputs] == [None] * 5
+        client.open_windows()
+        await client.wait_for_all()
 
 
 async def test_cancelled_streams_free_their_waiting_responses() -> None:
-    async with serving_models() as (model, server), Slow.to(server.http_ports[0]) as client:
+    async with serving_models() as (model, server), UnreadClient.to(server.http_ports[0]) as client:
         numbers = [client.request("grpc") for _ in range(STREAMS)]
-        await client.pong()
+        await client.wait_for_ping()
         for number in reversed(numbers):
             client.h2.reset_stream(number)
             client.ended.add(number)
-        await client.pong()
-        assert model.asked < STREAMS  # what waited was never begun
+        await client.wait_for_ping()
+        assert model.call_count < STREAMS  # what waited was never begun
         client.request("grpc")
-        client.make_room()
-        await client.all_ended()
+        client.open_windows()
+        await client.wait_for_all()
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
 async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> None:
     async with serving_models(max_bodies_bytes=20 * MIB) as (_, server):
         port = server.http_ports[0]
-        async with Slow.to(port) as first, Slow.to(port) as second, Slow.to(port) as third:
+        async with UnreadClient.to(port) as first, UnreadClient.to(port) as second, UnreadClient.to(port) as third:
             for client in (first, second):
                 for _ in range(20):
                     client.request(kind)
-                await client.pong()
+                await client.wait_for_ping()
             number = third.request(kind)
-            await third.until_told(number)
-            refused = third.heads[number]
+            await third.wait_for_headers(number)
+            rejected = third.headers[number]
             if kind == "rest":
-                third.make_room()
-                await third.all_ended()
-                assert (refused[":status"], refused["retry-after"]) == ("503", "1")
+                third.open_windows()
+                await third.wait_for_all()
+                assert (rejected[":status"], rejected["retry-after"]) == ("503", "1")
             else:
-                assert refused["grpc-status"] == "8"
-                assert "responses that clients do not read" in refused["grpc-message"]
+                assert rejected["grpc-status"] == "8"
+                assert "responses that clients do not read" in rejected["grpc-message"]
                 health = third.request("health")
-                third.make_room()
-                await third.all_ended()
-                assert third.heads[health]["grpc-status"] == "0"
-        async with Slow.to(port) as fourth:  # what was held has been given back
+                third.open_windows()
+                await third.wait_for_all()
+                assert third.headers[health]["grpc-status"] == "0"
+        async with UnreadClient.to(port) as fourth:  # what was held has been given back
             async with asyncio.timeout(10):
                 while True:
                     number = fourth.request(kind)
-                    fourth.make_room()
-                    await fourth.all_ended()
-                    if fourth.came[number] >= MIB:
+                    fourth.open_windows()
+                    await fourth.wait_for_all()
+                    if fourth.received_bytes[number] >= MIB:
                         break
 
 
@@ -275,22 +275,22 @@ def peak_mib(process: ServerProcess) -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", REQUESTS)
 async def test_memory_is_bounded_with_unread_streams(process: ServerProcess, kind: str) -> None:
     before = peak_mib(process)
-    async with Slow.to(process.http_port) as client:
+    async with UnreadClient.to(process.http_port) as client:
         for _ in range(500):  # a GiB
             client.request(kind)
-        await client.pong()
+        await client.wait_for_ping()
     assert peak_mib(process) - before < 200
 
 
 async def test_memory_is_bounded_with_unread_pipelined_responses(process: ServerProcess) -> None:
     before = peak_mib(process)
-    head = f"POST {QUESTIONS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(ASKED)}\r\n\r\n".encode()
+    headers = f"POST {REQUESTS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(REST_BODY)}\r\n\r\n".encode()
     clients = [await asyncio.open_connection("127.0.0.1", process.http_port) for _ in range(300)]
     for reader, writer in clients:
-        writer.write((head + ASKED) * 50)
+        writer.write((headers + REST_BODY) * 50)
         assert await reader.readline()
     for _, writer in clients:
         writer.transport.abort()

@@ -41,14 +41,14 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield server
 
 
-def ask(process: ServerProcess, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
-    wanted = [{"name": name, "parameters": {"content_type": kind}} for name, kind in outputs]
-    body = {"inputs": [], "outputs": wanted}
+def infer(process: ServerProcess, *outputs: tuple[str, Any], model: str = "Mixed") -> requests.Response:
+    requested = [{"name": name, "parameters": {"content_type": kind}} for name, kind in outputs]
+    body = {"inputs": [], "outputs": requested}
     return requests.post(f"http://{process.url}/v2/models/{model}/infer", json=body, timeout=30)
 
 
 def test_an_output_is_encoded_as_requested(process: ServerProcess) -> None:
-    numbers, words, blobs = ask(process, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
+    numbers, words, blobs = infer(process, ("numbers", "np"), ("words", "str"), ("blobs", "base64")).json()["outputs"]
     assert (numbers["shape"], numbers["parameters"]["content_type"], numbers["data"]) == ([2, 1], "np", [1.5, 2.5])
     assert (words["parameters"], words["data"]) == ({"content_type": "str"}, ["to", "be"])
     assert [base64.b64decode(e) for e in blobs["data"]] == [b"\xff\x00", b"ok"]
@@ -57,7 +57,7 @@ def test_an_output_is_encoded_as_requested(process: ServerProcess) -> None:
 
 def test_a_content_type_can_be_replaced(process: ServerProcess) -> None:
     name = requests.get(f"http://{process.url}/v2/models/day", timeout=30).json()["outputs"][0]["name"]
-    (output,) = ask(process, (name, "datetime"), model="day").json()["outputs"]
+    (output,) = infer(process, (name, "datetime"), model="day").json()["outputs"]
     assert (output["parameters"]["content_type"], output["data"]) == ("datetime", ["2020-01-02T00:00:00"])
 
 
@@ -71,15 +71,15 @@ def test_a_content_type_can_be_replaced(process: ServerProcess) -> None:
     ],
 )
 def test_impossible_content_types_are_rejected(process: ServerProcess, output: str, kind: Any, message: str) -> None:
-    got = ask(process, (output, kind))
-    assert got.status_code == 400
-    assert message in got.json()["error"]
+    response = infer(process, (output, kind))
+    assert response.status_code == 400
+    assert message in response.json()["error"]
 
 
 def test_over_grpc(process: ServerProcess) -> None:
     client = triton_grpc.InferenceServerClient(process.grpc_url)
-    wanted = triton_grpc.InferRequestedOutput("numbers")
-    wanted._output.parameters["content_type"].string_param = "np"
-    got = client.infer("Mixed", [], outputs=[wanted])
-    np.testing.assert_array_equal(got.as_numpy("numbers"), [[1.5], [2.5]])
+    requested = triton_grpc.InferRequestedOutput("numbers")
+    requested._output.parameters["content_type"].string_param = "np"
+    response = client.infer("Mixed", [], outputs=[requested])
+    np.testing.assert_array_equal(response.as_numpy("numbers"), [[1.5], [2.5]])
     client.close()
