@@ -1,7 +1,9 @@
 """Request ids: taken from `x-request-id` or generated, in each response, error and log line."""
 
+import http.client
 import json
 import re
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,6 +107,19 @@ def test_requests_of_one_connection_get_different_ids(server: ServerProcess) -> 
         ids.append(client.post("/v2/models/Inline/infer", json=X).headers["x-request-id"])
     assert len({*ids}) == 5
     assert all(map(GENERATED.fullmatch, ids))
+
+
+def test_equal_requests_in_one_piece_keep_the_id_of_the_client(server: ServerProcess) -> None:
+    body = json.dumps(X).encode()
+    line = b"POST /v2/models/Inline/infer HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\n"
+    request = line + b"content-length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
+        for _ in range(4):
+            connection.sendall(request)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            response.read()
+            assert (response.status, response.headers["x-request-id"]) == (200, "mine")
 
 
 @pytest.mark.parametrize("sent", ["two words", "x" * 129, "a\tb", "caf\xe9", '"a", "b"'])
