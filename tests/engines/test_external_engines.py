@@ -155,7 +155,7 @@ class FakeTokens:
         self.left = 0
         self.wanted: list[ExternalRequest] = []
 
-    def refuse(self, sampling: Sampling) -> None:
+    def check(self, sampling: Sampling) -> None:
         if sampling.typical_p < 1:
             raise InvalidInput("typical_p: expected 1")
 

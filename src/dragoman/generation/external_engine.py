@@ -49,7 +49,7 @@ class TokenChunk:
 class TokenEngine(Protocol):
     """External engine, implemented by an adapter."""
 
-    def refuse(self, sampling: Sampling) -> None:
+    def check(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a parameter that this engine does not support, or with another meaning."""
 
     def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -95,11 +95,11 @@ class ExternalEngine:
         return self._open
 
     async def prepare(self, call: Generate) -> None:
-        self.engine.refuse(call.sampling)
+        self.engine.check(call.sampling)
         await self._intake.prepare(call)
 
     def split_call(self, call: Generate) -> list[PromptRequest]:
-        self.engine.refuse(call.sampling)
+        self.engine.check(call.sampling)
         return self._intake.split_call(call)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:

@@ -99,7 +99,7 @@ class OpenVinoTokens:
         self._closed = ""
         self._thread = start_thread(make, self._work, name)
 
-    def refuse(self, sampling: Sampling) -> None:
+    def check(self, sampling: Sampling) -> None:
         check_supported(sampling)
 
     async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:

@@ -185,7 +185,7 @@ class VllmTokens:
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
         self._numbers = itertools.count()
 
-    def refuse(self, sampling: Sampling) -> None:
+    def check(self, sampling: Sampling) -> None:
         check_supported(sampling, self._vocabulary.tokenize)
 
     async def tokens(self, request: ExternalRequest) -> AsyncGenerator[TokenChunk, None]:
