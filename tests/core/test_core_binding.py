@@ -1,4 +1,4 @@
-"""Calls against signatures: order, shapes, outputs and raw bytes, and the message for each thing that does not fit."""
+"""Calls bound to signatures: order, shapes, outputs, raw binary requests, and the message for each mismatch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def message(inputs: Mapping[str, Tensor], signature: Signature, **fields: Any) -
     return caught.value.message
 
 
-def test_inputs_reach_the_model_in_its_own_order() -> None:
+def test_inputs_are_in_the_order_of_the_signature() -> None:
     bound = bind(Infer({"n": integers(3), "x": floats(3, 2)}), TWO, "m")
     assert list(bound.inputs) == ["x", "n"]
     partly_open = Signature((X, N), open_inputs=True, open_outputs=True)
@@ -44,7 +44,7 @@ def test_inputs_reach_the_model_in_its_own_order() -> None:
     assert list(bound.inputs) == ["x", "n", "b", "a"]
 
 
-def test_a_call_that_is_in_order_is_passed_on_as_it_is() -> None:
+def test_a_matching_call_is_returned_unchanged() -> None:
     for call, signature in (
         (Infer({"x": floats(5, 2)}), ONE),
         (Infer({"x": floats(5, 2)}, ("y",)), ONE),
@@ -108,13 +108,13 @@ def test_a_call_that_is_in_order_is_passed_on_as_it_is() -> None:
         ),
     ],
 )
-def test_each_misfit_is_named(
+def test_mismatches_are_rejected_with_the_name_of_the_tensor(
     inputs: Mapping[str, Tensor], signature: Signature, fields: dict[str, Any], expected: str
 ) -> None:
     assert message(inputs, signature, **fields) == expected
 
 
-def test_optional_and_accepted_inputs_fit() -> None:
+def test_optional_inputs_and_accepted_datatypes() -> None:
     wide = Signature((TensorSpec("x", FP32, (-1, 2), accepts=frozenset({INT64})), FREE), (Y,))
     call = Infer({"x": integers(1, 2)})
     assert bind(call, wide, "m") is call
@@ -122,20 +122,20 @@ def test_optional_and_accepted_inputs_fit() -> None:
     assert list(bind(call, wide, "m").inputs) == ["x", "free"]
 
 
-def test_a_column_with_a_content_type_is_a_row_where_the_model_has_one_axis() -> None:
+def test_a_column_with_a_content_type_is_flattened_for_an_input_of_one_axis() -> None:
     signature = Signature((N, X), (Y,))
-    given = {"n": integers(3, 1, content_type="np"), "x": floats(3, 2, content_type="np")}
-    bound = bind(Infer(given), signature, "m").inputs
+    columns = {"n": integers(3, 1, content_type="np"), "x": floats(3, 2, content_type="np")}
+    bound = bind(Infer(columns), signature, "m").inputs
     assert bound["n"].shape == (3,)
     assert bound["n"].parameters == {"content_type": "np"}
     assert bound["x"].shape == (3, 2)
-    assert message({**given, "n": integers(3, 1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
-    assert message({**given, "n": integers(3, 1, other=1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
+    assert message({**columns, "n": integers(3, 1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
+    assert message({**columns, "n": integers(3, 1, other=1)}, signature) == "input 'n': expected shape [-1], got [3, 1]"
     two = integers(3, 2, content_type="np")
-    assert message({**given, "n": two}, signature) == "input 'n': expected shape [-1], got [3, 2]"
+    assert message({**columns, "n": two}, signature) == "input 'n': expected shape [-1], got [3, 2]"
 
 
-def test_calls_to_be_decoded_are_checked_by_their_codec() -> None:
+def test_calls_that_a_codec_decodes_are_not_checked() -> None:
     decodes = Signature((X,), (Y,), decodes=True)
     other = {"column": integers(1)}
     by_call = Infer(other, parameters={"content_type": "pd"})
@@ -149,8 +149,8 @@ def test_calls_to_be_decoded_are_checked_by_their_codec() -> None:
     assert bind(plain, ONE, "m") is plain
 
 
-def test_a_model_that_is_not_checked_takes_anything() -> None:
-    call = Infer({"whatever": integers(1)}, ("any", "other"))
+def test_an_unchecked_signature_accepts_any_call() -> None:
+    call = Infer({"anything": integers(1)}, ("any", "other"))
     assert bind(call, Signature((X,), (Y,), unchecked=True), "m") is call
 
 
@@ -209,15 +209,15 @@ def test_raw_bytes_take_the_shape_of_the_only_input() -> None:
         (b"\0\2", (TensorSpec("b", BOOL, (-1,)),), "input 'b': expected BOOL bytes of 0 or 1, got 2"),
     ],
 )
-def test_raw_bytes_that_do_not_fit_are_rejected(content: bytes, specs: tuple[TensorSpec, ...], expected: str) -> None:
+def test_raw_bytes_of_another_size_are_rejected(content: bytes, specs: tuple[TensorSpec, ...], expected: str) -> None:
     assert raw_message(content, *specs) == expected
 
 
-def test_raw_bytes_need_a_model_whose_inputs_are_all_known() -> None:
+def test_raw_bytes_need_a_model_without_open_inputs() -> None:
     assert "needs a model of one input" in raw_message(b"12345678", X, open_inputs=True)
 
 
-def test_a_call_that_fits_is_returned_as_it_is() -> None:
+def test_a_matching_call_with_outputs_or_parameters_is_returned_unchanged() -> None:
     two = Signature((X, N), (Y, Z))
     both = {"x": floats(5, 2), "n": integers(7)}
     for call, signature in [
@@ -231,7 +231,7 @@ def test_a_call_that_fits_is_returned_as_it_is() -> None:
         assert bind(call, signature, "m") is call
 
 
-def test_specs_know_what_fits() -> None:
+def test_shapes_that_fit_a_tensor_spec() -> None:
     spec = TensorSpec("x", FP32, (-1, 2, 3))
     assert spec.fixed == ((1, 2), (2, 3))
     assert [spec.fits(shape) for shape in ((9, 2, 3), (9, 2, 4), (9, 3, 3), (2, 3), (1, 2, 3, 1))] == [
@@ -244,7 +244,7 @@ def test_specs_know_what_fits() -> None:
     assert TensorSpec("x").fits((1, 2, 3))
 
 
-def test_signatures_know_what_is_asked_for_in_every_call() -> None:
+def test_derived_fields_of_a_signature() -> None:
     assert (TWO.output_names, TWO.default_outputs) == (("y", "z"), frozenset({"y"}))
     assert TWO.input("n") is N
     assert TWO.output("z") is Z
@@ -252,4 +252,4 @@ def test_signatures_know_what_is_asked_for_in_every_call() -> None:
     assert (ONE.sole, TWO.sole) == (Y, None)
     assert Signature((X,), (Z,)).sole is None
     assert Signature((X,), (Y,), unchecked=True).sole is None
-    assert repr(ONE).endswith("content_type='', unchecked=False)")  # what follows from the fields is not shown
+    assert repr(ONE).endswith("content_type='', unchecked=False)")  # no derived fields

@@ -1,4 +1,4 @@
-"""BYTES tensors with many elements: pickled without one object for each, and equal whichever way they are stored."""
+"""BYTES tensors with many elements: pickled without an object per element, and equal in every representation."""
 
 import pickle
 from typing import Any
@@ -30,26 +30,26 @@ def encoded(texts: list[str]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("texts", [MIXED, PLAIN], ids=["mixed", "ASCII"])
-@pytest.mark.parametrize("given_as", ["text", "bytes", "packed"])
-def test_many_texts_are_pickled_in_one_piece(texts: list[str], given_as: str) -> None:
+@pytest.mark.parametrize("stored_as", ["text", "bytes", "packed"])
+def test_many_texts_are_pickled_as_two_buffers(texts: list[str], stored_as: str) -> None:
     tensor: Tensor = BytesTensor.of_texts(texts, SHAPE, {"a": 1})
-    if given_as == "bytes":
+    if stored_as == "bytes":
         tensor = Tensor(object_array(encoded(texts), SHAPE), BYTES, {"a": 1})
-    elif given_as == "packed":
+    elif stored_as == "packed":
         tensor = pack_texts([texts[:7], [], texts[7:]], SHAPE, {"a": 1})
     views: list[pickle.PickleBuffer] = []
     assert len(pickle.dumps(tensor, 5, buffer_callback=views.append)) < 1000, "no object for each element"
     assert len(views) == 2
     for again in (pickle.loads(pickle.dumps(tensor)), pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(tensor))))):
         assert (again.shape, again.datatype, again.parameters) == (SHAPE, BYTES, {"a": 1})
-        assert came_as_text(again) == (given_as != "bytes")
+        assert came_as_text(again) == (stored_as != "bytes")
         assert again.count == 5000
         assert again.data.reshape(-1).tolist() == encoded(texts)
         assert texts_of(again) == texts
         assert buffer_of(again) == b"".join(b"\0\0\0\0" + element for element in encoded(texts))
 
 
-def test_packed_texts_take_another_shape_and_other_parameters() -> None:
+def test_packed_texts_with_another_shape_and_other_parameters() -> None:
     tensor = pack_texts([["a", "bcd"], ["é"], ["", "e", "f"]], (2, 3), {"a": 1})
     expected = encoded(["a", "bcd", "é", "", "e", "f"])
     assert (tensor.shape, tensor.count, tensor.parameters) == ((2, 3), 6, {"a": 1})
@@ -64,7 +64,7 @@ def test_packed_texts_take_another_shape_and_other_parameters() -> None:
 
 
 @pytest.mark.parametrize(("count", "packed"), [(MANY, False), (MANY + 1, True)])
-def test_few_elements_are_pickled_one_by_one(count: int, packed: bool) -> None:
+def test_few_elements_are_pickled_individually(count: int, packed: bool) -> None:
     texts = PLAIN[:count]
     plain = Tensor(object_array(encoded(texts), (count,)), BYTES)
     assert (reduce_large(plain) is not None) == packed
@@ -85,9 +85,9 @@ def test_few_elements_are_pickled_one_by_one(count: int, packed: bool) -> None:
         pack_texts([["é"], ["b"]], (1, 2), {"a": 1}),
     ],
 )
-def test_a_tensor_survives_a_pickle_however_it_is_stored(tensor: BytesTensor) -> None:
-    def values(found: Any) -> Any:
-        return found.data.tolist(), found.shape, found.datatype, found.parameters, came_as_text(found), texts_of(found)
+def test_every_representation_survives_pickling(tensor: BytesTensor) -> None:
+    def values(other: Any) -> Any:
+        return other.data.tolist(), other.shape, other.datatype, other.parameters, came_as_text(other), texts_of(other)
 
     first = pickle.loads(pickle.dumps(tensor))
     assert values(first) == ([[b"\xc3\xa9", b"b"]], (1, 2), BYTES, {"a": 1}, came_as_text(tensor), ["é", "b"])
@@ -97,7 +97,7 @@ def test_a_tensor_survives_a_pickle_however_it_is_stored(tensor: BytesTensor) ->
     assert tensor.count == 2
 
 
-def test_elements_may_be_any_bytes() -> None:
+def test_elements_may_be_invalid_utf8() -> None:
     plain = Tensor(object_array([b"\xff\0"] * (MANY + 1), (MANY + 1,)), BYTES)
     again = pickle.loads(pickle.dumps(plain))
     assert again.data.tolist() == plain.data.tolist()

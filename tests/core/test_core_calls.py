@@ -1,4 +1,4 @@
-"""Calls and their envelopes: what is left out has a documented default, and values survive a pickle unchanged."""
+"""Calls, requests and responses: documented defaults, and values that survive pickling."""
 
 import pickle
 from dataclasses import fields as fields_of
@@ -33,13 +33,13 @@ from dragoman.core.text import Chat, PromptInfo, Sampling, Text, Token
 X = Tensor.of(np.array([1.0, 2.0]))
 
 
-def values(value: Any) -> dict[str, Any]:
+def field_values(value: Any) -> dict[str, Any]:
     names = getattr(value, "__struct_fields__", None) or [each.name for each in fields_of(value)]
     return {name: getattr(value, name) for name in names}
 
 
 def test_sampling_is_neutral_by_default() -> None:
-    assert values(Sampling()) == {
+    assert field_values(Sampling()) == {
         "max_new_tokens": None,
         "shorten": False,
         "min_new_tokens": 0,
@@ -76,7 +76,7 @@ def test_sampling_is_neutral_by_default() -> None:
 
 
 def test_texts_and_chats_have_defaults() -> None:
-    assert values(Chat(())) == {
+    assert field_values(Chat(())) == {
         "messages": (),
         "tools": (),
         "options": {},
@@ -84,8 +84,8 @@ def test_texts_and_chats_have_defaults() -> None:
         "special_tokens": False,
         "template": "",
     }
-    assert values(Token(1, "a")) == {"id": 1, "text": "a", "logprob": None, "special": False, "top": ()}
-    assert values(Text()) == {
+    assert field_values(Token(1, "a")) == {"id": 1, "text": "a", "logprob": None, "special": False, "top": ()}
+    assert field_values(Text()) == {
         "prompt": 0,
         "choice": 0,
         "text": "",
@@ -96,7 +96,7 @@ def test_texts_and_chats_have_defaults() -> None:
         "whole": "",
         "seed": None,
     }
-    assert values(PromptInfo("p", 3)) == {
+    assert field_values(PromptInfo("p", 3)) == {
         "text": "p",
         "tokens": 3,
         "cached": 0,
@@ -108,8 +108,8 @@ def test_texts_and_chats_have_defaults() -> None:
     assert Generate(prompts=("p",)) == Generate(prompts=("p",), sampling=Sampling(), stream=False)
 
 
-def test_a_specification_has_documented_defaults() -> None:
-    found = values(ModelSpec(name="m"))
+def test_model_specs_have_documented_defaults() -> None:
+    spec = field_values(ModelSpec(name="m"))
     settings = {
         "placement": "",
         "replicas": 1,
@@ -127,8 +127,8 @@ def test_a_specification_has_documented_defaults() -> None:
         "target": None,
         "siblings": None,
     }
-    assert settings.items() <= found.items()
-    assert {found[name] for name in ("version", "runtime", "uri", "url", "platform")} == {""}
+    assert settings.items() <= spec.items()
+    assert {spec[name] for name in ("version", "runtime", "uri", "url", "platform")} == {""}
 
 
 def test_calls_have_defaults() -> None:
@@ -141,7 +141,7 @@ def test_calls_have_defaults() -> None:
         NONE,
         NONE,
     )
-    assert values(Request(call)) == {
+    assert field_values(Request(call)) == {
         "call": call,
         "model": "",
         "version": "",
@@ -150,8 +150,8 @@ def test_calls_have_defaults() -> None:
         "metadata": {},
         "models": None,
     }
-    assert values(Response(1)) == {"answer": 1, "model": "", "version": ""}
-    assert values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}
+    assert field_values(Response(1)) == {"answer": 1, "model": "", "version": ""}
+    assert field_values(Inference({})) == {"outputs": {}, "parameters": NONE, "metadata": {}}
     gradient = Gradient(sens=X)
     assert (gradient.inputs, gradient.positional, gradient.output, gradient.config, gradient.input) == (
         {},
@@ -163,7 +163,7 @@ def test_calls_have_defaults() -> None:
     assert ApplyJacobian(vec=X).input == 0
     hessian = ApplyHessian(sens=X, vec=X)
     assert (hessian.input1, hessian.input2) == (0, 0)
-    assert values(Handle(method="GET", path="/p")) == {
+    assert field_values(Handle(method="GET", path="/p")) == {
         "method": "GET",
         "path": "/p",
         "query": "",
@@ -172,18 +172,18 @@ def test_calls_have_defaults() -> None:
         "handler": "",
         "params": {},
     }
-    assert values(Handled(b"x")) == {
+    assert field_values(Handled(b"x")) == {
         "content": b"x",
         "content_type": "application/json",
         "status": 200,
         "metadata": {},
     }
-    described = values(ModelDescription("m", (), "p", OPEN))
-    assert {"calls": frozenset(), "details": {}, "protocols": {}, "path": ""}.items() <= described.items()
+    description = field_values(ModelDescription("m", (), "p", OPEN))
+    assert {"calls": frozenset(), "details": {}, "protocols": {}, "path": ""}.items() <= description.items()
     assert (Index().ready, Load().url, ScaleModel().replicas) == (False, "", 1)
 
 
-def test_tokens_are_not_shown() -> None:
+def test_control_tokens_are_not_in_the_repr() -> None:
     for call in (Index("secret"), Load("secret"), Unload("secret"), ScaleModel("secret")):
         assert "secret" not in repr(call)
         assert call.token == "secret"
@@ -200,22 +200,22 @@ def test_tokens_are_not_shown() -> None:
         Infer({}, content_types={"y": "str"}),
     ],
 )
-def test_calls_survive_a_pickle(call: Infer) -> None:
-    back = pickle.loads(pickle.dumps(call))
-    assert (back.outputs, back.parameters, back.raw, back.config, back.content_types) == (
+def test_calls_survive_pickling(call: Infer) -> None:
+    unpickled = pickle.loads(pickle.dumps(call))
+    assert (unpickled.outputs, unpickled.parameters, unpickled.raw, unpickled.config, unpickled.content_types) == (
         call.outputs,
         call.parameters,
         call.raw,
         call.config,
         call.content_types,
     )
-    assert [t.data.tolist() for t in back.inputs.values()] == [t.data.tolist() for t in call.inputs.values()]
-    assert (back.positional is None) == (call.positional is None)
-    answer = pickle.loads(pickle.dumps(Inference({"y": X}, {"p": 1}, {"k": "v"})))
-    assert (answer.parameters, answer.metadata) == ({"p": 1}, {"k": "v"})
+    assert [t.data.tolist() for t in unpickled.inputs.values()] == [t.data.tolist() for t in call.inputs.values()]
+    assert (unpickled.positional is None) == (call.positional is None)
+    inference = pickle.loads(pickle.dumps(Inference({"y": X}, {"p": 1}, {"k": "v"})))
+    assert (inference.parameters, inference.metadata) == ({"p": 1}, {"k": "v"})
 
 
-def test_no_parameters_are_one_object_for_good() -> None:
+def test_empty_parameters_are_an_immutable_singleton() -> None:
     assert pickle.loads(pickle.dumps(NONE)) is NONE
     assert hash(NONE) == 0
     changed: Any = NONE
@@ -223,7 +223,7 @@ def test_no_parameters_are_one_object_for_good() -> None:
         changed["a"] = 1
 
 
-def test_a_model_declares_by_overriding() -> None:
+def test_defaults_of_a_model() -> None:
     model = Model(ModelSpec(name="m"))
     assert model.signature() == Signature(open_inputs=True, open_outputs=True)
     assert (model.details(), model.measurements(), model.merges, model.platform, model.placement) == (

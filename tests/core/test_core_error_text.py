@@ -1,4 +1,4 @@
-"""What clients and the log see of an exception, whatever its text holds."""
+"""Error messages for clients and lines of the log: no tracebacks, server paths or line breaks."""
 
 import logging
 import re
@@ -26,7 +26,7 @@ RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (
             SCRIPTED,
@@ -38,23 +38,23 @@ RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float
         ("[Errno 2] No such file or directory: '/srv/m/data.csv'", "[Errno 2] No such file or directory: 'data.csv'"),
         ("cannot open /usr/lib/x, nor (/tmp/a/)", "cannot open x, nor (a)"),
         ("/onnxruntime_src/core/reshape.h:45 bad shape", "reshape.h:45 bad shape"),
-        ("file:///tmp/m/w.bin is gone", "w.bin is gone"),
+        ("file:///tmp/m/w.bin is missing", "w.bin is missing"),
         ("no server of http://127.0.0.1:1/a/b.json answers", "no server of http://127.0.0.1:1/a/b.json answers"),
         ("POST /v2/models/m/infer failed", "POST /v2/models/m/infer failed"),
         ("expected m/s, got 3/4 and a/b/c.txt", "expected m/s, got 3/4 and a/b/c.txt"),
     ],
 )
-def test_tracebacks_and_paths_are_left_out(text: str, wanted: str) -> None:
-    assert public_message(text) == wanted
+def test_tracebacks_and_paths_are_removed(text: str, expected: str) -> None:
+    assert public_message(text) == expected
 
 
-def test_the_type_is_named_and_the_length_bounded() -> None:
+def test_public_text_names_the_type_and_is_truncated() -> None:
     assert public_text(ValueError("seven")) == "ValueError: seven"
     assert public_text(ValueError("x" * 5000)) == f"ValueError: {'x' * 988} ..."
 
 
 @given(st.lists(st.text(alphabet="ab-_. 7", min_size=1, max_size=9), min_size=1, max_size=5))
-def test_no_path_of_this_machine_is_left(parts: list[str]) -> None:
+def test_paths_with_any_names_are_removed(parts: list[str]) -> None:
     path = "/tmp/" + "/".join(part.strip() or "x" for part in parts)
     assert "/tmp/" not in public_message(f"cannot open {path}, nor '{path}': sorry")
 
@@ -62,35 +62,35 @@ def test_no_path_of_this_machine_is_left(parts: list[str]) -> None:
 # --- the log -------------------------------------------------------------------------------------------------
 
 
-BEGINNING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ERROR   dragoman\.model \[\d+\]: ")
+LINE_START = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ERROR   dragoman\.model \[\d+\]: ")
 
 
-def logged(message: str, fault: BaseException | None = None) -> str:
-    info = None if fault is None else (type(fault), fault, fault.__traceback__)
+def format_record(message: str, error: BaseException | None = None) -> str:
+    info = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("dragoman.model", logging.ERROR, __file__, 1, "%s", (message,), info)
     return TextFormatter().format(record)
 
 
 @given(st.text())
-def test_a_message_is_one_line_of_the_log(message: str) -> None:
-    text = logged(message)
-    assert BEGINNING.match(text)
+def test_a_message_is_one_log_line(message: str) -> None:
+    text = format_record(message)
+    assert LINE_START.match(text)
     assert len(text.splitlines()) == 1
     assert text.replace("\t", "").isprintable() or any(not c.isprintable() for c in message)
     assert "\x1b" not in text
 
 
 @given(st.text())
-def test_an_exception_begins_no_line_of_the_log(message: str) -> None:
+def test_lines_of_a_traceback_are_marked_as_continued(message: str) -> None:
     try:
         raise ValueError(f"one\n2026-11-22 10:00:00,000 INFO    dragoman.server [1]: {message}")
     except ValueError:
-        text = logged("failed", sys.exc_info()[1])
+        text = format_record("failed", sys.exc_info()[1])
     first, *others = text.splitlines()
-    assert BEGINNING.match(first)
+    assert LINE_START.match(first)
     assert all(line.startswith("  | ") for line in others)
     assert others[0] == "  | Traceback (most recent call last):"
 
 
-def test_what_is_escaped_can_be_read() -> None:
-    assert logged("one\nInjected: yes\r\tä\x1b[2J").endswith(": one\\nInjected: yes\\r\tä\\x1b[2J")
+def test_control_characters_are_escaped() -> None:
+    assert format_record("one\nInjected: yes\r\tä\x1b[2J").endswith(": one\\nInjected: yes\\r\tä\\x1b[2J")

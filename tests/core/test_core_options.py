@@ -96,14 +96,14 @@ def test_variables_of_kubernetes_services_are_ignored() -> None:
 
 
 def test_defaults_are_declared_once() -> None:
-    """Types that lower layers use have the defaults of the settings, which they inherit."""
+    """`Settings` and the types of lower layers inherit their defaults from the same classes of options."""
     settings = Settings()
-    for made in (Policy(), Limits(), ModelSpec(name="m")):
+    for instance in (Policy(), Limits(), ModelSpec(name="m")):
         declared = {
-            n for kind in type(made).__mro__[1:] if hasattr(kind, "__dataclass_fields__") for n in options(kind)
+            n for kind in type(instance).__mro__[1:] if hasattr(kind, "__dataclass_fields__") for n in options(kind)
         }
         assert declared
-        assert {n: getattr(made, n) for n in declared} == {n: getattr(settings, n) for n in declared}
+        assert {n: getattr(instance, n) for n in declared} == {n: getattr(settings, n) for n in declared}
     assert settings.model_defaults() == {n: getattr(ModelSpec(name="m"), n) for n in options(ModelOptions)}
 
 
@@ -114,7 +114,7 @@ def test_every_setting_has_help_and_a_group() -> None:
         assert option.group in GROUPS
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
-    """`scripts/settings-page` writes docs/settings.md anew."""
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "settings-page", "--check"], check=False)
-    assert done.returncode == 0
+def test_the_settings_page_is_up_to_date() -> None:
+    """Run `scripts/settings-page` to update docs/settings.md."""
+    completed = subprocess.run([sys.executable, ROOT / "scripts" / "settings-page", "--check"], check=False)
+    assert completed.returncode == 0

@@ -8,12 +8,12 @@ import pytest
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import KINDS, MOST_BIASES, check_value, format_value, number, sampling
 
-MOST_INTEGER = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 
 ACCEPTED: list[tuple[str, Any, Any]] = [
     ("max_new_tokens", 1, 1),
     ("max_new_tokens", 5.0, 5),
-    ("max_new_tokens", MOST_INTEGER, MOST_INTEGER),
+    ("max_new_tokens", MAX_INTEGER, MAX_INTEGER),
     ("min_new_tokens", 0, 0),
     ("do_sample", True, True),
     ("do_sample", False, False),
@@ -50,7 +50,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("include_stop", True, True),
     ("ignore_eos", False, False),
     ("bad_words", ["x"] * 256, ("x",) * 256),
-    ("logit_bias", {"0": 100, "2147483647": -100, 17: 0.5}, {0: 100.0, MOST_INTEGER: -100.0, 17: 0.5}),
+    ("logit_bias", {"0": 100, "2147483647": -100, 17: 0.5}, {0: 100.0, MAX_INTEGER: -100.0, 17: 0.5}),
     ("logit_bias", {str(i): 1 for i in range(MOST_BIASES)}, dict.fromkeys(range(MOST_BIASES), 1.0)),
     ("allowed_token_ids", [4], (4,)),
     ("top_logprobs", 0, 0),
@@ -66,7 +66,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
 POSITIVE = "an integer that is strictly positive"
 LOGPROBS = "an integer >= 0 and <= 20"
 REJECTED: list[tuple[str, list[Any], str]] = [
-    ("max_new_tokens", [0, MOST_INTEGER + 1, True, 1.5, "1", None], POSITIVE),
+    ("max_new_tokens", [0, MAX_INTEGER + 1, True, 1.5, "1", None], POSITIVE),
     ("min_new_tokens", [-1, False, 0.5], "an integer >= 0"),
     ("do_sample", [1, 0, "true", None], "true or false"),
     ("seed", [-1, 2**64, True], "an integer >= 0"),
@@ -116,20 +116,20 @@ REJECTED: list[tuple[str, list[Any], str]] = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), ACCEPTED, ids=lambda v: str(v)[:30])
 def test_values_are_accepted(name: str, value: Any, expected: Any) -> None:
-    found = check_value("field", value, KINDS[name])
-    assert found == expected
-    assert type(found) is type(expected)
+    converted = check_value("field", value, KINDS[name])
+    assert converted == expected
+    assert type(converted) is type(expected)
 
 
 @pytest.mark.parametrize(("name", "values", "description"), REJECTED, ids=[name for name, _, _ in REJECTED])
-def test_values_are_rejected_with_what_was_expected(name: str, values: list[Any], description: str) -> None:
+def test_values_are_rejected_with_the_expected_values(name: str, values: list[Any], description: str) -> None:
     for value in values:
         with pytest.raises(InvalidInput) as caught:
             check_value("field", value, KINDS[name])
         assert caught.value.message == f"`field` must be {description}; got {format_value(value)}"
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind_is_tested() -> None:
     assert {name for name, _, _ in ACCEPTED} == set(KINDS) == {name for name, _, _ in REJECTED}
 
 
@@ -143,7 +143,7 @@ def test_every_kind_is_tried() -> None:
         (number(-math.inf), "a number", [math.inf]),
     ],
 )
-def test_bounds_that_do_not_belong_are_named_so(kind: Any, description: str, outside: list[float]) -> None:
+def test_exclusive_bounds(kind: Any, description: str, outside: list[float]) -> None:
     assert kind.description == description
     assert kind.convert(2.0 if description != "a number > 0 and <= 1" else 1) in (1.0, 2.0)
     for value in outside:
@@ -151,18 +151,18 @@ def test_bounds_that_do_not_belong_are_named_so(kind: Any, description: str, out
             kind.convert(value)
 
 
-def test_long_values_are_cut_where_they_are_shown() -> None:
+def test_long_values_are_truncated_in_messages() -> None:
     assert format_value("é" * 78) == '"' + "é" * 78 + '"'
     assert format_value("é" * 79) == '"' + "é" * 79 + "..."
     assert format_value({1}) == '"{1}"'
 
 
-def test_a_little_temperature_or_share_is_greedy() -> None:
+def test_a_temperature_or_top_p_near_zero_is_greedy() -> None:
     for field in ({"temperature": 0.9e-5}, {"temperature": 0.0}, {"top_p": 0.0}):
-        made = sampling({**field, "do_sample": True, "seed": 3}, {}, 1)
-        assert (made.do_sample, made.temperature, made.top_p, made.seed) == (False, 1.0, 1.0, 3)
-    made = sampling({"temperature": 1e-5, "top_p": 0.1, "do_sample": True}, {}, 1)
-    assert (made.do_sample, made.temperature, made.top_p) == (True, 1e-5, 0.1)
+        parsed = sampling({**field, "do_sample": True, "seed": 3}, {}, 1)
+        assert (parsed.do_sample, parsed.temperature, parsed.top_p, parsed.seed) == (False, 1.0, 1.0, 3)
+    parsed = sampling({"temperature": 1e-5, "top_p": 0.1, "do_sample": True}, {}, 1)
+    assert (parsed.do_sample, parsed.temperature, parsed.top_p) == (True, 1e-5, 0.1)
 
 
 NAMES = {"n": "N", "best_of": "B", "num_beams": "W", "min_new_tokens": "least", "max_new_tokens": "most"}
@@ -192,9 +192,9 @@ def test_fields_that_contradict_each_other_are_rejected(fields: dict[str, Any], 
     )
 
 
-def test_fields_that_agree_are_taken() -> None:
-    made = sampling({"n": 4, "best_of": 4, "num_beams": 4, "min_new_tokens": 2, "max_new_tokens": 2}, {}, 4)
-    assert (made.n, made.best_of, made.num_beams, made.min_new_tokens) == (4, 4, 4, 2)
+def test_consistent_fields_are_accepted() -> None:
+    parsed = sampling({"n": 4, "best_of": 4, "num_beams": 4, "min_new_tokens": 2, "max_new_tokens": 2}, {}, 4)
+    assert (parsed.n, parsed.best_of, parsed.num_beams, parsed.min_new_tokens) == (4, 4, 4, 2)
     assert sampling({"n": 3}, {}, 4).n == 3
     assert sampling({"do_sample": True, "n": 2, "best_of": 0}, {}, 4).do_sample
     assert sampling({"min_new_tokens": 9}, {}, 1).max_new_tokens is None

@@ -1,4 +1,4 @@
-"""Tensors: what becomes one, and what is refused rather than changed."""
+"""Tensors: conversion of arrays and lists, and rejection of values that the datatype cannot represent."""
 
 import inspect
 import math
@@ -35,41 +35,41 @@ from dragoman.core.tensor import NONE, Tensor, numpy_numbers
 
 
 def _nearest_bf16(number: int | float) -> float:
-    """The nearest bfloat16 of a finite number, ties to even, by exact fractions; infinity beyond the largest."""
+    """Return the bfloat16 nearest to a finite number, ties to even, by exact fractions; infinity on overflow."""
     exact = abs(Fraction(number))
     exponent = -126
     while Fraction(2) ** (exponent + 1) <= exact:
         exponent += 1
     unit = Fraction(2) ** (exponent - 7)
-    found = round(exact / unit) * unit
-    return math.copysign(float(found) if found < 2**128 else math.inf, number)
+    rounded = round(exact / unit) * unit
+    return math.copysign(float(rounded) if rounded < 2**128 else math.inf, number)
 
 
 @st.composite
-def _near_the_middle_of_two_bf16(draw: st.DrawFn) -> float:
-    """Numbers that two roundings, by way of FP32, would get wrong: a few FP64 steps from the middle of two BF16."""
-    middle = math.ldexp(2 * draw(st.integers(128, 255)) + 1, draw(st.integers(-150, 119)))
-    away = draw(st.integers(-3, 3)) * 2.0 ** draw(st.integers(-52, -20))
-    return draw(st.sampled_from([1, -1])) * middle * (1 + away)
+def _near_bf16_midpoints(draw: st.DrawFn) -> float:
+    """Draw numbers a few FP64 steps from the midpoint of two BF16, where rounding twice (through FP32) is wrong."""
+    midpoint = math.ldexp(2 * draw(st.integers(128, 255)) + 1, draw(st.integers(-150, 119)))
+    offset = draw(st.integers(-3, 3)) * 2.0 ** draw(st.integers(-52, -20))
+    return draw(st.sampled_from([1, -1])) * midpoint * (1 + offset)
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False) | _near_the_middle_of_two_bf16() | st.integers(-(2**63), 2**63))
-@example(2**62 + 2**54 + 1)  # FP64 would round it to the middle of two BF16
-def test_bf16_is_the_nearest(number: float | int) -> None:
+@given(st.floats(allow_nan=False, allow_infinity=False) | _near_bf16_midpoints() | st.integers(-(2**63), 2**63))
+@example(2**62 + 2**54 + 1)  # FP64 would round it to the midpoint of two BF16
+def test_bf16_rounds_to_nearest_even(number: float | int) -> None:
     array = np.array([number])
     nearest = _nearest_bf16(number)
     if math.isinf(nearest):
         with pytest.raises(errors.InvalidInput, match="does not fit into BF16"):
             Tensor.of(array, BF16)
         return
-    found = Tensor.of(array, BF16).data
-    assert (found.dtype, float(found[0])) == (BF16.dtype, nearest)
+    converted = Tensor.of(array, BF16).data
+    assert (converted.dtype, float(converted[0])) == (BF16.dtype, nearest)
 
 
-def test_bf16_keeps_what_has_no_nearest() -> None:
-    found = Tensor.of([math.nan, math.inf, -math.inf, -0.0, 1e-300], BF16).data.astype(np.float64)
-    np.testing.assert_array_equal(found, [math.nan, math.inf, -math.inf, -0.0, 0.0])
-    assert np.signbit(found).tolist()[2:] == [True, True, False]
+def test_bf16_keeps_nan_infinity_and_signed_zero() -> None:
+    converted = Tensor.of([math.nan, math.inf, -math.inf, -0.0, 1e-300], BF16).data.astype(np.float64)
+    np.testing.assert_array_equal(converted, [math.nan, math.inf, -math.inf, -0.0, 0.0])
+    assert np.signbit(converted).tolist()[2:] == [True, True, False]
     assert Tensor.of(np.array(1.5), BF16).data.shape == ()
 
 
@@ -103,7 +103,7 @@ def test_bf16_converts_as_other_floats_do() -> None:
         np.array([bytearray(b"a\0"), memoryview(b"b")], object),
     ],
 )
-def test_text_and_bytes_become_bytes(value: Any) -> None:
+def test_text_and_bytes_become_bytes_tensors(value: Any) -> None:
     tensor = Tensor.of(value)
     assert tensor.datatype is BYTES
     flat = np.array(value, dtype=object).reshape(-1)
@@ -139,7 +139,7 @@ def test_big_endian_arrays_become_little_endian() -> None:
         ([object()], None, "a BYTES tensor has elements of bytes or text, got object"),
     ],
 )
-def test_no_number_changes_silently(value: Any, kind: Any, message: str) -> None:
+def test_values_that_do_not_fit_are_rejected(value: Any, kind: Any, message: str) -> None:
     with pytest.raises(errors.InvalidInput, match=message):
         Tensor.of(value, kind)
 
@@ -148,20 +148,20 @@ INTEGERS = [d for d in DATATYPES.values() if d.kind in ("int", "uint")]
 
 
 @given(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
-def test_integers_convert_exactly_or_not_at_all(source: Any, wanted: Any, data: st.DataObject) -> None:
+def test_integers_convert_exactly_or_are_rejected(source: Any, target: Any, data: st.DataObject) -> None:
     bounds = np.iinfo(source.dtype)
     edges = st.sampled_from([bounds.min, bounds.max, 0, 1])
     array = np.array([data.draw(edges | st.integers(bounds.min, bounds.max))], source.dtype)
     try:
-        converted = Tensor.of(array, wanted)
+        converted = Tensor.of(array, target)
     except errors.InvalidInput:
-        limits = np.iinfo(wanted.dtype)
+        limits = np.iinfo(target.dtype)
         assert not limits.min <= int(array[0]) <= limits.max
     else:
         assert int(converted.data[0]) == int(array[0])
 
 
-def test_conversions_that_lose_nothing_are_made() -> None:
+def test_lossless_conversions() -> None:
     assert Tensor.of([1, 2], FP64).data.tolist() == [1.0, 2.0]
     assert Tensor.of([2**70, 0.5], FP64).data.tolist() == [2.0**70, 0.5]
     assert Tensor.of(np.array([[1, 2.0]], object), INT64).data.tolist() == [[1, 2]]
@@ -171,7 +171,7 @@ def test_conversions_that_lose_nothing_are_made() -> None:
 
 
 @pytest.mark.parametrize("name", list(DATATYPES))
-def test_datatypes_are_one_object_a_name(name: str) -> None:
+def test_datatypes_are_singletons(name: str) -> None:
     kind = datatype(name)
     assert pickle.loads(pickle.dumps(kind)) is kind
     assert datatype_of(kind.dtype) is kind
@@ -179,22 +179,22 @@ def test_datatypes_are_one_object_a_name(name: str) -> None:
         datatype(name.lower())
 
 
-def test_calls_and_answers_cross_processes() -> None:
+def test_calls_and_inferences_survive_pickling() -> None:
     call = pickle.loads(pickle.dumps(Infer({"x": Tensor.of([1.0])}, ("y",), {"a": 1})))
     assert (call.outputs, call.parameters, call.inputs["x"].data.tolist()) == (("y",), {"a": 1}, [1.0])
-    answer = pickle.loads(pickle.dumps(Inference({"y": Tensor.of([1.0])})))
-    assert answer.parameters is NONE
-    assert answer.outputs["y"].parameters is NONE
+    inference = pickle.loads(pickle.dumps(Inference({"y": Tensor.of([1.0])})))
+    assert inference.parameters is NONE
+    assert inference.outputs["y"].parameters is NONE
 
 
-def test_errors_cross_processes() -> None:
+def test_errors_survive_pickling() -> None:
     for kind in (errors.InvalidInput, errors.Overloaded, errors.WorkerLost):
         back = pickle.loads(pickle.dumps(kind("why")))
         assert type(back) is kind
         assert back.message == "why"
 
 
-def test_bf16_crosses_processes_outside_of_the_pickle() -> None:
+def test_bf16_is_pickled_out_of_band() -> None:
     tensor, buffers = Tensor.of([1.5, -2.0], BF16, {"a": 1}), list[pickle.PickleBuffer]()
     stream = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
     assert [bytes(each) for each in buffers] == [b"\xc0\x3f\x00\xc0"]
@@ -203,11 +203,11 @@ def test_bf16_crosses_processes_outside_of_the_pickle() -> None:
     assert back.data.tolist() == [1.5, -2.0]
 
 
-def test_tensors_cannot_be_changed() -> None:
+def test_tensors_and_calls_are_immutable() -> None:
     array = np.ones(3)
     tensor, text = Tensor.of(array), BytesTensor.of_texts(["a"], (1,))
     for frozen in (tensor, text, Infer({"x": tensor}), Inference({"x": tensor}), Request(Infer({})), Response(None)):
-        for name in (*frozen.__struct_fields__, "further"):
+        for name in (*frozen.__struct_fields__, "unknown"):
             with pytest.raises(AttributeError):
                 setattr(frozen, name, None)
             with pytest.raises(AttributeError):
@@ -219,15 +219,15 @@ def test_tensors_cannot_be_changed() -> None:
     assert get_type_hints(Tensor)["datatype"] is Datatype
 
 
-def test_public_types_explain_themselves() -> None:
+def test_public_types_have_docstrings_and_annotations() -> None:
     assert set(dragoman.__all__) <= set(dir(dragoman))
     for name in dragoman.__all__:
-        found = getattr(dragoman, name)
-        if isinstance(found, type):
-            assert found.__doc__, name
-            get_type_hints(found)
-            for parameter in inspect.signature(found).parameters.values():
+        member = getattr(dragoman, name)
+        if isinstance(member, type):
+            assert member.__doc__, name
+            get_type_hints(member)
+            for parameter in inspect.signature(member).parameters.values():
                 assert parameter.annotation is not parameter.empty, (name, parameter)
-    shown = " ".join(pydoc.plain(pydoc.render_doc(dragoman.Infer)).replace("|", " ").split())
-    assert "inputs: collections.abc.Mapping[str, dragoman.core.tensor.Tensor], outputs: tuple[str, ...]" in shown
+    text = " ".join(pydoc.plain(pydoc.render_doc(dragoman.Infer)).replace("|", " ").split())
+    assert "inputs: collections.abc.Mapping[str, dragoman.core.tensor.Tensor], outputs: tuple[str, ...]" in text
     assert get_type_hints(dragoman.Infer)["raw"] == bytes | None

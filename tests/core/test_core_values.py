@@ -1,4 +1,4 @@
-"""Small values of the core: histograms, paths, log lines, vectors that authors return, pieces of text, names."""
+"""Small parts of the core: histograms, paths, log lines, vectors, text chunks, names, shared memory."""
 
 import fcntl
 import io
@@ -36,21 +36,21 @@ from dragoman.system.shared_memory import SharedBuffer
 from dragoman.system.threads import DaemonThreads, cancellation_check, run_cancellable
 
 
-def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     histogram = Histogram((0.5, 1, 2.0))
     for value in (0.25, 1.0, 1.5, 4.0, 8.0):
         histogram.observe(value)
-    assert list(histogram.samples("took", {"model": "m"})) == [
-        Sample("took_bucket", {"model": "m", "le": "0.5"}, 1),
-        Sample("took_bucket", {"model": "m", "le": "1.0"}, 2),
-        Sample("took_bucket", {"model": "m", "le": "2.0"}, 3),
-        Sample("took_bucket", {"model": "m", "le": "+Inf"}, 5),
-        Sample("took_sum", {"model": "m"}, 14.75),
-        Sample("took_count", {"model": "m"}, 5),
+    assert list(histogram.samples("latency", {"model": "m"})) == [
+        Sample("latency_bucket", {"model": "m", "le": "0.5"}, 1),
+        Sample("latency_bucket", {"model": "m", "le": "1.0"}, 2),
+        Sample("latency_bucket", {"model": "m", "le": "2.0"}, 3),
+        Sample("latency_bucket", {"model": "m", "le": "+Inf"}, 5),
+        Sample("latency_sum", {"model": "m"}, 14.75),
+        Sample("latency_count", {"model": "m"}, 5),
     ]
 
 
-def test_buckets_grow() -> None:
+def test_bucket_bounds_increase() -> None:
     assert list(SECONDS) == sorted(set(SECONDS))
     assert (SECONDS[0], SECONDS[-1]) == (0.0005, 120.0)
     assert (TOKENS[:4], TOKENS[-1]) == ((1.0, 2.0, 4.0, 8.0), 131072.0)
@@ -85,7 +85,7 @@ def test_paths_match_the_first_pattern_that_fits(method: str, path: str, expecte
 
 
 @pytest.fixture
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, jax = logging.getLogger(), logging.getLogger("jax._src.xla_bridge")
     before = root.handlers, root.level, jax.level
     for name in ("DRAGOMAN_LOG_FORMAT", "DRAGOMAN_LOG_LEVEL"):
@@ -97,7 +97,7 @@ def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jax.setLevel(before[2])
 
 
-@pytest.mark.usefixtures("logging_as_before")
+@pytest.mark.usefixtures("restored_logging")
 def test_log_lines_are_json_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
@@ -121,7 +121,7 @@ def test_log_lines_are_json_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second["traceback"].endswith("ZeroDivisionError: deliberate")
 
 
-def test_no_text_can_pass_for_a_line_of_the_log() -> None:
+def test_control_characters_cannot_forge_log_lines() -> None:
     text = "one\ntwo\rthree\ttab\x00\x1b\x1f\x7f\x80\x9f\xa0\u2028\u2029\u202aend"
     record = logging.LogRecord("a", logging.INFO, __file__, 1, text, None, None)
     escaped = "one\\ntwo\\rthree\ttab\\x00\\x1b\\x1f\\x7f\\x80\\x9f\xa0\\u2028\\u2029\u202aend"
@@ -136,7 +136,7 @@ def test_no_text_can_pass_for_a_line_of_the_log() -> None:
     assert lines[-4:] == ["  | ValueError: first", "  | second\\rthird", "  | Stack:", "  |   here"]
 
 
-@pytest.mark.usefixtures("logging_as_before")
+@pytest.mark.usefixtures("restored_logging")
 def test_a_worker_logs_as_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
@@ -149,29 +149,29 @@ def test_a_worker_logs_as_the_process_that_started_it(monkeypatch: pytest.Monkey
     logs.set_up("json", "warning")
     logs.set_up_from_environment()
     logging.getLogger("a").info("hidden")
-    logging.getLogger("a").warning("seen")
-    assert json.loads(written.getvalue().splitlines()[-1])["message"] == "seen"
+    logging.getLogger("a").warning("shown")
+    assert json.loads(written.getvalue().splitlines()[-1])["message"] == "shown"
 
 
-def test_work_knows_whether_its_caller_has_left() -> None:
-    left = threading.Event()
-    has_left = run_cancellable(left, lambda _: cancellation_check(), None)
-    assert not has_left()
-    left.set()
-    assert has_left()
+def test_cancellation_check_reports_cancellation() -> None:
+    cancelled = threading.Event()
+    is_cancelled = run_cancellable(cancelled, lambda _: cancellation_check(), None)
+    assert not is_cancelled()
+    cancelled.set()
+    assert is_cancelled()
     assert not cancellation_check()()
     with pytest.raises(KeyError):
-        run_cancellable(left, dict[str, int]().__getitem__, "x")
+        run_cancellable(cancelled, dict[str, int]().__getitem__, "x")
     assert not cancellation_check()()
 
 
 @pytest.mark.parametrize("name", ["a", "A_0.b-c", "_", "9", "x" * 256])
-def test_names_that_are_safe_are_taken(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "é", "x" * 257, "a\n"])
-def test_names_that_are_not_safe_are_rejected(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_name(name, "version")
     assert caught.value.message == (
@@ -182,17 +182,17 @@ def test_names_that_are_not_safe_are_rejected(name: str) -> None:
         check_name(name)
 
 
-def test_errors_have_a_message_and_say_when_to_come_again() -> None:
+def test_errors_have_a_message_and_a_retry_delay() -> None:
     assert DragomanError("why", "else").message == "why"
     assert DragomanError().message == "DragomanError"
     assert (InvalidInput("x").retry_after_s, Overloaded("x").retry_after_s) == (None, 1.0)
 
 
-# --- what the author of a function of vectors returns --------------------------------------------------------
+# --- return values of vector functions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("answer", "sizes", "expected"),
+    ("value", "sizes", "expected"),
     [
         (([1, 2], 3.0), (2, 1), [[1, 2], [3]]),
         ([[1, 2], [3]], (2, 1), [[1, 2], [3]]),
@@ -208,18 +208,18 @@ def test_errors_have_a_message_and_say_when_to_come_again() -> None:
         ((), (), []),
     ],
 )
-def test_answers_become_vectors(answer: Any, sizes: tuple[int, ...], expected: Any) -> None:
+def test_return_values_become_vectors(value: Any, sizes: tuple[int, ...], expected: Any) -> None:
     if expected is None:
         with pytest.raises(InvalidOutput, match="output 0: expected real numbers, got bool of bool"):
-            as_vectors(answer, sizes)
+            as_vectors(value, sizes)
         return
-    found = as_vectors(answer, sizes)
-    assert [each.tolist() for each in found] == expected
-    assert {each.dtype for each in found} <= {np.dtype(np.float64)}
+    vectors = as_vectors(value, sizes)
+    assert [each.tolist() for each in vectors] == expected
+    assert {each.dtype for each in vectors} <= {np.dtype(np.float64)}
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("value", "expected"),
     [
         (([1, 2],), "expected 2 output vectors, got 1"),
         (([1, 2], [1, 2]), "output 1: expected 3 numbers, got 2"),
@@ -228,13 +228,13 @@ def test_answers_become_vectors(answer: Any, sizes: tuple[int, ...], expected: A
         (([1j, 2], [1, 2, 3]), "output 0: expected real numbers, got list of complex128"),
     ],
 )
-def test_answers_that_are_no_such_vectors_are_named(answer: Any, expected: str) -> None:
+def test_invalid_return_values_are_rejected(value: Any, expected: str) -> None:
     with pytest.raises(InvalidOutput) as caught:
-        as_vectors(answer, (2, 3))
+        as_vectors(value, (2, 3))
     assert caught.value.message == expected
 
 
-def test_a_ragged_list_is_no_vector() -> None:
+def test_a_ragged_list_is_rejected() -> None:
     with pytest.raises(InvalidOutput, match=r"^here: expected numbers, got list: "):
         as_vector([[1, 2], [3]], 2, "here")
 
@@ -254,7 +254,7 @@ class Twice(VectorFunction):
         return 2 * inputs[0]
 
 
-def test_overridden_methods_are_the_authors() -> None:
+def test_sources_lists_overridden_methods() -> None:
     function = Twice()
     assert function.sources() == {"evaluate": "author"}
     function.gradient = lambda *_: None  # type: ignore[method-assign]
@@ -265,7 +265,7 @@ def test_overridden_methods_are_the_authors() -> None:
             getattr(VectorFunction(), method)(*[None] * count)
 
 
-def test_functions_carry_their_declaration() -> None:
+def test_find_vector_function() -> None:
     function = Twice()
 
     def plain() -> None: ...
@@ -279,22 +279,22 @@ def test_functions_carry_their_declaration() -> None:
     assert find_vector_function(3) is None
 
 
-def test_functions_of_vectors_have_defaults() -> None:
+def test_vector_functions_have_defaults() -> None:
     function = VectorFunction()
     assert (function.input_names, function.output_names) == ((), ())
     assert (function.vectorised, function.concurrency) == (False, 1)
-    found = function.derivatives, function.verify_derivatives, function.evaluate_at_load, function.max_evaluations
-    assert found == (None, True, True, 10_000)
+    options = function.derivatives, function.verify_derivatives, function.evaluate_at_load, function.max_evaluations
+    assert options == (None, True, True, 10_000)
     assert function.unavailable() == ""
 
 
-def test_answers_may_be_pytorch_tensors() -> None:
+def test_pytorch_tensors_become_vectors() -> None:
     torch = pytest.importorskip("torch")
-    answer = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert as_vector(answer, 2, "here").tolist() == [1.0, 2.0]
+    tensor = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert as_vector(tensor, 2, "here").tolist() == [1.0, 2.0]
 
 
-def test_one_input_is_put_in_place_of_another() -> None:
+def test_replace_item() -> None:
     assert replace_item([1, 2, 3], 0, 9) == (9, 2, 3)
     assert replace_item([1, 2, 3], 2, 9) == (1, 2, 9)
 
@@ -302,20 +302,20 @@ def test_one_input_is_put_in_place_of_another() -> None:
 # --- text ------------------------------------------------------------------------------------------------
 
 
-def test_pieces_of_texts_are_joined_in_order() -> None:
+def test_chunks_of_completions_are_merged_in_order() -> None:
     info = (PromptInfo("p", 1), PromptInfo("q", 2))
     one, two = Token(1, "a"), Token(2, "b")
-    pieces = [
+    chunks = [
         Generation((Text(1, 0, "B", (two,)),), info),
         Generation((Text(0, 1, "x"), Text(0, 0, "a", (one,), 1))),
         Generation((Text(0, 0, "b", (two,), 2, "length"),), (PromptInfo("late", 0),)),
     ]
-    assert merge_chunks(pieces) == Generation(
+    assert merge_chunks(chunks) == Generation(
         (Text(0, 0, "ab", (one, two), 2, "length"), Text(0, 1, "x"), Text(1, 0, "B", (two,))), info
     )
 
 
-def texts_both_ways(*texts: str) -> list[BytesTensor]:
+def texts_in_every_representation(*texts: str) -> list[BytesTensor]:
     shape = (len(texts),)
     elements = np.array([text.encode() for text in texts], object)
     return [
@@ -327,42 +327,42 @@ def texts_both_ways(*texts: str) -> list[BytesTensor]:
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_texts_are_the_same_however_they_are_held(index: int) -> None:
-    def made() -> BytesTensor:
-        return texts_both_ways("é", "", "b", "four")[index]
+def test_texts_are_equal_in_every_representation(index: int) -> None:
+    def create() -> BytesTensor:
+        return texts_in_every_representation("é", "", "b", "four")[index]
 
     expected = [b"\xc3\xa9", b"", b"b", b"four"]
-    assert made().data.tolist() == expected
-    assert texts_of(made()) == ["é", "", "b", "four"]
-    assert buffer_of(made()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
-    assert (made().shape, made().datatype, made().parameters) == ((4,), BYTES, {"a": 1})
-    square = made().replace((2, 2), {"b": 2})
+    assert create().data.tolist() == expected
+    assert texts_of(create()) == ["é", "", "b", "four"]
+    assert buffer_of(create()) == b"\0\0\0\0" + b"\0\0\0\0".join(expected)
+    assert (create().shape, create().datatype, create().parameters) == ((4,), BYTES, {"a": 1})
+    square = create().replace((2, 2), {"b": 2})
     assert (square.shape, square.data.tolist(), square.parameters) == ((2, 2), [expected[:2], expected[2:]], {"b": 2})
     assert square.datatype is BYTES
     assert flatten(square).shape == (4,)
     assert flatten(square).parameters == {"b": 2}
     assert with_parameters(square, NONE).parameters is NONE
     assert with_parameters(square, NONE).shape == (2, 2)
-    gone = [part.data.tolist() for part in iterate_chunks(made(), 3)]
-    assert gone == ([expected] if index in (1, 2) else [expected[:3], expected[3:]])
-    found = made()
-    found.texts()
-    assert found.is_text
-    assert found.data is found.data
-    assert index == 3 or not found.data.flags.writeable
+    chunks = [chunk.data.tolist() for chunk in iterate_chunks(create(), 3)]
+    assert chunks == ([expected] if index in (1, 2) else [expected[:3], expected[3:]])
+    tensor = create()
+    tensor.texts()
+    assert tensor.is_text
+    assert tensor.data is tensor.data
+    assert index == 3 or not tensor.data.flags.writeable
 
 
-def test_plain_tensors_of_texts_are_read_the_same_way() -> None:
+def test_texts_of_plain_tensors() -> None:
     plain = Tensor(np.array([[b"a", b"b"], [b"c", b"d"]], object), BYTES, {"a": 1})
     assert texts_of(plain) == ["a", "b", "c", "d"]
     assert buffer_of(plain) == b"\0\0\0\0a\0\0\0\0b\0\0\0\0c\0\0\0\0d"
-    assert [part.data.tolist() for part in iterate_chunks(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
+    assert [chunk.data.tolist() for chunk in iterate_chunks(plain, 3)] == [[b"a", b"b", b"c"], [b"d"]]
     assert (flatten(plain).shape, flatten(plain).parameters) == ((4,), {"a": 1})
     numbers = with_parameters(Tensor.of(np.zeros((2, 3))), {"b": 2})
     assert (numbers.shape, numbers.datatype, numbers.parameters) == ((2, 3), FP64, {"b": 2})
 
 
-def test_arrays_without_a_datatype_are_named() -> None:
+def test_unknown_datatypes_are_rejected() -> None:
     with pytest.raises(InvalidInput) as caught:
         datatype_of(np.dtype("datetime64[s]"))
     assert caught.value.message == (
@@ -377,7 +377,7 @@ def test_arrays_without_a_datatype_are_named() -> None:
 
 
 def test_datatypes_have_their_sizes() -> None:
-    assert {name: (found.size, found.kind) for name, found in DATATYPES.items()} == {
+    assert {name: (each.size, each.kind) for name, each in DATATYPES.items()} == {
         "BOOL": (1, "bool"),
         "UINT8": (1, "uint"),
         "UINT16": (2, "uint"),
@@ -393,7 +393,7 @@ def test_datatypes_have_their_sizes() -> None:
         "FP64": (8, "float"),
         "BYTES": (0, "bytes"),
     }
-    assert all(found.dtype.itemsize == found.size for name, found in DATATYPES.items() if name != "BYTES")
+    assert all(each.dtype.itemsize == each.size for name, each in DATATYPES.items() if name != "BYTES")
 
 
 def test_shared_buffers_without_memory_files_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,16 +405,16 @@ def test_shared_buffers_without_memory_files_raise(monkeypatch: pytest.MonkeyPat
 def test_shared_buffer_that_cannot_be_created_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.listdir("/proc/self/fd")
 
-    def refuse(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise OSError("no seals")
 
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", fail)
     with pytest.raises(OSError, match=r"^no seals$"):
         SharedBuffer.create(1)
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_no_process_inherits_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_CONTROL_TOKEN", "secret")
     assert child_environment() == {name: value for name, value in os.environ.items() if value != "secret"}
     forget_secrets()
@@ -422,7 +422,7 @@ def test_no_process_inherits_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_secrets()
 
 
-def test_threads_that_are_shut_down_take_no_jobs() -> None:
+def test_thread_pools_reject_jobs_after_shutdown() -> None:
     threads = DaemonThreads(1, "done")
     threads.shutdown()
     with pytest.raises(RuntimeError, match=r"^cannot schedule new futures after shutdown$"):

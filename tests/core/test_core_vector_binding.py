@@ -1,4 +1,4 @@
-"""Calls about vectors: positions become names, and each count, length, datatype and index that is wrong is named."""
+"""Vector calls bound to signatures: positions become names; wrong counts, lengths, datatypes, indices are rejected."""
 
 from typing import Any
 
@@ -28,15 +28,15 @@ V = TensorSpec("v", FP64, (4,))
 SIGNATURE = Signature((A, B), (U, V))
 
 
-def known(signature: Signature) -> VectorSignature:
-    found = vector_signature(signature)
-    assert found is not None
-    return found
+def vectors_of(signature: Signature) -> VectorSignature:
+    vectors = vector_signature(signature)
+    assert vectors is not None
+    return vectors
 
 
-VECTORS = known(SIGNATURE)
-ROWS = known(Signature((TensorSpec("x", FP32, (-1, 2)),), (TensorSpec("y", FP64, (-1,)),), batched=True))
-PLAIN = known(Signature((A,), (U,)))
+VECTORS = vectors_of(SIGNATURE)
+ROWS = vectors_of(Signature((TensorSpec("x", FP32, (-1, 2)),), (TensorSpec("y", FP64, (-1,)),), batched=True))
+PLAIN = vectors_of(Signature((A,), (U,)))
 
 
 def vector(*numbers: float) -> Tensor:
@@ -44,13 +44,13 @@ def vector(*numbers: float) -> Tensor:
 
 
 def message(call: Any, of: VectorSignature | None = VECTORS, error: type[Exception] = InvalidInput) -> str:
-    bound = bind_evaluation if isinstance(call, Infer) else bind_derivative
+    bind = bind_evaluation if isinstance(call, Infer) else bind_derivative
     with pytest.raises(error) as caught:
-        bound(call, of, "m")
+        bind(call, of, "m")
     return str(caught.value)
 
 
-def test_a_model_of_float_vectors_has_a_face() -> None:
+def test_a_model_of_float_vectors_has_a_vector_signature() -> None:
     assert [(s.name, s.size, s.shape, s.datatype) for s in VECTORS.inputs] == [
         ("a", 2, (2,), FP64),
         ("b", 3, (3,), FP32),
@@ -63,8 +63,10 @@ def test_a_model_of_float_vectors_has_a_face() -> None:
     assert VECTORS.input("b").size == 3
     assert VECTORS.output("v").size == 4
     optional = TensorSpec("o", INT64, optional=True)
-    assert known(Signature((A, optional), (U, optional))) == VectorSignature(VECTORS.inputs[:1], VECTORS.outputs[:1])
-    assert known(Signature((), (U,))) == VectorSignature((), VECTORS.outputs[:1])
+    assert vectors_of(Signature((A, optional), (U, optional))) == VectorSignature(
+        VECTORS.inputs[:1], VECTORS.outputs[:1]
+    )
+    assert vectors_of(Signature((), (U,))) == VectorSignature((), VECTORS.outputs[:1])
 
 
 @pytest.mark.parametrize(
@@ -86,16 +88,16 @@ def test_a_model_of_float_vectors_has_a_face() -> None:
         Signature((TensorSpec("a", FP64, (3, 2)),), (TensorSpec("y", FP64, (-1,)),), batched=True),
     ],
 )
-def test_other_models_have_none(signature: Signature) -> None:
+def test_other_models_have_no_vector_signature(signature: Signature) -> None:
     assert vector_signature(signature) is None
 
 
-NO_FACE = "model 'm' does not support Evaluate: not all its tensors are float vectors of known sizes"
+NOT_SUPPORTED = "model 'm' does not support Evaluate: not all its tensors are float vectors of known sizes"
 
 
-def test_other_models_say_so() -> None:
-    assert message(Infer({}, positional=()), None, NotSupported) == NO_FACE
-    assert message(Gradient(sens=vector(1)), None, NotSupported) == NO_FACE
+def test_other_models_do_not_support_vector_calls() -> None:
+    assert message(Infer({}, positional=()), None, NotSupported) == NOT_SUPPORTED
+    assert message(Gradient(sens=vector(1)), None, NotSupported) == NOT_SUPPORTED
 
 
 def test_positions_become_names() -> None:
@@ -118,12 +120,12 @@ def test_positions_become_names() -> None:
     assert bind_evaluation(Infer({}, positional=(x,)), PLAIN, "m").inputs["a"] is x
     row = bind_evaluation(Infer({}, positional=(x,)), ROWS, "m").inputs["x"]
     assert (row.data.tolist(), row.datatype) == ([[1, 2]], FP32)
-    nothing = known(Signature((), (U,)))
-    assert bind_evaluation(Infer({}), nothing, "m").inputs == {}
+    without_inputs = vectors_of(Signature((), (U,)))
+    assert bind_evaluation(Infer({}), without_inputs, "m").inputs == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("positional", "expected"),
     [
         ((), "expected 2 input vectors for model 'm' ('a' of 2, 'b' of 3), got 0"),
         ((vector(1, 2),), "expected 2 input vectors for model 'm' ('a' of 2, 'b' of 3), got 1"),
@@ -132,14 +134,14 @@ def test_positions_become_names() -> None:
         ((vector(1, 2), vector(1, 2, 1e300)), "input 'b': 1e+300 does not fit into FP32"),
     ],
 )
-def test_positions_that_do_not_fit_are_named(given: tuple[Tensor, ...], expected: str) -> None:
-    assert message(Infer({}, positional=given)) == expected
+def test_invalid_positions_are_rejected(positional: tuple[Tensor, ...], expected: str) -> None:
+    assert message(Infer({}, positional=positional)) == expected
 
 
 INPUTS = (vector(1, 2), vector(3, 4, 5))
 
 
-def test_derivatives_get_names_and_vectors() -> None:
+def test_positions_of_derivatives_become_names() -> None:
     gradient = bind_derivative(
         Gradient(positional=INPUTS, output=1, input=1, sens=vector(1, 2, 3, 4), config={"c": 1}), VECTORS, "m"
     )
@@ -253,28 +255,28 @@ def test_vectors_of_a_derivative_may_be_a_row_or_single_precision() -> None:
         ),
     ],
 )
-def test_derivative_calls_that_do_not_fit_are_named(call: Any, expected: str) -> None:
+def test_invalid_derivative_calls_are_rejected(call: Any, expected: str) -> None:
     assert message(call) == expected
 
 
-def test_a_model_without_inputs_has_no_index() -> None:
-    nothing = known(Signature((), (U,)))
+def test_an_index_is_rejected_if_the_model_has_no_inputs() -> None:
+    without_inputs = vectors_of(Signature((), (U,)))
     call = Gradient(positional=(), sens=vector(1))
-    assert message(call, nothing) == "input (inWrt): expected none, since the model has none, got 0"
-    assert message(Gradient(positional=(vector(1),), sens=vector(1)), nothing) == (
+    assert message(call, without_inputs) == "input (inWrt): expected none, since the model has none, got 0"
+    assert message(Gradient(positional=(vector(1),), sens=vector(1)), without_inputs) == (
         "expected 0 input vectors for model 'm' (none), got 1"
     )
 
 
 def test_a_config_may_be_json_text_or_an_object() -> None:
-    for given in ('{"level": 2}', {"level": 2}):
-        call = config_in(Infer({}, parameters={"config": given, "other": 1}))  # type: ignore[dict-item]
+    for config in ('{"level": 2}', {"level": 2}):
+        call = config_in(Infer({}, parameters={"config": config, "other": 1}))  # type: ignore[dict-item]
         assert (call.config, call.parameters) == ({"level": 2}, {"other": 1})
     assert config_in(Infer({}, parameters={"config": "{}"}, config={"a": 1})).config == {"a": 1}
 
 
 @pytest.mark.parametrize("text", ["[1]", "1", "x" * 200, 3, "{" * 99, "[" * 100_000])
-def test_a_config_that_is_no_object_is_rejected(text: Any) -> None:
+def test_a_config_that_is_not_an_object_is_rejected(text: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         config_in(Infer({}, parameters={"config": text}))
     expected = f"parameter 'config': expected JSON text of an object, got {text!r:.100}"
@@ -289,7 +291,7 @@ def test_equal_configs_have_equal_keys() -> None:
     assert config_key({"a": {1}}) == '{"a": "{1}"}'
 
 
-def test_answers_are_checked_against_the_sizes() -> None:
+def test_results_are_checked_against_the_signature() -> None:
     good = Inference({"u": vector(1), "extra": vector(1, 2, 3)})
     check_answer(good, Infer({}), SIGNATURE, VECTORS)
     with pytest.raises(InvalidOutput, match=r"^output 'v': expected shape \[4\], got \[1\]$"):
@@ -314,7 +316,7 @@ def test_answers_are_checked_against_the_sizes() -> None:
         assert caught.value.message == wrong
 
 
-def test_the_first_number_of_many_that_is_not_finite_is_named() -> None:
+def test_the_first_non_finite_number_is_named() -> None:
     many = np.zeros((2, 1_200_000))
     require_finite(many, "x")
     many[1, 7] = many[1, 9] = np.inf

@@ -1,4 +1,4 @@
-"""Adaptive batch delay: batches wait for clients that send again at once, and only for those."""
+"""Adaptive batch delay: batches wait only for clients that resend immediately."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ def test_delay_is_a_fraction_of_the_latency_until_all_clients_return() -> None:
     assert abs(delay.remaining_s(2, 1.001) - 0.004) < 1e-9
     assert delay.remaining_s(4, 1.002) > 0
     assert delay.remaining_s(5, 1.003) == 0
-    assert delay.remaining_s(2, 1.003) == 0  # once it is over, it is over
+    assert delay.remaining_s(2, 1.003) == 0  # a delay that has ended does not start again
 
 
 def test_delay_ends_after_its_duration() -> None:
@@ -28,8 +28,8 @@ def test_delay_ends_after_its_duration() -> None:
 
 
 def test_no_delay_for_one_client_or_fraction_zero() -> None:
-    for share, calls in ((0.5, 1), (0.0, 9)):
-        delay = BatchDelay(share)
+    for fraction, calls in ((0.5, 1), (0.0, 9)):
+        delay = BatchDelay(fraction)
         delay.batch_finished(size=calls, queued=0, duration_s=1.0, now_s=1.0)
         assert delay.remaining_s(1, 1.0) == 0
 
@@ -41,35 +41,35 @@ def test_latency_is_a_moving_average() -> None:
     assert abs(delay.remaining_s(0, 2.0) - 0.012) < 1e-9
 
 
-def waits(delay: BatchDelay, times: int, back: int, calls: int = 4) -> list[bool]:
-    """Return for each batch of `calls` whether it was delayed, if this many clients returned in time."""
-    found = []
-    for turn in range(times):
-        delay.batch_finished(size=calls, queued=0, duration_s=0.010, now_s=float(turn))
-        found.append(delay.remaining_s(0, float(turn)) > 0)
-        delay.remaining_s(back, turn + 0.9)
-    return found
+def delayed_batches(delay: BatchDelay, times: int, returning: int, calls: int = 4) -> list[bool]:
+    """Return for each batch of `calls` whether it was delayed, if `returning` clients returned in time."""
+    delayed = []
+    for batch in range(times):
+        delay.batch_finished(size=calls, queued=0, duration_s=0.010, now_s=float(batch))
+        delayed.append(delay.remaining_s(0, float(batch)) > 0)
+        delay.remaining_s(returning, batch + 0.9)
+    return delayed
 
 
 def test_delay_stops_if_clients_do_not_return() -> None:
     delay = BatchDelay(0.5)
-    assert all(waits(delay, 20, back=4))
-    assert waits(delay, 4, back=1)[-1] is False
-    assert sum(waits(delay, 160, back=1)) == 10  # it is tried again now and then
-    waits(delay, 160, back=4)
-    assert all(waits(delay, 20, back=4))
+    assert all(delayed_batches(delay, 20, returning=4))
+    assert delayed_batches(delay, 4, returning=1)[-1] is False
+    assert sum(delayed_batches(delay, 160, returning=1)) == 10  # the delay is retried every 16 batches
+    delayed_batches(delay, 160, returning=4)
+    assert all(delayed_batches(delay, 20, returning=4))
 
 
-def test_delay_continues_if_most_clients_return_but_not_half() -> None:
-    assert all(waits(BatchDelay(0.5), 60, back=2, calls=2))
-    assert all(waits(BatchDelay(0.5), 60, back=3))
-    assert not all(waits(BatchDelay(0.5), 60, back=1, calls=2))
-    assert waits(BatchDelay(0.5), 8, back=0, calls=2) == [True, True, False, False, False, False, False, False]
+def test_delay_continues_only_if_most_clients_return() -> None:
+    assert all(delayed_batches(BatchDelay(0.5), 60, returning=2, calls=2))
+    assert all(delayed_batches(BatchDelay(0.5), 60, returning=3))
+    assert not all(delayed_batches(BatchDelay(0.5), 60, returning=1, calls=2))
+    assert delayed_batches(BatchDelay(0.5), 8, returning=0, calls=2) == [True, True, *[False] * 6]
 
 
-def test_more_calls_than_answered_count_as_all() -> None:
+def test_more_queued_calls_than_clients_count_as_all() -> None:
     delay = BatchDelay(0.5)
-    assert all(waits(delay, 20, back=9))
+    assert all(delayed_batches(delay, 20, returning=9))
     delay.batch_finished(size=4, queued=3, duration_s=0.010, now_s=1.0)
     assert delay.remaining_s(6, 1.001) > 0
     assert delay.remaining_s(7, 1.001) == 0
@@ -77,9 +77,9 @@ def test_more_calls_than_answered_count_as_all() -> None:
 
 def test_delay_is_retried_every_16_batches() -> None:
     delay = BatchDelay(0.5)
-    found = waits(delay, 80, back=0)
-    first = found.index(False)
-    assert [i - first for i, waited in enumerate(found) if waited and i > first] == [15, 31, 47, 63]
+    delayed = delayed_batches(delay, 80, returning=0)
+    first = delayed.index(False)
+    assert [i - first for i, is_delayed in enumerate(delayed) if is_delayed and i > first] == [15, 31, 47, 63]
 
 
 def test_no_delay_before_the_first_batch() -> None:
@@ -95,7 +95,7 @@ def test_no_delay_before_the_first_batch() -> None:
     assert delay.remaining_s(1, 4.0) > 0
 
 
-class Slow:
+class SlowPool:
     """A pool with one worker that takes 10 ms for each call."""
 
     def __init__(self) -> None:
@@ -112,13 +112,13 @@ class Slow:
 
 async def client(batcher: Batcher, times: int) -> None:
     for _ in range(times):
-        for _ in range(5):  # the way to the client and back
+        for _ in range(5):  # round trip to the client
             await asyncio.sleep(0)
         await batcher.call(Request(Infer({"x": Tensor.of(np.zeros((1, 2)))}), "m"))
 
 
 async def test_delay_merges_two_groups_of_clients() -> None:
-    pool: Any = Slow()
+    pool: Any = SlowPool()
     batcher = Batcher(pool, 64, 0.0, delay_fraction=10.0)
     first = asyncio.ensure_future(client(batcher, 4))
     while not pool.batches:
@@ -128,7 +128,7 @@ async def test_delay_merges_two_groups_of_clients() -> None:
 
 
 async def test_without_delay_two_groups_alternate() -> None:
-    pool: Any = Slow()
+    pool: Any = SlowPool()
     batcher = Batcher(pool, 64, 0.0)
     first = asyncio.ensure_future(client(batcher, 3))
     while not pool.batches:
@@ -137,8 +137,8 @@ async def test_without_delay_two_groups_alternate() -> None:
     assert pool.batches == [1] * 6
 
 
-async def test_a_waiting_call_is_answered_if_the_other_client_does_not_return() -> None:
-    pool: Any = Slow()
+async def test_a_delayed_call_runs_if_the_other_client_does_not_return() -> None:
+    pool: Any = SlowPool()
     batcher = Batcher(pool, 64, 0.0, delay_fraction=1.0)
     first = asyncio.ensure_future(client(batcher, 1))
     while not pool.batches:

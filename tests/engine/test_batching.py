@@ -35,7 +35,7 @@ def tensor(kind: Datatype, shape: tuple[int, ...], seed: int) -> Tensor:
     return Tensor(np.frombuffer(raw, kind.dtype).reshape(shape), kind)
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def equal_tensors(a: Tensor, b: Tensor) -> bool:
     return a.datatype is b.datatype and a.shape == b.shape and a.data.tobytes() == b.data.tobytes()
 
 
@@ -53,7 +53,9 @@ def test_split_is_the_inverse_of_merge(specs: list[tuple[Datatype, tuple[int, ..
     parts = split(Inference(merged.inputs), counts)
     for call, part in zip(calls, parts, strict=True):
         assert all(
-            part.outputs[n].data.tolist() == t.data.tolist() if t.datatype.kind == "bytes" else same(part.outputs[n], t)
+            part.outputs[n].data.tolist() == t.data.tolist()
+            if t.datatype.kind == "bytes"
+            else equal_tensors(part.outputs[n], t)
             for n, t in call.inputs.items()
         )
 
@@ -70,8 +72,8 @@ def test_text_and_bytes_are_not_merged() -> None:
 
 
 def test_parameters_of_a_merged_response_go_to_every_call() -> None:
-    answer = Inference({"y": Tensor(np.arange(3.0), DATATYPES["FP64"], {"unit": "m"})}, {"version": 2})
-    parts = split(answer, [1, 2])
+    inference = Inference({"y": Tensor(np.arange(3.0), DATATYPES["FP64"], {"unit": "m"})}, {"version": 2})
+    parts = split(inference, [1, 2])
     assert [dict(part.parameters) for part in parts] == [{"version": 2}] * 2
     assert [dict(part.outputs["y"].parameters) for part in parts] == [{"unit": "m"}] * 2
     assert [part.outputs["y"].data.tolist() for part in parts] == [[0.0], [1.0, 2.0]]
@@ -80,7 +82,7 @@ def test_parameters_of_a_merged_response_go_to_every_call() -> None:
     assert (merged.outputs, merged.parameters, merged.inputs["x"].parameters) == (("y",), {"a": 1}, {"unit": "m"})
 
 
-def test_only_equal_calls_have_the_same_key() -> None:
+def test_only_calls_that_can_be_merged_have_the_same_key() -> None:
     x = Tensor.of(np.zeros((2, 3), np.float32))
     base = Infer({"x": x})
     others = [
@@ -181,34 +183,34 @@ async def gather(batcher: Batcher, requests: list[Request[Inference]]) -> list[A
     return await asyncio.gather(*(batcher.call(r) for r in requests), return_exceptions=True)
 
 
-def numbers(answer: Inference) -> list[float]:
-    return [float(v) for v in answer.outputs["y"].data[:, 0]]
+def numbers(inference: Inference) -> list[float]:
+    return [float(v) for v in inference.outputs["y"].data[:, 0]]
 
 
-async def test_an_idle_worker_gets_calls_at_once(pool: RecordingPool, batcher: Any) -> None:
+async def test_an_idle_worker_gets_a_call_immediately(pool: RecordingPool, batcher: Any) -> None:
     assert numbers(await batcher(8).call(make_request(1.0))) == [2.0]
     assert pool.batches == [1]
 
 
 async def test_queued_calls_are_merged_and_get_their_own_rows(pool: RecordingPool, batcher: Any) -> None:
-    answers = await gather(batcher(8), [make_request(float(i), float(i) + 0.5) for i in range(20)])
-    assert [numbers(a) for a in answers] == [[2.0 * i, 2.0 * i + 1] for i in range(20)]
+    results = await gather(batcher(8), [make_request(float(i), float(i) + 0.5) for i in range(20)])
+    assert [numbers(a) for a in results] == [[2.0 * i, 2.0 * i + 1] for i in range(20)]
     assert max(pool.batches) == 8
     assert sum(pool.batches) == 40
 
 
 async def test_a_failing_call_does_not_fail_the_others_of_its_batch(pool: RecordingPool, batcher: Any) -> None:
-    answers = await gather(batcher(8), [make_request(1.0), make_request(-1.0), make_request(3.0)])
-    assert numbers(answers[0]) == [2.0]
-    assert isinstance(answers[1], ModelFailed)
-    assert numbers(answers[2]) == [6.0]
+    results = await gather(batcher(8), [make_request(1.0), make_request(-1.0), make_request(3.0)])
+    assert numbers(results[0]) == [2.0]
+    assert isinstance(results[1], ModelFailed)
+    assert numbers(results[2]) == [6.0]
     assert pool.batches == [3, 1, 1, 1]
 
 
 async def test_calls_with_different_parameters_are_not_merged(pool: RecordingPool, batcher: Any) -> None:
     names = ["alice", "bob", "carol", "dave"]
-    answers = await gather(batcher(8), [make_request(1.0, user=n) for n in names])
-    assert [a.parameters["user"] for a in answers] == names
+    results = await gather(batcher(8), [make_request(1.0, user=n) for n in names])
+    assert [a.parameters["user"] for a in results] == names
 
 
 async def test_calls_with_too_many_rows_are_rejected(batcher: Any) -> None:
@@ -253,8 +255,8 @@ async def test_a_full_batch_does_not_wait_behind_a_single_call_with_another_key(
     waiting_batcher = batcher(2, 10.0)
     lone = asyncio.ensure_future(waiting_batcher.call(make_request(1.0, user="alice")))
     await asyncio.sleep(0)
-    answers = await asyncio.wait_for(gather(waiting_batcher, [make_request(2.0), make_request(3.0)]), 5)
-    assert [numbers(a) for a in answers] == [[4.0], [6.0]]
+    results = await asyncio.wait_for(gather(waiting_batcher, [make_request(2.0), make_request(3.0)]), 5)
+    assert [numbers(a) for a in results] == [[4.0], [6.0]]
     assert pool.batches == [2]
     assert not lone.done()
     assert numbers((await gather(waiting_batcher, [make_request(4.0, user="alice")]))[0]) == [8.0]
@@ -272,14 +274,14 @@ async def test_tensors_of_cancelled_calls_are_freed_while_the_worker_is_busy(poo
     running = asyncio.ensure_future(queue.call(make_request(1.0)))
     await asyncio.sleep(0.01)
     request: Any = make_request(2.0)
-    held = weakref.ref(request.call.inputs["x"].data)
+    reference = weakref.ref(request.call.inputs["x"].data)
     waiting = asyncio.ensure_future(queue.call(request))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.wait({waiting})
     del request, waiting
     gc.collect()
-    assert held() is None
+    assert reference() is None
     pool.gate.set()
     assert numbers(await running) == [2.0]
 
@@ -340,8 +342,8 @@ async def test_closing_cancels_the_timer_of_a_waiting_batch(pool: RecordingPool,
 async def test_an_unexpected_error_fails_every_call_of_the_batch(
     pool: RecordingPool, batcher: Any, others: list[float]
 ) -> None:
-    answers = await asyncio.wait_for(gather(batcher(8), [make_request(FATAL), *map(make_request, others)]), 5)
-    assert [type(a) for a in answers] == [ZeroDivisionError] * (1 + len(others))
+    results = await asyncio.wait_for(gather(batcher(8), [make_request(FATAL), *map(make_request, others)]), 5)
+    assert [type(a) for a in results] == [ZeroDivisionError] * (1 + len(others))
 
 
 async def test_a_cancelled_batch_fails_its_calls(pool: RecordingPool, batcher: Any) -> None:
@@ -361,35 +363,35 @@ async def test_batches_are_filled_up_to_max_rows(pool: RecordingPool, batcher: A
     assert pool.batches == [4, 3, 3]
 
 
-class Counted(RecordingPool):
-    """Counts how often its capacity is read."""
+class CountingPool(RecordingPool):
+    """A pool that counts how often its capacity is read."""
 
-    looked = 0
+    capacity_reads = 0
 
     def __getattribute__(self, name: str) -> Any:
         if name == "capacity":
-            self.looked += 1
+            self.capacity_reads += 1
         return super().__getattribute__(name)
 
 
-async def test_calls_of_one_turn_are_dispatched_together() -> None:
-    pool = Counted()
+async def test_calls_of_one_loop_iteration_are_dispatched_together() -> None:
+    pool = CountingPool()
     pool.gate.clear()
     queue: Any = Batcher(pool, 8, 0.0)
     calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(50)]
     await asyncio.sleep(0.01)
-    assert pool.looked < 5
+    assert pool.capacity_reads < 5
     pool.gate.set()
     assert [numbers(await call) for call in calls] == [[2.0 * i] for i in range(50)]
 
 
 async def test_a_waiting_batch_does_not_keep_the_event_loop_busy() -> None:
-    pool = Counted()
+    pool = CountingPool()
     queue: Any = Batcher(pool, 8, 0.05, delay_fraction=20.0)
     await gather(queue, [make_request(1.0), make_request(2.0)])
     first = asyncio.ensure_future(queue.call(make_request(3.0)))
     assert numbers(await first) == [6.0]
-    assert pool.looked < 20
+    assert pool.capacity_reads < 20
 
 
 async def test_the_rest_of_a_key_goes_to_the_end_of_the_queue(pool: RecordingPool, batcher: Any) -> None:
@@ -402,5 +404,5 @@ async def test_the_rest_of_a_key_goes_to_the_end_of_the_queue(pool: RecordingPoo
     await asyncio.sleep(0.01)
     pool.gate.set()
     await running
-    assert [numbers(answer) for answer in await waiting] == [[0.0], [2.0], [4.0], [6.0], [8.0], [18.0]]
+    assert [numbers(result) for result in await waiting] == [[0.0], [2.0], [4.0], [6.0], [8.0], [18.0]]
     assert pool.batches == [1, 2, 1, 2, 1]  # the first, alice's, bob's, alice's

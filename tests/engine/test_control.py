@@ -15,29 +15,29 @@ from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository, Source
 
 
-class Versions(Repository):
+class VersionedRepository(Repository):
     """A repository with one model, whose versions a test sets."""
 
     def __init__(self, *versions: str, default: str = "") -> None:
         super().__init__()
-        self.models: dict[str, Any] = {version: saying(f"{version}.0") for version in versions}
+        self.models: dict[str, Any] = {version: constant_model(f"{version}.0") for version in versions}
         self.default = default
 
     def scan(self) -> dict[str, Source]:
         return {"m": Source(self.specs, self.default)}
 
     def specs(self) -> list[ModelSpec]:
-        return [ModelSpec(name="m", version=v, runtime="python", target=made) for v, made in self.models.items()]
+        return [ModelSpec(name="m", version=v, runtime="python", target=model) for v, model in self.models.items()]
 
 
-def saying(what: str) -> type[dragoman.Model]:
-    class Says(dragoman.Model):
+def constant_model(value: str) -> type[dragoman.Model]:
+    class ConstantModel(dragoman.Model):
         placement = "inline"
 
         def infer(self, call: Infer) -> Any:
-            return {"what": np.array([what.encode()])}
+            return {"value": np.array([value.encode()])}
 
-    return Says
+    return ConstantModel
 
 
 class Broken(dragoman.Model):
@@ -46,21 +46,21 @@ class Broken(dragoman.Model):
 
 
 class Hanging(dragoman.Model):
-    """Loads when its gate opens."""
+    """Loads once its gate is set."""
 
     placement = "inline"
-    began: asyncio.Event
+    started: asyncio.Event
     gate: asyncio.Event
 
     async def load(self) -> None:
-        type(self).began.set()
+        type(self).started.set()
         await type(self).gate.wait()
 
     def infer(self, call: Infer) -> Any:
         return {}
 
 
-class Slow(dragoman.Model):
+class SlowToClose(dragoman.Model):
     placement = "inline"
     closing: asyncio.Event
     gate: asyncio.Event
@@ -76,14 +76,14 @@ class Slow(dragoman.Model):
 
 
 @pytest.fixture
-async def repository() -> Versions:
-    return Versions("1", "2", "10")
+async def repository() -> VersionedRepository:
+    return VersionedRepository("1", "2", "10")
 
 
 @pytest.fixture
-async def engine(repository: Versions) -> AsyncIterator[Engine]:
-    async with Engine(repository, ServerIdentity(control_token="secret")) as made:
-        yield made
+async def engine(repository: VersionedRepository) -> AsyncIterator[Engine]:
+    async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
+        yield engine
 
 
 async def load(engine: Engine, version: str = "") -> None:
@@ -100,9 +100,9 @@ async def index(engine: Engine) -> dict[str, tuple[str, str]]:
     return {e.version: (e.state, e.reason) for e in entries}
 
 
-async def what(engine: Engine, version: str = "") -> bytes:
-    found: bytes = (await engine.infer("m", {}, version=version))["what"][0]
-    return found
+async def infer_value(engine: Engine, version: str = "") -> bytes:
+    value: bytes = (await engine.infer("m", {}, version=version))["value"][0]
+    return value
 
 
 READY, UNLOADED = ("READY", ""), ("UNAVAILABLE", "unloaded")
@@ -119,23 +119,27 @@ async def test_the_index_lists_every_version_that_was_unloaded(engine: Engine) -
     assert await index(engine) == {"1": READY, "2": READY, "10": READY}
 
 
-async def test_loading_a_model_forgets_removed_versions(engine: Engine, repository: Versions) -> None:
+async def test_loading_a_model_removes_versions_that_are_no_longer_in_the_repository(
+    engine: Engine, repository: VersionedRepository
+) -> None:
     await unload(engine, "1")
-    repository.models = {"11": saying("11.0")}
+    repository.models = {"11": constant_model("11.0")}
     await load(engine)
     assert await index(engine) == {"11": READY}
 
 
-async def test_one_version_is_loaded(engine: Engine, repository: Versions) -> None:
+async def test_one_version_is_loaded(engine: Engine, repository: VersionedRepository) -> None:
     await unload(engine, "1")
-    repository.models = {version: saying(f"{version}.1") for version in ("1", "2", "10")}
+    repository.models = {version: constant_model(f"{version}.1") for version in ("1", "2", "10")}
     await load(engine, "1")
-    assert [await what(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.0", b"10.0"]
+    assert [await infer_value(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.0", b"10.0"]
     await load(engine, "10")
-    assert [await what(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.1", b"10.1"]
+    assert [await infer_value(engine, v) for v in ("1", "2", "10", "")] == [b"1.1", b"2.0", b"10.1", b"10.1"]
 
 
-async def test_a_version_that_cannot_be_loaded_does_not_affect_others(engine: Engine, repository: Versions) -> None:
+async def test_a_version_that_cannot_be_loaded_does_not_affect_others(
+    engine: Engine, repository: VersionedRepository
+) -> None:
     repository.models["1"] = repository.models["11"] = Broken
     for version in ("1", "11"):
         with pytest.raises(errors.InvalidInput, match="bad weights"):
@@ -144,34 +148,36 @@ async def test_a_version_that_cannot_be_loaded_does_not_affect_others(engine: En
     assert [entries.pop(v) for v in ("1", "2", "10")] == [READY] * 3
     assert entries["11"][0] == "UNAVAILABLE"
     assert "bad weights" in entries["11"][1]
-    assert await what(engine, "1") == b"1.0"
+    assert await infer_value(engine, "1") == b"1.0"
 
 
-async def test_versions_are_loaded_on_request(repository: Versions) -> None:
+async def test_versions_are_loaded_on_request(repository: VersionedRepository) -> None:
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
-        waits = ("UNAVAILABLE", "not loaded at the start")
-        assert await index(engine) == {"1": waits, "2": waits, "10": waits}
+        not_loaded = ("UNAVAILABLE", "not loaded at the start")
+        assert await index(engine) == {"1": not_loaded, "2": not_loaded, "10": not_loaded}
         await load(engine, "2")
-        assert await index(engine) == {"2": READY, "1": waits, "10": waits}
-        assert await what(engine) == b"2.0"
+        assert await index(engine) == {"2": READY, "1": not_loaded, "10": not_loaded}
+        assert await infer_value(engine) == b"2.0"
 
 
-async def test_the_newest_version_answers_if_the_default_is_not_loaded() -> None:
-    async with Engine(Versions("1", "2", "10", default="2"), ServerIdentity(control_token="secret")) as engine:
-        assert await what(engine) == b"2.0"
+async def test_the_newest_version_is_used_if_the_default_is_not_loaded() -> None:
+    async with Engine(
+        VersionedRepository("1", "2", "10", default="2"), ServerIdentity(control_token="secret")
+    ) as engine:
+        assert await infer_value(engine) == b"2.0"
         await unload(engine, "2")
-        assert await what(engine) == b"10.0"
+        assert await infer_value(engine) == b"10.0"
         assert [m.name for m in (await engine.call(Request(DescribeModels()))).answer] == ["m"]
         await load(engine, "2")
-        assert await what(engine) == b"2.0"
+        assert await infer_value(engine) == b"2.0"
 
 
-async def test_unloading_cancels_the_first_load_of_a_model(repository: Versions) -> None:
-    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
+async def test_unloading_cancels_the_first_load_of_a_model(repository: VersionedRepository) -> None:
+    Hanging.started, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models = {"1": Hanging}
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         loading = asyncio.ensure_future(load(engine))
-        await Hanging.began.wait()
+        await Hanging.started.wait()
         await unload(engine)
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
             await loading
@@ -180,11 +186,13 @@ async def test_unloading_cancels_the_first_load_of_a_model(repository: Versions)
             await unload(engine)
 
 
-async def test_unloading_another_version_does_not_cancel_a_load(engine: Engine, repository: Versions) -> None:
-    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
+async def test_unloading_another_version_does_not_cancel_a_load(
+    engine: Engine, repository: VersionedRepository
+) -> None:
+    Hanging.started, Hanging.gate = asyncio.Event(), asyncio.Event()
     repository.models["11"] = Hanging
     loading = asyncio.ensure_future(load(engine, "11"))
-    await Hanging.began.wait()
+    await Hanging.started.wait()
     await unload(engine, "1")
     with pytest.raises(errors.ModelNotFound, match="version '7'"):
         await unload(engine, "7")
@@ -193,53 +201,53 @@ async def test_unloading_another_version_does_not_cancel_a_load(engine: Engine, 
     assert await index(engine) == {"2": READY, "10": READY, "11": READY, "1": UNLOADED}
 
 
-async def test_unloading_twice_closes_a_model_that_was_loaded_meanwhile(repository: Versions) -> None:
-    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
-    Slow.closing, Slow.gate, Slow.closed = asyncio.Event(), asyncio.Event(), []
-    repository.models = {"1": Slow, "2": Slow, "3": Hanging}
+async def test_unloading_twice_closes_a_model_that_was_loaded_meanwhile(repository: VersionedRepository) -> None:
+    Hanging.started, Hanging.gate = asyncio.Event(), asyncio.Event()
+    SlowToClose.closing, SlowToClose.gate, SlowToClose.closed = asyncio.Event(), asyncio.Event(), []
+    repository.models = {"1": SlowToClose, "2": SlowToClose, "3": Hanging}
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         loading = asyncio.ensure_future(load(engine))
-        await Hanging.began.wait()
+        await Hanging.started.wait()
         unloading = [asyncio.ensure_future(unload(engine))]
-        await asyncio.wait_for(Slow.closing.wait(), 5)
+        await asyncio.wait_for(SlowToClose.closing.wait(), 5)
         unloading.append(asyncio.ensure_future(unload(engine)))
         await asyncio.sleep(0)
-        Slow.gate.set()
+        SlowToClose.gate.set()
         await asyncio.wait_for(asyncio.gather(*unloading), 5)
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
             await loading
-        assert Slow.closed == [True, True]
+        assert SlowToClose.closed == [True, True]
 
 
-class Two(Repository):
+class TwoModels(Repository):
     """A repository with a model that loads at once, and one that never loads."""
 
     def scan(self) -> dict[str, Source]:
         def source(name: str, target: Any) -> Source:
             return Source(lambda: [ModelSpec(name=name, runtime="python", target=target)])
 
-        return {"m": source("m", saying("here")), "hangs": source("hangs", Hanging)}
+        return {"m": source("m", constant_model("here")), "hangs": source("hangs", Hanging)}
 
 
 async def test_a_model_is_replaced_while_another_is_still_loaded_for_the_first_time() -> None:
-    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
-    engine = Engine(Two(), ServerIdentity(control_token="secret"))
+    Hanging.started, Hanging.gate = asyncio.Event(), asyncio.Event()
+    engine = Engine(TwoModels(), ServerIdentity(control_token="secret"))
     starting = asyncio.ensure_future(engine.start())
-    await Hanging.began.wait()
+    await Hanging.started.wait()
     async with asyncio.timeout(5):
         await load(engine)
-    assert await what(engine) == b"here"
+    assert await infer_value(engine) == b"here"
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
     await engine.close()
 
 
-async def test_nothing_is_loaded_once_the_engine_is_closed(repository: Versions) -> None:
-    Hanging.began, Hanging.gate = asyncio.Event(), asyncio.Event()
+async def test_loads_fail_once_the_engine_is_closed(repository: VersionedRepository) -> None:
+    Hanging.started, Hanging.gate = asyncio.Event(), asyncio.Event()
     async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
         repository.models = {"1": Hanging}
         loading = asyncio.ensure_future(load(engine))
-        await Hanging.began.wait()
+        await Hanging.started.wait()
         waiting = asyncio.ensure_future(load(engine))
     results = await asyncio.wait_for(asyncio.gather(loading, waiting, return_exceptions=True), 5)
     assert [type(result) for result in results] == [errors.InvalidInput, errors.NotReady]

@@ -1,4 +1,4 @@
-"""Coroutines that are begun without a task and continue in one."""
+"""Coroutines that start without a task and continue in one."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,11 +11,11 @@ from dragoman.system.coroutines import Pending, Start, begin, ensure_task
 T = TypeVar("T")
 
 
-async def outside(made: Callable[[], T]) -> T:
-    """Return the result of `made`, called by the loop and so without a task."""
+async def call_without_task(function: Callable[[], T]) -> T:
+    """Call `function` from the event loop, outside of any task, and return its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    loop.call_soon(lambda: future.set_result(made()))
+    loop.call_soon(lambda: future.set_result(function()))
     return await future
 
 
@@ -23,12 +23,12 @@ def start(coroutine: Coroutine[Any, Any, Any]) -> Start[Any]:
     return Start(coroutine, asyncio.get_running_loop())
 
 
-async def at_once() -> int:
+async def returns_immediately() -> int:
     assert asyncio.current_task() is None
     return 7
 
 
-async def later(value: int) -> int:
+async def continues_in_task(value: int) -> int:
     await ensure_task()
     async with asyncio.timeout(10):
         await asyncio.sleep(0)
@@ -36,7 +36,7 @@ async def later(value: int) -> int:
 
 
 async def test_a_coroutine_that_does_not_wait_needs_no_task() -> None:
-    started = await outside(lambda: start(at_once()))
+    started = await call_without_task(lambda: start(returns_immediately()))
     assert (started.task, started.result, started.error) == (None, 7, None)
 
 
@@ -45,43 +45,43 @@ async def fails() -> None:
 
 
 async def test_start_keeps_the_error() -> None:
-    started = await outside(lambda: start(fails()))
+    started = await call_without_task(lambda: start(fails()))
     assert started.task is None
     assert isinstance(started.error, ValueError)
 
 
 async def test_a_coroutine_that_waits_continues_in_a_task() -> None:
-    started = await outside(lambda: start(later(3)))
+    started = await call_without_task(lambda: start(continues_in_task(3)))
     assert started.task is not None
     assert await started.task == 3
 
 
-async def test_a_task_cancelled_before_its_first_turn_reaches_the_coroutine() -> None:
-    seen: list[str] = []
+async def test_cancelling_a_task_before_its_first_step_cancels_the_coroutine() -> None:
+    events: list[str] = []
 
     async def waits() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            seen.append("cancelled")
+            events.append("cancelled")
             raise
 
-    started = await outside(lambda: start(waits()))
+    started = await call_without_task(lambda: start(waits()))
     assert started.task is not None
     started.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await started.task
-    assert seen == ["cancelled"]
+    assert events == ["cancelled"]
 
 
-async def test_a_task_cancelled_before_its_first_turn_cancels_what_it_waits_for() -> None:
+async def test_cancelling_a_task_before_its_first_step_cancels_the_awaited_future() -> None:
     work = asyncio.ensure_future(asyncio.Event().wait())
     await asyncio.sleep(0)
 
     async def waits() -> None:
         await asyncio.gather(work)
 
-    started = await outside(lambda: start(waits()))
+    started = await call_without_task(lambda: start(waits()))
     assert started.task is not None
     started.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -90,7 +90,7 @@ async def test_a_task_cancelled_before_its_first_turn_cancels_what_it_waits_for(
 
 
 async def test_a_pending_coroutine_continues_when_awaited() -> None:
-    pending = begin(later(4))
+    pending = begin(continues_in_task(4))
     assert isinstance(pending, Pending)
     assert await pending == 4
     assert begin(asyncio.sleep(0)) is not None
@@ -99,14 +99,14 @@ async def test_a_pending_coroutine_continues_when_awaited() -> None:
 
 
 async def test_errors_are_thrown_into_a_pending_coroutine() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     async def waits() -> str:
         for _ in range(2):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                seen.append("cancelled")
+                events.append("cancelled")
         return "done"
 
     async def awaits() -> str:
@@ -119,22 +119,22 @@ async def test_errors_are_thrown_into_a_pending_coroutine() -> None:
         await asyncio.sleep(0)
         task.cancel()
     assert await task == "done"
-    assert seen == ["cancelled", "cancelled"]
+    assert events == ["cancelled", "cancelled"]
 
 
-async def test_closing_a_pending_coroutine_ends_it() -> None:
-    seen: list[str] = []
+async def test_closing_a_pending_coroutine_runs_its_cleanup() -> None:
+    events: list[str] = []
 
     async def waits() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            seen.append("closed")
+            events.append("closed")
 
     pending = begin(waits())
     assert isinstance(pending, Pending)
     pending.close()
-    assert seen == ["closed"]
+    assert events == ["closed"]
 
 
 async def test_context_variables_do_not_leak_from_a_first_step() -> None:
@@ -145,8 +145,8 @@ async def test_context_variables_do_not_leak_from_a_first_step() -> None:
     async def sets() -> None:
         name.set("mine")
 
-    def both() -> str:
+    def start_and_get() -> str:
         start(sets())
         return name.get()
 
-    assert await outside(both) == ""
+    assert await call_without_task(start_and_get) == ""

@@ -60,11 +60,11 @@ X = np.array([1.0, 2.5])
 async def test_infer_with_arrays() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         assert engine.ready()
-        answer = await engine.infer("Doubler", {"x": X})
-        assert list(answer) == ["y"]
-        np.testing.assert_array_equal(answer["y"], X * 2)
-        both = await engine.infer("Doubler", {"x": X}, outputs=["sum", "y"])
-        assert float(both["sum"]) == 3.5
+        outputs = await engine.infer("Doubler", {"x": X})
+        assert list(outputs) == ["y"]
+        np.testing.assert_array_equal(outputs["y"], X * 2)
+        selected = await engine.infer("Doubler", {"x": X}, outputs=["sum", "y"])
+        assert float(selected["sum"]) == 3.5
 
 
 @pytest.mark.parametrize(
@@ -98,23 +98,23 @@ async def test_a_deadline_cancels_the_call() -> None:
 async def test_calls_after_their_deadline_are_rejected() -> None:
     async with dragoman.open_engine(Doubler) as engine:
         call = Infer({"x": Tensor.of(X)})
-        there = engine.begin(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
-        assert isinstance(there, Response)
-        np.testing.assert_array_equal(there.answer.outputs["y"].data, X * 2)
-        late = Request(call, "Doubler", deadline_s=time.monotonic() - 0.001)
+        response = engine.begin(Request(call, "Doubler", deadline_s=time.monotonic() + 60))
+        assert isinstance(response, Response)
+        np.testing.assert_array_equal(response.answer.outputs["y"].data, X * 2)
+        expired = Request(call, "Doubler", deadline_s=time.monotonic() - 0.001)
         with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
-            engine.begin(late)
+            engine.begin(expired)
         with pytest.raises(errors.DeadlineExceeded, match="Request timeout expired"):
-            await engine.call(late)
+            await engine.call(expired)
 
 
 async def test_calls_beyond_max_queue_are_rejected() -> None:
     async with dragoman.open_engine(Sleeper, max_queue=2) as engine:
         running = [asyncio.ensure_future(engine.infer("Sleeper", {"seconds": [60.0]})) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(errors.Overloaded, match="Exceeds maximum queue size") as refused:
+        with pytest.raises(errors.Overloaded, match="Exceeds maximum queue size") as raised:
             await engine.infer("Sleeper", {"seconds": [0.0]})
-        assert refused.value.retry_after_s
+        assert raised.value.retry_after_s
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -124,22 +124,22 @@ async def test_calls_beyond_max_queue_are_rejected() -> None:
 async def test_a_stream_yields_chunks_before_its_error() -> None:
     async with dragoman.open_engine(Counter) as engine:
         call = Infer({"n": Tensor.of([3])}, parameters={"fail": True})
-        seen = []
+        received = []
         with pytest.raises(errors.ModelFailed, match="model 'Counter' failed: ValueError: at the end"):
-            async for piece in engine.stream(Request(call, "Counter")):
-                assert isinstance(piece.answer, Inference)
-                seen.append(int(piece.answer.outputs["i"].data[0]))
-        assert seen == [0, 1, 2]
+            async for chunk in engine.stream(Request(call, "Counter")):
+                assert isinstance(chunk.answer, Inference)
+                received.append(int(chunk.answer.outputs["i"].data[0]))
+        assert received == [0, 1, 2]
         with pytest.raises(errors.NotSupported, match="several responses"):
             await engine.infer("Counter", {"n": [2]})
         assert int((await engine.infer("Counter", {"n": [1]}))["i"][0]) == 0
 
 
-async def test_metadata() -> None:
+async def test_model_and_server_metadata() -> None:
     async with dragoman.open_engine(Doubler, Counter) as engine:
-        found = (await engine.call(Request(Describe(), "Doubler"))).answer
-        assert (found.name, found.versions, found.platform) == ("Doubler", (), "python")
-        assert [s.name for s in found.signature.outputs] == ["y", "sum"]
+        description = (await engine.call(Request(Describe(), "Doubler"))).answer
+        assert (description.name, description.versions, description.platform) == ("Doubler", (), "python")
+        assert [s.name for s in description.signature.outputs] == ["y", "sum"]
         assert (await engine.call(Request(ListModels()))).answer == ("Counter", "Doubler")
         assert (await engine.call(Request(DescribeServer()))).answer.name == "dragoman"
         with pytest.raises(errors.ModelNotFound):
@@ -163,8 +163,8 @@ async def test_a_server_with_no_model_or_a_failed_one_is_not_ready() -> None:
         await engine.infer("Doubler", {"x": X})
 
 
-class Changing(Repository):
-    """A repository whose model a test replaces by another."""
+class ChangeableRepository(Repository):
+    """A repository whose models a test can replace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,19 +198,19 @@ class Unloadable(dragoman.Model):
 
 
 @pytest.fixture
-async def changing() -> AsyncIterator[tuple[Engine, Changing]]:
-    repository = Changing()
+async def changing() -> AsyncIterator[tuple[Engine, ChangeableRepository]]:
+    repository = ChangeableRepository()
     repository.models["m"] = Slow
     async with Engine(repository, ServerIdentity(control_token="secret")) as engine:
         yield engine, repository
 
 
 async def model_name(engine: Engine) -> bytes:
-    found: bytes = (await engine.infer("m", {}))["name"][0]
-    return found
+    name: bytes = (await engine.infer("m", {}))["name"][0]
+    return name
 
 
-async def test_replacing_a_model_drops_no_call(changing: tuple[Engine, Changing]) -> None:
+async def test_replacing_a_model_does_not_drop_calls(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, repository = changing
     before = [asyncio.ensure_future(model_name(engine)) for _ in range(5)]
     await asyncio.sleep(0)
@@ -220,7 +220,9 @@ async def test_replacing_a_model_drops_no_call(changing: tuple[Engine, Changing]
     assert await asyncio.gather(*before) == [b"old"] * 5
 
 
-async def test_the_old_model_stays_if_the_new_one_cannot_be_loaded(changing: tuple[Engine, Changing]) -> None:
+async def test_the_old_model_stays_if_the_new_one_cannot_be_loaded(
+    changing: tuple[Engine, ChangeableRepository],
+) -> None:
     engine, repository = changing
     repository.models["m"] = Unloadable
     with pytest.raises(errors.InvalidInput, match="failed to load 'm', ValueError: bad weights"):
@@ -229,7 +231,7 @@ async def test_the_old_model_stays_if_the_new_one_cannot_be_loaded(changing: tup
     assert engine.ready()
 
 
-async def test_unloading_and_the_index(changing: tuple[Engine, Changing]) -> None:
+async def test_unloading_a_model_is_shown_in_the_index(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, _ = changing
     in_flight = asyncio.ensure_future(model_name(engine))
     await asyncio.sleep(0)
@@ -247,7 +249,7 @@ async def test_unloading_and_the_index(changing: tuple[Engine, Changing]) -> Non
 
 
 @pytest.mark.parametrize("call", [Load, Unload, Index])
-async def test_control_needs_the_token(changing: tuple[Engine, Changing], call: Any) -> None:
+async def test_control_needs_the_token(changing: tuple[Engine, ChangeableRepository], call: Any) -> None:
     engine, repository = changing
     with pytest.raises(errors.Unauthorized):
         await engine.call(Request(call("wrong"), "m"))
@@ -257,13 +259,17 @@ async def test_control_needs_the_token(changing: tuple[Engine, Changing], call: 
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x\n"])
-async def test_control_does_not_read_the_disk_for_invalid_names(changing: tuple[Engine, Changing], name: str) -> None:
+async def test_control_does_not_read_the_disk_for_invalid_names(
+    changing: tuple[Engine, ChangeableRepository], name: str
+) -> None:
     engine, _ = changing
     with pytest.raises(errors.InvalidInput, match="is not allowed"):
         await engine.call(Request(Load("secret"), name))
 
 
-async def test_draining_finishes_calls_in_flight_and_rejects_new_ones(changing: tuple[Engine, Changing]) -> None:
+async def test_draining_finishes_calls_in_flight_and_rejects_new_ones(
+    changing: tuple[Engine, ChangeableRepository],
+) -> None:
     engine, _ = changing
     in_flight = asyncio.ensure_future(model_name(engine))
     await asyncio.sleep(0)
@@ -278,30 +284,30 @@ async def test_draining_finishes_calls_in_flight_and_rejects_new_ones(changing: 
 
 class Hanging(dragoman.Model):
     placement = "inline"
-    began: asyncio.Event
+    started: asyncio.Event
 
     async def load(self) -> None:
-        type(self).began.set()
+        type(self).started.set()
         await asyncio.Event().wait()
 
     def infer(self, call: Infer) -> Any:
         return {}
 
 
-async def test_a_load_continues_if_its_caller_is_cancelled(changing: tuple[Engine, Changing]) -> None:
+async def test_a_load_continues_if_its_caller_is_cancelled(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, repository = changing
 
     class Gated(New):
         gate = asyncio.Event()
-        began = asyncio.Event()
+        started = asyncio.Event()
 
         async def load(self) -> None:
-            type(self).began.set()
+            type(self).started.set()
             await type(self).gate.wait()
 
     repository.models["m"] = Gated
     loading = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
-    await Gated.began.wait()
+    await Gated.started.wait()
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
     assert engine.ready()
@@ -312,7 +318,7 @@ async def test_a_load_continues_if_its_caller_is_cancelled(changing: tuple[Engin
             await asyncio.sleep(0.001)
 
 
-async def test_a_failed_first_load_does_not_change_readiness(changing: tuple[Engine, Changing]) -> None:
+async def test_a_failed_first_load_does_not_change_readiness(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, repository = changing
 
     class Broken(dragoman.Model):
@@ -328,12 +334,12 @@ async def test_a_failed_first_load_does_not_change_readiness(changing: tuple[Eng
     assert "bad weights" in next(e.reason for e in entries if e.name == "n")
 
 
-async def test_unloading_cancels_a_load_that_hangs(changing: tuple[Engine, Changing]) -> None:
+async def test_unloading_cancels_a_load_that_hangs(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, repository = changing
-    Hanging.began = asyncio.Event()
+    Hanging.started = asyncio.Event()
     repository.models["m"] = Hanging
     loading = asyncio.ensure_future(engine.call(Request(Load("secret"), "m")))
-    await Hanging.began.wait()
+    await Hanging.started.wait()
     async with asyncio.timeout(5):
         await engine.call(Request(Unload("secret"), "m"))
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
@@ -342,7 +348,7 @@ async def test_unloading_cancels_a_load_that_hangs(changing: tuple[Engine, Chang
         await model_name(engine)
 
 
-async def test_control_with_an_unknown_version_changes_nothing(changing: tuple[Engine, Changing]) -> None:
+async def test_control_with_an_unknown_version_changes_nothing(changing: tuple[Engine, ChangeableRepository]) -> None:
     engine, _ = changing
     with pytest.raises(errors.InvalidInput, match="version '7' is not among"):
         await engine.call(Request(Load("secret"), "m", "7"))
@@ -365,7 +371,7 @@ async def test_output_names_must_be_strings(name: Any) -> None:
 
 
 async def test_models_are_loaded_on_request() -> None:
-    repository = Changing()
+    repository = ChangeableRepository()
     repository.models["m"] = New
     async with Engine(repository, ServerIdentity(control_token="secret", load_at_start=False)) as engine:
         assert engine.ready()

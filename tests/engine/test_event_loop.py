@@ -1,4 +1,4 @@
-"""The event loop of servers does not change options of the process."""
+"""Running the event loop of a server does not change settings of the process."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Models of files without a configured placement: they run where they declare, and are loaded once."""
+"""Model files without a configured placement: the placement that the model declares, and one load."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.engine.deployment import Deployment
 from dragoman.system.coroutines import complete
 
-HEAD = """
+IMPORTS = """
 import os
 from pathlib import Path
 import dragoman
@@ -21,7 +21,7 @@ with (HERE / "imports").open("a") as file:
     print(os.getpid(), file=file)
 
 """
-LOAD = """
+METHODS = """
     def load(self):
         with (HERE / "loads").open("a") as file:
             print(os.getpid(), file=file)
@@ -30,27 +30,27 @@ LOAD = """
         import numpy as np
         return {"pid": np.array([os.getpid()])}
 """
-CLASS = HEAD + "class M(dragoman.Model):\n"
+CLASS_LINE = IMPORTS + "class M(dragoman.Model):\n"
 MODELS = {
-    "class": (CLASS + '    placement = "thread"\n' + LOAD, "thread"),
-    "annotated": (CLASS + '    placement: str = "inline"\n' + LOAD, "inline"),
-    "expression": (CLASS + '    placement = "thread" + ""\n' + LOAD, "thread"),
+    "class": (CLASS_LINE + '    placement = "thread"\n' + METHODS, "thread"),
+    "annotated": (CLASS_LINE + '    placement: str = "inline"\n' + METHODS, "inline"),
+    "expression": (CLASS_LINE + '    placement = "thread" + ""\n' + METHODS, "thread"),
     "set by __init__": (
-        CLASS + '    placement = "thread"\n    def __init__(self, spec):\n'
-        '        super().__init__(spec)\n        self.placement = "process"\n' + LOAD,
+        CLASS_LINE + '    placement = "thread"\n    def __init__(self, spec):\n'
+        '        super().__init__(spec)\n        self.placement = "process"\n' + METHODS,
         "process",
     ),
-    "set afterwards": (CLASS + LOAD + '\nM.placement = "inline"\n', "inline"),
+    "set afterwards": (CLASS_LINE + METHODS + '\nM.placement = "inline"\n', "inline"),
     "inherited": (
-        HEAD + 'class _Parent(dragoman.Model):\n    placement = "inline"\n\nclass M(_Parent):\n' + LOAD,
+        IMPORTS + 'class _Parent(dragoman.Model):\n    placement = "inline"\n\nclass M(_Parent):\n' + METHODS,
         "inline",
     ),
-    "default": (CLASS + LOAD, "process"),
+    "default": (CLASS_LINE + METHODS, "process"),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-async def test_a_model_is_loaded_once_where_it_declares(name: str, tmp_path: Path) -> None:
+async def test_a_model_is_loaded_once_at_its_declared_placement(name: str, tmp_path: Path) -> None:
     text, placement = MODELS[name]
     (tmp_path / "model.py").write_text(text)
     deployment = Deployment(ModelSpec(name="m", runtime="python", uri=str(tmp_path)), lambda: None)
@@ -65,8 +65,8 @@ async def test_a_model_is_loaded_once_where_it_declares(name: str, tmp_path: Pat
         await deployment.close()
 
 
-async def test_a_decorated_function_runs_where_it_declares(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(HEAD + '@dragoman.model(placement="inline")\ndef M() -> int:\n    return 1\n')
+async def test_a_decorated_function_declares_its_placement(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(IMPORTS + '@dragoman.model(placement="inline")\ndef M() -> int:\n    return 1\n')
     deployment = Deployment(ModelSpec(name="m", uri=f"{tmp_path}/model.py:M"), lambda: None)
     try:
         await deployment.start()

@@ -44,7 +44,7 @@ async def test_unknown_models_and_versions_raise() -> None:
         registry.remove("m")
 
 
-async def test_newest_ready_version_answers() -> None:
+async def test_the_newest_ready_version_is_the_default() -> None:
     versions = deployments("1", "2", "3")
     versions["1"].state = versions["2"].state = "READY"
     versions["3"].state = "UNAVAILABLE"
@@ -54,7 +54,7 @@ async def test_newest_ready_version_answers() -> None:
     assert registry.find("m", "3").spec.version == "3"
 
 
-async def test_versions_are_removed_one_by_one() -> None:
+async def test_versions_can_be_removed_individually() -> None:
     registry = ModelRegistry()
     registry.put("m", deployments("1", "2"))
     with pytest.raises(ModelNotFound, match="version '7' is not found"):

@@ -22,31 +22,31 @@ def write(path: Path, text: str | bytes = b"") -> Path:
     return path
 
 
-def found(*paths: Path | str, policy: str = "latest", **defaults: Any) -> dict[str, list[ModelSpec]]:
+def scan_specs(*paths: Path | str, policy: str = "latest", **defaults: Any) -> dict[str, list[ModelSpec]]:
     repository = DiskRepository([str(p) for p in paths], defaults, policy)
     return {name: source.specs() for name, source in repository.scan().items()}
 
 
-def only(specs: dict[str, list[ModelSpec]]) -> ModelSpec:
+def only_spec(specs: dict[str, list[ModelSpec]]) -> ModelSpec:
     ((spec,),) = specs.values()
     return spec
 
 
 def test_a_file_is_a_model_with_its_name(tmp_path: Path) -> None:
     file = write(tmp_path / "resnet.onnx")
-    spec = only(found(file))
+    spec = only_spec(scan_specs(file))
     assert (spec.name, spec.runtime, spec.uri, spec.version) == ("resnet", "onnx", str(file), "")
 
 
 def test_a_folder_with_one_model_file_is_that_model(tmp_path: Path) -> None:
     file = write(tmp_path / "iris" / "model.joblib")
     write(tmp_path / "iris" / "README.md")
-    spec = only(found(tmp_path / "iris"))
+    spec = only_spec(scan_specs(tmp_path / "iris"))
     assert (spec.name, spec.runtime, spec.uri) == ("iris", "sklearn", str(file))
 
 
 @pytest.mark.parametrize("path", ["models/model.joblib", "models", "versions"])
-def test_the_only_model_has_the_name_of_the_setting(tmp_path: Path, path: str) -> None:
+def test_model_name_renames_the_only_model(tmp_path: Path, path: str) -> None:
     write(tmp_path / "models" / "model.joblib")
     write(tmp_path / "versions" / "7" / "model.onnx")
     repository = DiskRepository([str(tmp_path / path)], {}, model_name="iris")
@@ -54,7 +54,7 @@ def test_the_only_model_has_the_name_of_the_setting(tmp_path: Path, path: str) -
     assert (name, [spec.name for spec in source.specs()]) == ("iris", ["iris"])
 
 
-def test_the_name_of_the_setting_is_for_one_model(tmp_path: Path) -> None:
+def test_model_name_needs_exactly_one_model(tmp_path: Path) -> None:
     write(tmp_path / "a.onnx")
     write(tmp_path / "b.onnx")
     with pytest.raises(InvalidInput, match="'model_name': expected one model, found 2: a, b"):
@@ -74,32 +74,32 @@ def test_a_folder_of_models_holds_files_and_folders(tmp_path: Path) -> None:
     write(tmp_path / "train.py")
     write(tmp_path / ".hidden" / "x.onnx")
     write(tmp_path / "empty" / "notes.txt")
-    specs = found(tmp_path)
+    specs = scan_specs(tmp_path)
     assert {n: s[0].runtime for n, s in specs.items()} == {"a": "onnx", "b": "torch", "c": "python"}
 
 
-@pytest.mark.parametrize("beside", ["a.onnx", "iris2.onnx", "sub/model.onnx", "model.onnx", "z.pt2"])
-def test_a_model_name_does_not_depend_on_other_files(tmp_path: Path, beside: str) -> None:
+@pytest.mark.parametrize("other", ["a.onnx", "iris2.onnx", "sub/model.onnx", "model.onnx", "z.pt2"])
+def test_a_model_name_does_not_depend_on_other_files(tmp_path: Path, other: str) -> None:
     file = write(tmp_path / "f1" / "iris.onnx")
-    assert [*found(tmp_path / "f1")] == ["iris"]
-    write(tmp_path / "f1" / beside)
-    assert found(tmp_path / "f1")["iris"][0].uri == str(file)
+    assert [*scan_specs(tmp_path / "f1")] == ["iris"]
+    write(tmp_path / "f1" / other)
+    assert scan_specs(tmp_path / "f1")["iris"][0].uri == str(file)
 
 
-@pytest.mark.parametrize("beside", ["other.onnx", "a.onnx", "sub/model.onnx"])
-def test_a_model_file_has_the_name_of_its_folder(tmp_path: Path, beside: str) -> None:
+@pytest.mark.parametrize("other", ["other.onnx", "a.onnx", "sub/model.onnx"])
+def test_a_model_file_has_the_name_of_its_folder(tmp_path: Path, other: str) -> None:
     file = write(tmp_path / "f1" / "model.onnx")
-    write(tmp_path / "f1" / beside)
-    assert found(tmp_path / "f1")["f1"][0].uri == str(file)
-    assert found(tmp_path)["f1"][0].uri == str(file)
+    write(tmp_path / "f1" / other)
+    assert scan_specs(tmp_path / "f1")["f1"][0].uri == str(file)
+    assert scan_specs(tmp_path)["f1"][0].uri == str(file)
 
 
 def test_a_sub_folder_is_one_model_with_its_name(tmp_path: Path) -> None:
     file = write(tmp_path / "f1" / "iris.onnx")
     write(tmp_path / "f2" / "other.onnx")
-    assert found(tmp_path)["f1"][0].uri == str(file)
+    assert scan_specs(tmp_path)["f1"][0].uri == str(file)
     write(tmp_path / "f1" / "deeper" / "model.onnx")
-    assert {n: s[0].uri for n, s in found(tmp_path).items()}["f1"] == str(file)
+    assert {n: s[0].uri for n, s in scan_specs(tmp_path).items()}["f1"] == str(file)
 
 
 def test_a_sub_folder_with_several_models_is_an_error_that_names_them(tmp_path: Path) -> None:
@@ -109,19 +109,22 @@ def test_a_sub_folder_with_several_models_is_an_error_that_names_them(tmp_path: 
     with pytest.raises(
         InvalidInput, match=r"sub-folder 'f1' holds several models: iris.onnx, iris2.onnx; expected one"
     ):
-        found(tmp_path)
-    assert {*found(tmp_path / "f1")} == {"iris", "iris2"}
+        scan_specs(tmp_path)
+    assert {*scan_specs(tmp_path / "f1")} == {"iris", "iris2"}
     (tmp_path / "f1" / "iris.onnx").rename(tmp_path / "f1" / "model.onnx")
-    assert {n: Path(s[0].uri).name for n, s in found(tmp_path).items()} == {"f1": "model.onnx", "good": "good.onnx"}
+    assert {n: Path(s[0].uri).name for n, s in scan_specs(tmp_path).items()} == {
+        "f1": "model.onnx",
+        "good": "good.onnx",
+    }
 
 
-def skipped(*paths: Path) -> dict[str, str]:
+def skipped_files(*paths: Path) -> dict[str, str]:
     repository = DiskRepository([str(p) for p in paths], {})
     repository.scan()
     return {each.file: each.reason for each in repository.skipped}
 
 
-def test_files_that_look_like_models_and_are_not_served_are_listed_with_the_reason(tmp_path: Path) -> None:
+def test_skipped_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     write(folder / "iris.onnx")
     for name in ("train.py", "__init__.py", "weights.pt", "README.md", "data.csv", "requests.json", "notes.txt"):
@@ -132,18 +135,18 @@ def test_files_that_look_like_models_and_are_not_served_are_listed_with_the_reas
     write(folder / "forest" / "features.py")
     write(folder / "code" / "model.py")
     write(folder / "code" / "helper.py")
-    found = skipped(folder)
-    assert {*found} == {
+    reasons = skipped_files(folder)
+    assert {*reasons} == {
         "models/train.py",
         "models/weights.pt",
         "models/llama/model.gguf",
         "models/forest/scaler.pkl",
         "models/forest/features.py",
     }
-    assert "dragoman serve FILE" in found["models/train.py"]
-    assert "expected a program of TorchScript" in found["models/weights.pt"]
-    assert "GGUF is not supported" in found["models/llama/model.gguf"]
-    assert "the sub-folder is one model, 'model.joblib'" in found["models/forest/scaler.pkl"]
+    assert "dragoman serve FILE" in reasons["models/train.py"]
+    assert "expected a program of TorchScript" in reasons["models/weights.pt"]
+    assert "GGUF is not supported" in reasons["models/llama/model.gguf"]
+    assert "the sub-folder is one model, 'model.joblib'" in reasons["models/forest/scaler.pkl"]
 
 
 @pytest.mark.parametrize(
@@ -157,20 +160,20 @@ def test_files_that_look_like_models_and_are_not_served_are_listed_with_the_reas
 def test_the_error_for_a_folder_without_models_names_each_file(tmp_path: Path, name: str, reason: str) -> None:
     write(tmp_path / "f" / name)
     with pytest.raises(InvalidInput) as raised:
-        found(tmp_path / "f")
+        scan_specs(tmp_path / "f")
     assert f"found no model in '{tmp_path / 'f'}'; {reason}" in raised.value.message
 
 
 def test_models_are_found_at_any_depth(tmp_path: Path) -> None:
     write(tmp_path / "team" / "one" / "iris" / "model.ubj")
-    assert only(found(tmp_path)).name == "iris"
+    assert only_spec(scan_specs(tmp_path)).name == "iris"
 
 
 @pytest.mark.parametrize(("policy", "versions"), [("latest", ["10"]), ("all", ["1", "2", "10"]), ("1,10", ["1", "10"])])
 def test_integer_folders_are_versions(tmp_path: Path, policy: str, versions: list[str]) -> None:
     for version in ("1", "2", "10"):
         write(tmp_path / "m" / version / "model.onnx")
-    specs = found(tmp_path / "m", policy=policy)["m"]
+    specs = scan_specs(tmp_path / "m", policy=policy)["m"]
     assert [s.version for s in specs] == versions
     assert all(s.uri == str(tmp_path / "m" / s.version / "model.onnx") for s in specs)
 
@@ -178,11 +181,11 @@ def test_integer_folders_are_versions(tmp_path: Path, policy: str, versions: lis
 def test_unknown_versions_in_a_policy_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1" / "model.onnx")
     with pytest.raises(InvalidInput, match="expected versions of 1, got 3"):
-        found(tmp_path / "m", policy="1,3")
+        scan_specs(tmp_path / "m", policy="1,3")
 
 
-def test_module_and_object(tmp_path: Path) -> None:
-    spec = only(found("package.module:Thing"))
+def test_a_module_and_object_path(tmp_path: Path) -> None:
+    spec = only_spec(scan_specs("package.module:Thing"))
     assert (spec.name, spec.runtime, spec.uri) == ("Thing", "python", "package.module:Thing")
 
 
@@ -198,7 +201,7 @@ def test_model_settings_json(tmp_path: Path) -> None:
         "parameters": {"uri": "./weights.joblib", "version": "v1", "extra": {"method": "predict"}},
     }
     write(tmp_path / "m" / "model-settings.json", json.dumps(settings))
-    spec = only(found(tmp_path))
+    spec = only_spec(scan_specs(tmp_path))
     assert (spec.name, spec.version, spec.runtime) == ("renamed", "v1", "sklearn")
     assert Path(spec.uri) == tmp_path / "m" / "weights.joblib"
     assert (spec.max_batch_size, spec.max_batch_wait_s, spec.platform) == (16, 0.5, "sklearn")
@@ -209,7 +212,7 @@ def test_model_settings_json(tmp_path: Path) -> None:
 def test_an_implementation_in_the_folder_of_the_model(tmp_path: Path) -> None:
     file = write(tmp_path / "m" / "models.py")
     write(tmp_path / "m" / "model-settings.json", json.dumps({"name": "m", "implementation": "models.Mine"}))
-    spec = only(found(tmp_path))
+    spec = only_spec(scan_specs(tmp_path))
     assert (spec.runtime, spec.uri) == ("mlserver", f"{file}:Mine")
 
 
@@ -218,7 +221,7 @@ def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> Non
     write(tmp_path / "a" / "dragoman.toml", '[model]\nreplicas = 2\nplacement = "process"\nmax_queue = 5\n')
     write(tmp_path / "b.onnx")
     write(tmp_path / "dragoman.toml", "[server]\nhttp_port = 9000\n[models.b]\nmax_batch_size = 4\n")
-    specs = found(tmp_path, replicas=1)
+    specs = scan_specs(tmp_path, replicas=1)
     assert (specs["a"][0].replicas, specs["a"][0].placement, specs["a"][0].max_queue) == (2, "process", 5)
     assert specs["b"][0].max_batch_size == 4
     assert settings_for([str(tmp_path)]).http_port == 9000
@@ -240,7 +243,7 @@ def test_invalid_files_are_rejected(tmp_path: Path, text: str, message: str) -> 
     write(tmp_path / "m" / "model.onnx")
     write(tmp_path / "m" / "dragoman.toml", text)
     with pytest.raises(InvalidInput, match=message):
-        found(tmp_path)
+        scan_specs(tmp_path)
 
 
 def test_settings_for_an_unknown_model_are_rejected(tmp_path: Path) -> None:
@@ -248,36 +251,36 @@ def test_settings_for_an_unknown_model_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "b.onnx")
     write(tmp_path / "dragoman.toml", "[models.c]\nreplicas = 2")
     with pytest.raises(InvalidInput, match="there is no model 'c' here"):
-        found(tmp_path)
+        scan_specs(tmp_path)
 
 
 def test_paths_without_models_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="found no model in"):
-        found(tmp_path)
+        scan_specs(tmp_path)
     with pytest.raises(InvalidInput, match="is not there; expected a model file"):
-        found(tmp_path / "nope")
+        scan_specs(tmp_path / "nope")
     with pytest.raises(InvalidInput, match="no runtime is known for the file"):
-        found(write(tmp_path / "x.csv"))
+        scan_specs(write(tmp_path / "x.csv"))
 
 
 def test_two_models_with_the_same_name_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a" / "m.onnx")
     write(tmp_path / "b" / "m.onnx")
-    both = f"two models are called 'm': {tmp_path / 'a' / 'm.onnx'} and {tmp_path / 'b' / 'm.onnx'}; give one"
-    with pytest.raises(InvalidInput, match=re.escape(both)):
-        found(tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx")
+    message = f"two models are called 'm': {tmp_path / 'a' / 'm.onnx'} and {tmp_path / 'b' / 'm.onnx'}; give one"
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scan_specs(tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx")
 
 
 def test_names_that_cannot_be_in_a_url_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "my model" / "model.onnx")
     with pytest.raises(InvalidInput, match="'my model' is not allowed"):
-        found(tmp_path)
+        scan_specs(tmp_path)
 
 
 def test_server_settings_from_settings_json(tmp_path: Path) -> None:
     write(tmp_path / "settings.json", json.dumps({"http_port": 9090, "gzip_enabled": False, "debug": True}))
-    found = {k: v for _, table in server_tables(tmp_path) for k, v in table.items()}
-    assert found == {"http_port": 9090, "compress_responses": False}
+    settings = {k: v for _, table in server_tables(tmp_path) for k, v in table.items()}
+    assert settings == {"http_port": 9090, "compress_responses": False}
 
 
 @pytest.mark.parametrize(
@@ -289,12 +292,12 @@ def test_operator_settings_are_not_read_from_folders(tmp_path: Path, name: str) 
         settings_for([str(tmp_path)])
 
 
-def test_links_to_folders_above_are_ignored(tmp_path: Path) -> None:
+def test_links_to_parent_folders_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "a" / "m.onnx")
     write(tmp_path / "b" / "n.onnx")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
     (tmp_path / "again").symlink_to(".")
-    assert set(found(tmp_path)) == {"a", "b"}
+    assert set(scan_specs(tmp_path)) == {"a", "b"}
 
 
 def test_an_invalid_folder_does_not_affect_others(tmp_path: Path) -> None:
@@ -311,12 +314,12 @@ def test_an_invalid_folder_does_not_affect_others(tmp_path: Path) -> None:
 def test_invalid_version_policies_are_rejected(tmp_path: Path, policy: str) -> None:
     write(tmp_path / "m.onnx")
     with pytest.raises(InvalidInput, match="expected latest, all, or a list"):
-        found(tmp_path, policy=policy)
+        scan_specs(tmp_path, policy=policy)
 
 
-def test_a_python_file_in_any_folder(tmp_path: Path) -> None:
+def test_a_python_file_and_object_in_a_folder_with_spaces(tmp_path: Path) -> None:
     file = write(tmp_path / "my dir" / "model one.py")
-    spec = only(found(f"{file}:thing"))
+    spec = only_spec(scan_specs(f"{file}:thing"))
     assert (spec.name, spec.uri) == ("thing", f"{file}:thing")
 
 

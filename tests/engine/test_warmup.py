@@ -20,19 +20,19 @@ from dragoman import FP64, TensorSpec
 class Model(dragoman.Model):
     placement = "{placement}"
     inputs = (TensorSpec("x", FP64, (-1,)),)
-    outputs = (TensorSpec("seen", FP64, (-1,)),)
+    outputs = (TensorSpec("received", FP64, (-1,)),)
 
     def load(self):
-        self.seen = []
+        self.received = []
 
     def infer(self, call):
         x = call.inputs["x"].data
         if x[0] < 0:
             raise dragoman.errors.InvalidInput("expected x of at least 0")
-        self.seen.append(float(x[0]))
+        self.received.append(float(x[0]))
         with open("{log}", "a") as file:
             file.write(f"{{os.getpid()}} {{x[0]:g}}\\n")
-        return {{"seen": np.array(self.seen)}}
+        return {{"received": np.array(self.received)}}
 """
 
 
@@ -55,16 +55,16 @@ async def test_a_ready_model_has_answered_its_warmup_requests_in_order(tmp_path:
     folder = write_model(tmp_path, [body(1.0), body(2.0)], placement, max_batch_size=8)
     async with open_engine(folder) as engine:
         assert engine.ready()
-        assert (await engine.infer("m", {"x": [3.0]}))["seen"].tolist() == [1.0, 2.0, 3.0]
+        assert (await engine.infer("m", {"x": [3.0]}))["received"].tolist() == [1.0, 2.0, 3.0]
 
 
 async def test_every_replica_answers_the_warmup_requests(tmp_path: Path) -> None:
     folder = write_model(tmp_path, body(7.0), "process", replicas=2)
     async with open_engine(folder) as engine:
         assert engine.ready()
-        seen = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-        assert [x for _, x in seen] == ["7", "7"]
-        assert len({pid for pid, _ in seen}) == 2
+        received = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+        assert [x for _, x in received] == ["7", "7"]
+        assert len({pid for pid, _ in received}) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_a_failing_warmup_keeps_the_loaded_version(tmp_path: Path) -> None
         with pytest.raises(errors.InvalidInput, match="warm-up: request 1"):
             await engine.call(Request(Load(""), "m"))
         assert [e.state for e in (await engine.call(Request(Index("")))).answer] == ["READY"]
-        assert (await engine.infer("m", {"x": [3.0]}))["seen"].tolist() == [1.0, 3.0]
+        assert (await engine.infer("m", {"x": [3.0]}))["received"].tolist() == [1.0, 3.0]
 
 
 async def test_warmup_of_a_model_without_inference(tmp_path: Path) -> None:
@@ -114,7 +114,9 @@ async def test_warmup_of_a_model_without_inference(tmp_path: Path) -> None:
 
 async def test_warmup_of_a_model_that_streams(tmp_path: Path) -> None:
     folder = write_model(tmp_path, [body(1.0), body(2.0)])
-    text = (folder / "model.py").read_text().replace("        return {", "        yield {'seen': x}\n        yield {")
+    text = (
+        (folder / "model.py").read_text().replace("        return {", "        yield {'received': x}\n        yield {")
+    )
     (folder / "model.py").write_text(text)
     async with open_engine(folder) as engine:
         assert engine.ready()

@@ -1,4 +1,4 @@
-"""The quick ways through a payload give what the plain ones give: the same arrays, or the same refusal."""
+"""Fast paths of parsing give the same arrays, or the same errors, as the general parsers."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
 from dragoman.native.float_text import _loading, float_text
 
-quick = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 SIMD_CLASS = json_numbers._simd_parser_class
 SIMD = SIMD_CLASS() is not None
 COMPILED = _loading().result() is not None  # loaded by now, if it can be
@@ -35,25 +35,24 @@ NEVER = 1 << 60
 
 @contextmanager
 def parsers(
-    least: int, *, with_simd: bool, chunk: int = 1 << 18, most: int = 0, compiled: bool = False
+    long_bytes: int, *, with_simd: bool, chunk: int = 1 << 18, small_bytes: int = 0, compiled: bool = False
 ) -> Iterator[None]:
-    """Arrays are long from `least` bytes on and parsed with or without simdjson and compiled kernels; small ones have
-    `most` bytes."""
+    """Set the sizes of long arrays, small messages and chunks, and enable or disable simdjson and compiled kernels."""
     with (
         mock.patch.object(json_numbers, "float_text", float_text if compiled else lambda dtype: None),
-        mock.patch.object(small_messages, "SMALL_BYTES", most),
-        mock.patch.object(body, "LONG", least),
-        mock.patch.object(json_data, "LONG", least),
+        mock.patch.object(small_messages, "SMALL_BYTES", small_bytes),
+        mock.patch.object(body, "LONG", long_bytes),
+        mock.patch.object(json_data, "LONG", long_bytes),
         mock.patch.object(json_numbers, "_CHUNK", chunk),
         mock.patch.object(json_numbers, "_simd_parser_class", SIMD_CLASS if with_simd else lambda: None),
     ):
         yield
 
 
-def result(read: Callable[[], dict[str, Tensor]]) -> Any:
-    """The tensors, or the error, as something to compare."""
+def result(parse: Callable[[], dict[str, Tensor]]) -> Any:
+    """Return the tensors, or the error, in a form that can be compared."""
     try:
-        tensors = read()
+        tensors = parse()
     except DragomanError as error:
         return type(error), error.message
     return {n: (t.datatype, t.shape, t.data.dtype, _elements(t), dict(t.parameters)) for n, t in tensors.items()}
@@ -64,25 +63,27 @@ def _elements(tensor: Tensor) -> Any:
 
 
 def result_of_every_parser(text: bytes, policy: Policy = POLICY) -> Any:
-    """The inputs of a request, or its error, after checking that every parser gives the same."""
+    """Return the inputs of a request, or its error, after checking that all parsers agree."""
 
-    def read() -> dict[str, Tensor]:
+    def parse() -> dict[str, Tensor]:
         return dict(body.parse_request(text, None, policy).inputs)
 
     with parsers(NEVER, with_simd=False):
-        plain = result(read)
-    with parsers(NEVER, with_simd=False, most=small_messages.SMALL_BYTES):
-        assert result(read) == plain
+        plain = result(parse)
+    with parsers(NEVER, with_simd=False, small_bytes=small_messages.SMALL_BYTES):
+        assert result(parse) == plain
     for chunk in (1 << 18, 8):
         with parsers(NEVER, with_simd=False, chunk=chunk):
             # A chunk that ends within a list reports another list; the same texts are accepted.
-            expected = result(read)
+            expected = result(parse)
             assert isinstance(expected, tuple) == isinstance(plain, tuple)
-        for least in (2, 16):
+        for long_bytes in (2, 16):
             for with_simd, compiled in ((False, False), (True, False), (True, True)):
-                with parsers(least, with_simd=with_simd, chunk=chunk, compiled=compiled):
-                    found = result(read)
-                assert found == expected, f"least {least}, chunk {chunk}, simdjson {with_simd}, compiled {compiled}"
+                with parsers(long_bytes, with_simd=with_simd, chunk=chunk, compiled=compiled):
+                    actual = result(parse)
+                assert actual == expected, (
+                    f"long {long_bytes}, chunk {chunk}, simdjson {with_simd}, compiled {compiled}"
+                )
     return plain
 
 
@@ -104,12 +105,12 @@ INTEGERS = [
     -(1 << 63),
     (1 << 64) - 1,
 ]
-WORDS = [
+NUMBERS = [
     *map(str, INTEGERS),
     *("-0", "-0.0", "0.0", "1.0", "1e3", "2.5", "-7.25e-3", "0.1", "1e-400", "5e-324", "1e308", "3.5e38", "16777217"),
     *("18446744073709551616", "-9223372036854775809", "1e400", "9007199254740993.0", "1E+2"),
 ]
-ODD = [
+NOT_NUMBERS = [
     "null",
     "true",
     '"1"',
@@ -126,26 +127,28 @@ ODD = [
     "",
     "1 2",
 ]
-PLAIN = st.one_of(
-    st.sampled_from(WORDS),
+NUMBER_TEXTS = st.one_of(
+    st.sampled_from(NUMBERS),
     st.integers(-(1 << 66), 1 << 66).map(str),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr),
 )
-WORD = st.one_of(PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, st.sampled_from(ODD))
+ANY_TEXTS = st.one_of(
+    NUMBER_TEXTS, NUMBER_TEXTS, NUMBER_TEXTS, NUMBER_TEXTS, NUMBER_TEXTS, st.sampled_from(NOT_NUMBERS)
+)
 KINDS = st.sampled_from(sorted(DATATYPES))
 SPACE = st.sampled_from(["", "", " ", "\n", "\t \r\n", "\x0b"])
 
 
 @st.composite
-def lists(draw: st.DrawFn, word: st.SearchStrategy[str]) -> tuple[list[int], str]:
-    """A shape and the text of nested lists, which mostly fit each other."""
+def lists(draw: st.DrawFn, element: st.SearchStrategy[str]) -> tuple[list[int], str]:
+    """Draw a shape and the JSON of nested lists, which match in most cases."""
     shape = draw(st.sampled_from([[4], [12], [2, 3], [3, 1], [2, 2, 2], [1, 9], [0], [2, 0], []]))
     space = draw(SPACE)
 
     def nested(rest: list[int]) -> str:
         if not rest:
-            return draw(word)
+            return draw(element)
         count = rest[0] + draw(st.sampled_from([0] * 20 + [1, -1]))
         return f"[{space}{(space + ',' + space).join(nested(rest[1:]) for _ in range(count))}{space}]"
 
@@ -153,13 +156,13 @@ def lists(draw: st.DrawFn, word: st.SearchStrategy[str]) -> tuple[list[int], str
     return shape, nested([int(np.prod(shape))] if flat or not shape else shape)
 
 
-def requested(kind: str, shape: list[int], data: str, **more: str) -> bytes:
+def request_body(kind: str, shape: list[int], data: str, **more: str) -> bytes:
     fields = {"name": '"x"', "shape": json.dumps(shape), "datatype": f'"{kind}"', "data": data, **more}
     return ('{"inputs": [{' + ", ".join(f'"{k}": {v}' for k, v in fields.items()) + "}]}").encode()
 
 
-@quick
-@given(KINDS, lists(PLAIN))
+@many_examples
+@given(KINDS, lists(NUMBER_TEXTS))
 @example("FP32", ([3], "[-0, -0.0, 0]"))
 @example("FP64", ([2], "[18446744073709551616, -9223372036854775809]"))
 @example("UINT64", ([2], "[18446744073709551615, 9223372036854775808]"))
@@ -171,12 +174,12 @@ def requested(kind: str, shape: list[int], data: str, **more: str) -> bytes:
 @example("FP16", ([2, 2], "[[65519.9, 1e-8], [6e-8, 0.1]]"))
 @example("FP64", ([2, 2], "[[1, 2], [3, 1.7976931348623159e308]]"))
 @example("BOOL", ([2, 1], "[[true], [false]]"))
-def test_every_parser_reads_the_same_numbers(kind: str, given: tuple[list[int], str]) -> None:
-    result_of_every_parser(requested(kind, *given))
+def test_all_parsers_return_the_same_numbers(kind: str, array: tuple[list[int], str]) -> None:
+    result_of_every_parser(request_body(kind, *array))
 
 
-@quick
-@given(KINDS, lists(WORD))
+@many_examples
+@given(KINDS, lists(ANY_TEXTS))
 @example("INT32", ([2, 2], "[[1, 2], [3]]"))
 @example("INT32", ([2, 2], "[[1], [2, 3, 4]]"))
 @example("INT32", ([3], "[1, [2, 3], []]"))
@@ -193,12 +196,12 @@ def test_every_parser_reads_the_same_numbers(kind: str, given: tuple[list[int], 
 @example("FP32", ([2, 2], "[[1, 2], [3, 4]"))
 @example("FP32", ([1], "[" * 200 + "]" * 200))
 @example("FP32", ([1], "[" * 20_000))
-def test_every_parser_rejects_with_the_same_message(kind: str, given: tuple[list[int], str]) -> None:
-    result_of_every_parser(requested(kind, *given))
+def test_all_parsers_reject_with_the_same_message(kind: str, array: tuple[list[int], str]) -> None:
+    result_of_every_parser(request_body(kind, *array))
 
 
 LONG_DATA = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
-HELD = st.sampled_from(
+FIELDS = st.sampled_from(
     [
         f'"more": {LONG_DATA}',
         f'"data": {LONG_DATA}',
@@ -223,16 +226,16 @@ HELD = st.sampled_from(
 )
 
 
-@quick
+@many_examples
 @given(
-    st.lists(st.lists(HELD, min_size=1, max_size=7), min_size=1, max_size=3),
+    st.lists(st.lists(FIELDS, min_size=1, max_size=7), min_size=1, max_size=3),
     st.sampled_from(["", " ", "x", "]", "\0", f', "data": {LONG_DATA}', ', "id": "1"', ', "inputs": []']),
     st.sampled_from(["", "\ufeff", " "]),
     st.integers(1, 8),
 )
 def test_only_data_of_tensors_is_cut_out(tensors: list[list[str]], end: str, start: str, depth: int) -> None:
     inputs = [
-        ", ".join([f'"name": "{i}", "shape": [10], "datatype": "INT64"', *held]) for i, held in enumerate(tensors)
+        ", ".join([f'"name": "{i}", "shape": [10], "datatype": "INT64"', *fields]) for i, fields in enumerate(tensors)
     ]
     text = start + '{"inputs": [' + ", ".join(f"{{{i}}}" for i in inputs) + "]" + end + "}"
     result_of_every_parser(text.encode())
@@ -241,29 +244,29 @@ def test_only_data_of_tensors_is_cut_out(tensors: list[list[str]], end: str, sta
 
 
 def test_long_arrays_are_cut_out_and_identified_by_position() -> None:
-    text = requested("INT64", [10], LONG_DATA, parameters='{"p": 1}')
+    text = request_body("INT64", [10], LONG_DATA, parameters='{"p": 1}')
     message = cut_arrays(text, (b'"data"',), 16)
     assert json.loads(message.rest)["inputs"][0]["data"] == []
     assert [text[slice(*span)] for span in message.spans.values()] == [LONG_DATA.encode()]
     assert cut_arrays(text, (b'"data"',), 1000).rest is text
 
 
-def test_cutting_scans_each_byte_a_few_times() -> None:
-    # Each of a hundred thousand keys would be followed to the end of the text.
-    for held in (b'"data":[', b'"data" : [[', b'"data":[{'):
-        text = held * 100_000
+def test_cutting_takes_linear_time() -> None:
+    # A quadratic implementation would scan to the end of the text from each of the 100,000 keys.
+    for opening in (b'"data":[', b'"data" : [[', b'"data":[{'):
+        text = opening * 100_000
         assert cut_arrays(text, (b'"data"',), 1000).spans == {}
 
 
 @pytest.mark.skipif(not SIMD, reason="simdjson is not installed")
 @pytest.mark.parametrize("shape", [[100_000], [100, 1000], [10, 10, 1000]])
-def test_long_arrays_go_through_simdjson(shape: list[int]) -> None:
+def test_long_arrays_are_parsed_by_simdjson(shape: list[int]) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    text = requested("FP32", shape, json.dumps(values.tolist()))
+    text = request_body("FP32", shape, json.dumps(values.tolist()))
     with mock.patch.object(json_numbers, "_decode", side_effect=AssertionError):
-        found = body.parse_request(text, None, POLICY).inputs["x"].data
-    assert found.tobytes() == values.tobytes()
-    assert not found.flags.writeable
+        array = body.parse_request(text, None, POLICY).inputs["x"].data
+    assert array.tobytes() == values.tobytes()
+    assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("with_kernels", [False, True])
@@ -276,28 +279,28 @@ def test_long_vectors_are_not_parsed_by_the_general_parser(with_kernels: bool) -
     if not with_kernels:
         replaced["float_text"] = lambda dtype: None
     with mock.patch.multiple(json_numbers, **replaced):
-        found = umbridge.parse_umbridge_request(text, POLICY)
-    assert isinstance(found, umbridge.UmBridgeRequest)
-    assert isinstance(found.input, list)
-    assert [vector.tolist() for vector in found.input] == [values.tolist(), [1.5]]
+        request = umbridge.parse_umbridge_request(text, POLICY)
+    assert isinstance(request, umbridge.UmBridgeRequest)
+    assert isinstance(request.input, list)
+    assert [vector.tolist() for vector in request.input] == [values.tolist(), [1.5]]
 
 
-def test_many_short_elements_are_kept_in_one_buffer() -> None:
+def test_many_short_elements_share_one_buffer() -> None:
     elements = [b"a" * (1 + n % 255) for n in range(300)]
     with mock.patch.object(raw, "_split_bytes", side_effect=AssertionError):
-        tensor = raw.tensor_from_raw("x", BYTES, [300], packed(elements), POLICY)
+        tensor = raw.tensor_from_raw("x", BYTES, [300], encode_elements(elements), POLICY)
     assert list(tensor.data) == elements
 
 
 @pytest.mark.parametrize("count", [1, 300])
 def test_tensors_of_raw_bytes_keep_their_parameters(count: int) -> None:
-    tensor = raw.tensor_from_raw("x", BYTES, [count], packed([b"ab"] * count), POLICY, {"p": 1})
+    tensor = raw.tensor_from_raw("x", BYTES, [count], encode_elements([b"ab"] * count), POLICY, {"p": 1})
     assert tensor.parameters == {"p": 1}
     assert list(tensor.data) == [b"ab"] * count
 
 
 def test_parsing_without_simdjson() -> None:
-    text = requested("INT64", [1000], json.dumps(list(range(1000))))
+    text = request_body("INT64", [1000], json.dumps(list(range(1000))))
     with mock.patch.object(json_numbers, "_simd_parser_class", return_value=None):
         assert body.parse_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
 
@@ -307,9 +310,9 @@ def test_simdjson_is_reused_after_invalid_text() -> None:
     good, bad = b"[1, 2, 3]", b"[1, true, 3]"
     for _ in range(3):
         assert json_numbers.parse_with_simdjson(bad, INT64) is None
-        found = json_numbers.parse_with_simdjson(good, INT64)
-        assert found is not None
-        assert found.tolist() == [1, 2, 3]
+        array = json_numbers.parse_with_simdjson(good, INT64)
+        assert array is not None
+        assert array.tolist() == [1, 2, 3]
 
 
 # --- BYTES -----------------------------------------------------------------------------------------------------
@@ -325,19 +328,19 @@ ELEMENTS = st.lists(
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), min_size=1, max_size=40)
 
 
-def packed(elements: list[bytes]) -> bytes:
-    """The binary form, written down here a second time."""
+def encode_elements(elements: list[bytes]) -> bytes:
+    """Encode elements as binary tensor data: the length of each as 4 bytes, then its bytes."""
     return b"".join(struct.pack("<I", len(e)) + e for e in elements)
 
 
-@quick
+@many_examples
 @given(ELEMENTS, st.booleans())
-def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None:
+def test_bytes_elements_are_decoded_and_encoded(elements: list[bytes], narrow: bool) -> None:
     if narrow:
         elements = [e.replace(b"\0", b"") or b"-" for e in elements]
-    text = packed(elements)
-    for few in (1, NEVER):
-        with mock.patch.object(raw, "_MIN_PACKED", few):
+    text = encode_elements(elements)
+    for min_packed in (1, NEVER):
+        with mock.patch.object(raw, "_MIN_PACKED", min_packed):
             tensor = raw.tensor_from_raw("x", BYTES, [len(elements)], text, POLICY)
             assert tensor.shape == (len(elements),)
             assert bytes(raw.raw_from_tensor(tensor)) == text
@@ -346,58 +349,58 @@ def test_elements_and_their_lengths(elements: list[bytes], narrow: bool) -> None
             assert bytes(raw.raw_from_tensor(Tensor(object_array(elements, (len(elements),)), BYTES))) == text
 
 
-@quick
+@many_examples
 @given(st.binary(max_size=60), st.integers(0, 12))
-@example(packed([b"ab"] * 4) + b"\0", 4)
-@example(packed([b"ab"] * 4)[:-1], 4)
-@example(packed([b"ab"] * 4), 3)
+@example(encode_elements([b"ab"] * 4) + b"\0", 4)
+@example(encode_elements([b"ab"] * 4)[:-1], 4)
+@example(encode_elements([b"ab"] * 4), 3)
 def test_invalid_lengths_are_rejected_with_the_same_message(text: bytes, count: int) -> None:
-    answers = []
-    for few in (1, NEVER):
-        with mock.patch.object(raw, "_MIN_PACKED", few):
-            answers.append(result(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
-    assert answers[0] == answers[1]
+    results = []
+    for min_packed in (1, NEVER):
+        with mock.patch.object(raw, "_MIN_PACKED", min_packed):
+            results.append(result(lambda: {"x": raw.tensor_from_raw("x", BYTES, [count], text, POLICY)}))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("data", ['["a", "ü"]', '[["a"], ["ü"]]', ' [ ["a"] , ["ü"] ] '])
-def test_elements_of_json_came_as_text(data: str) -> None:
-    found = body.parse_request(requested("BYTES", [2, 1], data), None, POLICY).inputs["x"]
-    assert came_as_text(found)
-    assert found.data.tolist() == [[b"a"], ["ü".encode()]]
-    assert not came_as_text(raw.tensor_from_raw("x", BYTES, [2, 1], packed([b"a", b"b"]), POLICY))
-    many = raw.tensor_from_raw("x", BYTES, [20], packed([b"ab"] * 20), POLICY)
+def test_json_elements_are_marked_as_text(data: str) -> None:
+    tensor = body.parse_request(request_body("BYTES", [2, 1], data), None, POLICY).inputs["x"]
+    assert came_as_text(tensor)
+    assert tensor.data.tolist() == [[b"a"], ["ü".encode()]]
+    assert not came_as_text(raw.tensor_from_raw("x", BYTES, [2, 1], encode_elements([b"a", b"b"]), POLICY))
+    many = raw.tensor_from_raw("x", BYTES, [20], encode_elements([b"ab"] * 20), POLICY)
     assert texts_of(many) == ["ab"] * 20
-    for tensor in (many, pickle.loads(pickle.dumps(many)), with_parameters(many, {"p": 1})):
-        assert not came_as_text(tensor)  # although the texts are known
+    for other in (many, pickle.loads(pickle.dumps(many)), with_parameters(many, {"p": 1})):
+        assert not came_as_text(other)  # although the texts are known
 
 
-@quick
+@many_examples
 @given(TEXTS)
 def test_text_is_the_same_from_json_and_binary(texts: list[str]) -> None:
     count = len(texts)
     elements = [t.encode() for t in texts]
     plain = Tensor(object_array(elements, (count,)), BYTES)
-    made = [
+    tensors = [
         BytesTensor.of_texts(list(texts), (count,)),
         BytesTensor.of_any_texts(list(texts), (count,)),
         BytesTensor(plain.data, BYTES),
-        raw.tensor_from_raw("x", BYTES, [count], packed(elements), POLICY),
-        InferenceRequest.from_json(requested("BYTES", [count], json.dumps(texts))).inputs[0].tensor,
+        raw.tensor_from_raw("x", BYTES, [count], encode_elements(elements), POLICY),
+        InferenceRequest.from_json(request_body("BYTES", [count], json.dumps(texts))).inputs[0].tensor,
     ]
-    for tensor in made:
-        same = [tensor, pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), copy.deepcopy(tensor)]
-        for one in (
-            *same,
+    for tensor in tensors:
+        copies = [tensor, pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), copy.deepcopy(tensor)]
+        for variant in (
+            *copies,
             with_parameters(tensor, {"p": 1}),
             flatten(tensor),
             structs.replace(tensor, parameters={"p": 1}),
         ):
-            assert one.datatype is BYTES
-            assert one.shape == (count,)
-            assert texts_of(one) == texts
-            assert bytes(raw.raw_from_tensor(one)) == packed(elements)
-            assert list(one.data) == elements
-            assert json_data.json_from_tensor("x", one, POLICY) == texts
+            assert variant.datatype is BYTES
+            assert variant.shape == (count,)
+            assert texts_of(variant) == texts
+            assert bytes(raw.raw_from_tensor(variant)) == encode_elements(elements)
+            assert list(variant.data) == elements
+            assert json_data.json_from_tensor("x", variant, POLICY) == texts
 
 
 def test_lazy_elements_are_read_only_and_created_once() -> None:
@@ -419,8 +422,8 @@ def test_text_that_utf8_cannot_encode() -> None:
 
 
 def test_numbers_keep_their_parameters() -> None:
-    found = flatten(Tensor(np.zeros((2, 1), np.float32), FP32, {"p": 1}))
-    assert (found.shape, found.parameters) == ((2,), {"p": 1})
+    flat = flatten(Tensor(np.zeros((2, 1), np.float32), FP32, {"p": 1}))
+    assert (flat.shape, flat.parameters) == ((2,), {"p": 1})
     with pytest.raises(InvalidInput):
         json_data.tensor_from_json("x", FP32, [2], [1.0], POLICY)
 
@@ -431,15 +434,15 @@ def test_small_tensors_take_the_fast_path(kind: str, shape: list[int]) -> None:
     values = np.array([True, False, True, True]) if kind == "BOOL" else np.array([1, 2, 3, 4])
     flat, nested = values.tolist(), values.reshape(shape).tolist()
     for data in (flat, nested) if len(shape) < 3 else (flat,):
-        text = requested(kind, shape, json.dumps(data))
+        text = request_body(kind, shape, json.dumps(data))
         with mock.patch.object(body, "tensor_from_json", side_effect=AssertionError):
-            found = body.parse_request(text, None, POLICY).inputs["x"].data
-        assert found.dtype == DATATYPES[kind].dtype
-        assert not found.flags.writeable
-        assert found.tolist() == values.reshape(shape).tolist()
+            array = body.parse_request(text, None, POLICY).inputs["x"].data
+        assert array.dtype == DATATYPES[kind].dtype
+        assert not array.flags.writeable
+        assert array.tolist() == values.reshape(shape).tolist()
 
 
 @pytest.mark.parametrize("policy", [Policy(max_elements=3), Policy(max_rank=1)])
 def test_limits_of_small_tensors(policy: Policy) -> None:
     with pytest.raises(InvalidInput, match=r"expected at most|more elements"):
-        body.parse_request(requested("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)
+        body.parse_request(request_body("INT32", [2, 2], "[1, 2, 3, 4]"), None, policy)

@@ -51,24 +51,24 @@ def test_kernels_are_available() -> None:
     assert float_text.float_text(DOUBLE) is compiled()
 
 
-def formatted(values: np.ndarray[Any, Any]) -> bytes:
+def format_array(values: np.ndarray[Any, Any]) -> bytes:
     return b"".join(compiled().format(values))
 
 
-def parsed(text: str, dtype: Any = DOUBLE, most: int = 100) -> list[float] | None:
-    found = np.empty(most, dtype)
-    count = compiled().parse(text.encode(), found)
-    return None if count < 0 else found[:count].tolist()
+def parse_text(text: str, dtype: Any = DOUBLE, max_count: int = 100) -> list[float] | None:
+    numbers = np.empty(max_count, dtype)
+    count = compiled().parse(text.encode(), numbers)
+    return None if count < 0 else numbers[:count].tolist()
 
 
-def hard(dtype: Any) -> np.ndarray[Any, Any]:
-    """Numbers at which digits change: powers of two and ten and their neighbours, integers, and both ends of all."""
+def boundary_numbers(dtype: Any) -> np.ndarray[Any, Any]:
+    """Return numbers at which digits change: powers of two and ten, their neighbours, integers, ends of the range."""
     kind = np.finfo(dtype)
     with np.errstate(over="ignore", under="ignore"):
-        found: list[Any] = [2.0 ** np.arange(-1074, 1024), 10.0 ** np.arange(-323, 309), [kind.max, kind.tiny]]
-        found += [np.arange(2000), np.arange(1, 1000) / 1000, 9007199254740992 + np.arange(-9, 9)]
-        found += [[kind.smallest_subnormal]]
-        values = np.concatenate(found).astype(dtype)
+        groups: list[Any] = [2.0 ** np.arange(-1074, 1024), 10.0 ** np.arange(-323, 309), [kind.max, kind.tiny]]
+        groups += [np.arange(2000), np.arange(1, 1000) / 1000, 9007199254740992 + np.arange(-9, 9)]
+        groups += [[kind.smallest_subnormal]]
+        values = np.concatenate(groups).astype(dtype)
         values = values[np.isfinite(values)]
         around = [np.nextafter(values, dtype.type(end)) for end in (-np.inf, np.inf)]
     values = np.concatenate([values, *around])
@@ -80,7 +80,7 @@ def hard(dtype: Any) -> np.ndarray[Any, Any]:
 
 def check_formatted(values: np.ndarray[Any, Any]) -> None:
     """The text is orjson's, byte for byte, and parses to the same bits."""
-    text = formatted(values)
+    text = format_array(values)
     assert text == orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     finite = np.isfinite(values)
     again = np.array([0.0 if v is None else v for v in json.loads(text)], values.dtype)
@@ -91,20 +91,20 @@ def check_formatted(values: np.ndarray[Any, Any]) -> None:
 @given(DTYPES, st.data())
 @many
 def test_any_bits_are_formatted_as_orjson_does(dtype: Any, data: st.DataObject) -> None:
-    most = (1 << 8 * dtype.itemsize) - 1
-    bits = data.draw(st.lists(st.integers(0, most), min_size=1, max_size=40))
+    largest = (1 << 8 * dtype.itemsize) - 1
+    bits = data.draw(st.lists(st.integers(0, largest), min_size=1, max_size=40))
     check_formatted(np.array(bits, BITS[dtype]).view(dtype))
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
 def test_numbers_at_which_digits_change(dtype: Any) -> None:
-    check_formatted(hard(dtype))
+    check_formatted(boundary_numbers(dtype))
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, float_text._CHUNK - 1, float_text._CHUNK + 1])
 def test_arrays_of_every_length(count: int) -> None:
     values = np.random.default_rng(count).standard_normal(count)
-    assert json.loads(formatted(values)) == values.tolist()
+    assert json.loads(format_array(values)) == values.tolist()
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_arrays_of_every_length(count: int) -> None:
 def test_forms_of_numbers(value: float, text: bytes) -> None:
     for dtype in (np.float32, np.float64):
         if abs(value) < 1e12 or dtype is np.float64 or value != value:
-            assert formatted(np.array([value], dtype)) == b"[" + text + b"]"
+            assert format_array(np.array([value], dtype)) == b"[" + text + b"]"
 
 
 def test_large_and_small_numbers_have_an_exponent() -> None:
     values = np.array([1e300, 1.5e-300, -1e-7, 2.5e16, 5e-324])
-    found = formatted(values).decode()[1:-1].split(",")
-    assert [float(text) for text in found] == values.tolist()
-    assert all("e" in text for text in found)
+    texts = format_array(values).decode()[1:-1].split(",")
+    assert [float(text) for text in texts] == values.tolist()
+    assert all("e" in text for text in texts)
 
 
 # --- parsing -----------------------------------------------------------------------------------------------------
@@ -134,17 +134,17 @@ DECIMALS = st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,22})?([eE][+-]?[0-9]
 
 @given(st.lists(DECIMALS, min_size=1, max_size=20), st.sampled_from([",", ", ", " ,\n", "\t,\r"]))
 @many
-def test_decimals_are_parsed_as_by_python_or_rejected(given: list[str], comma: str) -> None:
-    found = parsed(comma.join(given))
-    if found is not None:
-        expected = [float(text) for text in given]
-        assert np.array(found).tobytes() == np.array(expected).tobytes()
+def test_decimals_are_parsed_as_by_python_or_rejected(texts: list[str], comma: str) -> None:
+    numbers = parse_text(comma.join(texts))
+    if numbers is not None:
+        expected = [float(text) for text in texts]
+        assert np.array(numbers).tobytes() == np.array(expected).tobytes()
 
 
 @given(st.integers(1, 10**19 - 1), st.integers(-300, 280))
 @many
 def test_any_digits_of_a_normal_number_are_parsed(digits: int, exponent: int) -> None:
-    assert parsed(f"{digits}e{exponent}") == [float(f"{digits}e{exponent}")]
+    assert parse_text(f"{digits}e{exponent}") == [float(f"{digits}e{exponent}")]
 
 
 @given(st.floats(min_value=2.3e-308, allow_infinity=False), st.booleans())
@@ -155,24 +155,24 @@ def test_decimals_halfway_between_doubles(value: float, above: bool) -> None:
     if 1.0 <= value < 2.0**62 and other != value:
         twice = int(value * 4) + int(other * 4) if value < 2.0**60 else 0
         text = f"{twice // 8}.{(twice % 8) * 125:03d}"
-        found = parsed(text)
-        assert found is None or found == [float(text)]
+        numbers = parse_text(text)
+        assert numbers is None or numbers == [float(text)]
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
-def test_hard_numbers_roundtrip(dtype: Any) -> None:
-    values = hard(dtype)
+def test_boundary_numbers_roundtrip(dtype: Any) -> None:
+    values = boundary_numbers(dtype)
     values = values[np.isfinite(values) & ((np.abs(values) >= 2.3e-308) | (values == 0))]
-    found = np.empty_like(values)
-    assert compiled().parse(formatted(values)[1:-1], found) == values.size
-    assert found.tobytes() == values.tobytes()
+    numbers = np.empty_like(values)
+    assert compiled().parse(format_array(values)[1:-1], numbers) == values.size
+    assert numbers.tobytes() == values.tobytes()
 
 
-def test_float32_is_the_double_rounded() -> None:
+def test_float32_is_rounded_from_the_double() -> None:
     for text in ("16777217", "16777217.0000001", "1.00000017881393432617187499", "3.4028235677973366e38", "0.1"):
         with np.errstate(over="ignore"):
             expected = np.float32(float(text))
-        assert parsed(text, SINGLE) == ([float(expected)] if np.isfinite(expected) and len(text) < 21 else None)
+        assert parse_text(text, SINGLE) == ([float(expected)] if np.isfinite(expected) and len(text) < 21 else None)
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_float32_is_the_double_rounded() -> None:
     ],
 )  # fmt: skip
 def test_anything_but_plain_numbers_is_rejected(text: str) -> None:
-    found = np.zeros(4)
-    count = compiled().parse(text.encode(), found)
+    numbers = np.zeros(4)
+    count = compiled().parse(text.encode(), numbers)
     assert count < 0 or (text == "1]" and count == 1)
 
 
-def test_more_numbers_than_the_array_holds() -> None:
-    assert parsed("1,2,3", most=3) == [1.0, 2.0, 3.0]
-    assert parsed("1,2,3", most=2) is None
+def test_more_numbers_than_the_array_has_elements() -> None:
+    assert parse_text("1,2,3", max_count=3) == [1.0, 2.0, 3.0]
+    assert parse_text("1,2,3", max_count=2) is None
 
 
 # --- tables and loading --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("table", "first_up", "last_up"), [(FORMAT_POWERS, LEAST, MOST), (PARSE_POWERS, -27, -1)])
-def test_powers_are_rounded_in_their_last_bit(table: Any, first_up: int, last_up: int) -> None:
+def test_powers_are_rounded_to_their_last_bit(table: Any, first_up: int, last_up: int) -> None:
     for exponent in range(LEAST, MOST + 1):
         upper, lower = (int(half) for half in table[exponent - LEAST])
         number = (upper << 64) + lower
@@ -247,7 +247,7 @@ def test_a_serving_process_loads_kernels_from_the_cache_and_does_not_compile() -
     from dragoman.native import float_kernels as kernels
 
     values = np.zeros(1000)
-    assert compiled().parse(formatted(values)[1:-1], np.empty_like(values)) == 1000
+    assert compiled().parse(format_array(values)[1:-1], np.empty_like(values)) == 1000
     for kernel in (kernels.format_float32, kernels.format_float64, kernels.parse_floats):
         assert not kernel.stats.cache_misses
 
@@ -259,8 +259,10 @@ def test_an_interpreter_may_end_while_kernels_are_compiled_or_loaded() -> None:
             "from dragoman.native.float_text import float_text\n"
             f"float_text(np.dtype(np.float64)); time.sleep({wait_s})\n"
         )
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+        completed = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_libraries_are_used_if_no_thread_can_be_started() -> None:
@@ -270,7 +272,7 @@ def test_libraries_are_used_if_no_thread_can_be_started() -> None:
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
 def test_formatting_is_compiled_to_vector_instructions(dtype: Any) -> None:
-    """LLVM does this only as long as the rules in `float_kernels` are kept; without, orjson is faster."""
+    """LLVM vectorizes only while the rules in `float_kernels` are followed; otherwise orjson is faster."""
     values = np.random.default_rng(0).standard_normal(100_000).astype(dtype)
 
     def cpu_s(work: Callable[[], Any]) -> float:
@@ -285,9 +287,9 @@ def test_formatting_is_compiled_to_vector_instructions(dtype: Any) -> None:
     assert ours < cpu_s(lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-# --- where they are used --------------------------------------------------------------------------------------------
+# --- use in requests and responses ---------------------------------------------------------------------------------
 
-WORDS = st.sampled_from(
+ELEMENTS = st.sampled_from(
     [
         "1",
         "-2.5",
@@ -306,7 +308,7 @@ WORDS = st.sampled_from(
     ]
 )
 VECTORS = st.lists(
-    st.lists(st.one_of(st.floats(allow_nan=False, allow_infinity=False).map(repr), WORDS), max_size=6), max_size=3
+    st.lists(st.one_of(st.floats(allow_nan=False, allow_infinity=False).map(repr), ELEMENTS), max_size=6), max_size=3
 )
 
 
@@ -317,22 +319,22 @@ VECTORS = st.lists(
     ),
 )
 @many
-def test_every_parser_reads_the_same_umbridge_request(vectors: list[list[str]], more: str) -> None:
-    text = f'{{"name":"m","input":[{",".join("[" + ",".join(one) + "]" for one in vectors)}]{more}}}'.encode()
+def test_all_parsers_return_the_same_umbridge_request(vectors: list[list[str]], more: str) -> None:
+    text = f'{{"name":"m","input":[{",".join("[" + ",".join(vector) + "]" for vector in vectors)}]{more}}}'.encode()
 
-    def described(long: int, how: Any) -> Any:
-        with mock.patch.object(umbridge, "LONG", long), mock.patch.object(json_numbers, "float_text", how):
+    def outcome(min_long: int, kernels: Any) -> Any:
+        with mock.patch.object(umbridge, "LONG", min_long), mock.patch.object(json_numbers, "float_text", kernels):
             try:
-                found = umbridge.parse_umbridge_request(text, Policy())
+                request = umbridge.parse_umbridge_request(text, Policy())
             except DragomanError as error:
                 return error.message
-            if isinstance(found, umbridge.InvalidUmBridgeRequest):
-                return found.error.message
-            sens, vec = (getattr(found, key) for key in umbridge.VECTORS)
-            vectors = [np.asarray(v).tobytes() for v in found.input or ()]
-            return found.config, found.outWrt, vectors, *(np.asarray(v).tolist() for v in (sens, vec))
+            if isinstance(request, umbridge.InvalidUmBridgeRequest):
+                return request.error.message
+            sens, vec = (getattr(request, key) for key in umbridge.VECTORS)
+            vectors = [np.asarray(v).tobytes() for v in request.input or ()]
+            return request.config, request.outWrt, vectors, *(np.asarray(v).tolist() for v in (sens, vec))
 
-    assert described(2, float_text.float_text) == described(2, lambda dtype: None) == described(1 << 60, None)
+    assert outcome(2, float_text.float_text) == outcome(2, lambda dtype: None) == outcome(1 << 60, None)
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
@@ -340,20 +342,20 @@ def test_every_parser_reads_the_same_umbridge_request(vectors: list[list[str]], 
 def test_long_arrays_are_the_same_text_with_kernels_and_without(dtype: Any, count: int) -> None:
     values = np.random.default_rng(0).standard_normal(count).astype(dtype)
     expected = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    for how in (float_text.float_text, lambda dtype: None):
+    for kernels in (float_text.float_text, lambda dtype: None):
         for at_once in (False, True):
-            with mock.patch.object(json_text, "float_text", how):
+            with mock.patch.object(json_text, "float_text", kernels):
                 assert b"".join(json_chunks(format_numbers(values, at_once))) == expected
 
 
 def test_keys_written_with_escapes_are_recognized() -> None:
-    held = json.dumps([float(value) for value in range(1000)])
+    numbers = json.dumps([float(value) for value in range(1000)])
     for text in (
-        f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{held}]}}}}',
-        f'{{"name":"m","input":[{held}],"\\u0069nput":[[]]}}',
+        f'{{"name":"m","\\u0069nput":[[]],"config":{{"input":[{numbers}]}}}}',
+        f'{{"name":"m","input":[{numbers}],"\\u0069nput":[[]]}}',
     ):
-        found = umbridge.parse_umbridge_request(text.encode(), Policy())
-        assert isinstance(found, umbridge.UmBridgeRequest)
-        assert isinstance(found.input, list)
-        assert [vector.tolist() for vector in found.input] == [[]]
-        assert found.config == json.loads(text).get("config")
+        request = umbridge.parse_umbridge_request(text.encode(), Policy())
+        assert isinstance(request, umbridge.UmBridgeRequest)
+        assert isinstance(request.input, list)
+        assert [vector.tolist() for vector in request.input] == [[]]
+        assert request.config == json.loads(text).get("config")

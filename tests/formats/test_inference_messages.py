@@ -24,7 +24,7 @@ from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.formats.umbridge_response import parse_output, serialize_derivative, serialize_evaluation
 
 NUMBERS = Tensor(np.array([[1.5, np.nan]], np.float32), FP32, {"content_type": "np"})
-WORDS = Tensor(np.array([b"a", b"\xff"], object), BYTES)
+BINARY = Tensor(np.array([b"a", b"\xff"], object), BYTES)
 TEXT = Tensor(np.array([b"a", "é".encode()], object), BYTES)
 NUMBERS_DICT = {
     "name": "x",
@@ -62,7 +62,7 @@ RESPONSE_DICT = {
 }
 
 
-def test_requests_have_every_field_in_each_form() -> None:
+def test_requests_convert_to_dict_and_json() -> None:
     assert REQUEST.to_dict() == REQUEST_DICT
     assert orjson.loads(REQUEST.to_json()) == REQUEST_DICT
     for copy in (InferenceRequest.from_dict(REQUEST_DICT), InferenceRequest.from_json(REQUEST.to_json())):
@@ -75,8 +75,8 @@ def test_requests_have_every_field_in_each_form() -> None:
 
 @pytest.mark.parametrize("binary_output", [True, False])
 def test_requests_as_binary_data(binary_output: bool) -> None:
-    (head, *blobs), length = REQUEST.to_binary(binary_output=binary_output)
-    assert length == len(head)
+    (header, *blobs), length = REQUEST.to_binary(binary_output=binary_output)
+    assert length == len(header)
     expected: dict[str, Any] = {"a": 1, "binary_data_output": True} if binary_output else {"a": 1}
     inputs = [
         {
@@ -87,14 +87,14 @@ def test_requests_as_binary_data(binary_output: bool) -> None:
         },
         {"name": "t", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
     ]
-    assert orjson.loads(head) == {**REQUEST_DICT, "parameters": expected, "inputs": inputs}
+    assert orjson.loads(header) == {**REQUEST_DICT, "parameters": expected, "inputs": inputs}
     assert b"".join(blobs) == NUMBERS.data.tobytes() + b"\1\0\0\0a\2\0\0\0\xc3\xa9"
-    copy = InferenceRequest.from_json(b"".join((head, *blobs)), str(length))
+    copy = InferenceRequest.from_json(b"".join((header, *blobs)), str(length))
     assert copy.to_dict() == {**REQUEST_DICT, "parameters": expected}
-    assert RequestInput("w", WORDS).to_dict()["data"] == ["a", b"\xff"]
+    assert RequestInput("w", BINARY).to_dict()["data"] == ["a", b"\xff"]
 
 
-def test_responses_have_every_field_in_each_form() -> None:
+def test_responses_convert_to_dict_and_json() -> None:
     assert RESPONSE.to_dict() == RESPONSE_DICT
     assert orjson.loads(RESPONSE.to_json()) == RESPONSE_DICT
     for copy in (InferenceResponse.from_dict(RESPONSE_DICT), InferenceResponse.from_json(RESPONSE.to_json())):
@@ -105,25 +105,25 @@ def test_responses_have_every_field_in_each_form() -> None:
 
 
 def test_a_tensor_from_a_dict() -> None:
-    made = RequestInput.from_dict(NUMBERS_DICT)
-    assert (made.name, made.shape, made.parameters) == ("x", [1, 2], {"content_type": "np"})
-    assert np.isnan(made.data[0, 1])
+    tensor = RequestInput.from_dict(NUMBERS_DICT)
+    assert (tensor.name, tensor.shape, tensor.parameters) == ("x", [1, 2], {"content_type": "np"})
+    assert np.isnan(tensor.data[0, 1])
     assert RequestInput.from_dict(TEXT_DICT).data.tolist() == [b"a", "é".encode()]
     with pytest.raises(InvalidInput, match="tensor 'x': 256 does not fit into UINT8"):
         RequestInput.from_dict({"name": "x", "datatype": "UINT8", "shape": [1], "data": [256]})
 
 
-@pytest.mark.parametrize("place", ["request", "input", "output"])
+@pytest.mark.parametrize("owner", ["request", "input", "output"])
 @pytest.mark.parametrize("value", [-(1 << 63), (1 << 64) - 1, -(1 << 63) - 1, 1 << 64])
-def test_integer_parameters_have_64_bits(place: str, value: int) -> None:
+def test_integer_parameters_have_64_bits(owner: str, value: int) -> None:
     parameters = f'"parameters":{{"p":{value},"q":null}}'
-    fields = {each: f",{parameters}" if each == place else "" for each in ("request", "input", "output")}
+    fields = {each: f",{parameters}" if each == owner else "" for each in ("request", "input", "output")}
     tensor = f'{{"name":"x","shape":[1],"datatype":"INT32","data":[3]{fields["input"]}}}'
     text = f'{{"inputs":[{tensor}],"outputs":[{{"name":"y"{fields["output"]}}}]{fields["request"]}}}'
     if -(1 << 63) <= value < 1 << 64:
         copy = InferenceRequest.from_json(text.encode())
-        found: Any = {"request": copy, "input": copy.inputs[0], "output": copy.outputs[0]}
-        assert found[place].parameters == {"p": value}
+        owners: Any = {"request": copy, "input": copy.inputs[0], "output": copy.outputs[0]}
+        assert owners[owner].parameters == {"p": value}
     else:
         with pytest.raises(InvalidInput, match=f"parameter 'p': expected an integer of 64 bits.* {value.bit_length()}"):
             InferenceRequest.from_json(text.encode())
@@ -179,8 +179,8 @@ def test_non_finite_outputs_as_json(size: int) -> None:
 def test_literals_in_a_long_array() -> None:
     data = ",".join(["1.5"] * 100_000 + ["NaN", "-Infinity"])
     text = f'{{"inputs":[{{"name":"x","shape":[100002],"datatype":"FP32","data":[{data}]}}]}}'.encode()
-    found = parse_request(text, None, Policy(nonfinite="literal", max_json_values=1000)).inputs["x"].data
-    assert np.array_equal(found[-3:], [1.5, np.nan, -np.inf], equal_nan=True)
+    array = parse_request(text, None, Policy(nonfinite="literal", max_json_values=1000)).inputs["x"].data
+    assert np.array_equal(array[-3:], [1.5, np.nan, -np.inf], equal_nan=True)
     with pytest.raises(InvalidInput, match=r"^input 'x': data"):
         parse_request(text, None, Policy(nonfinite="null", max_json_values=1000))
 
@@ -196,36 +196,36 @@ def test_long_tensors_of_messages(dtype: Any) -> None:
     assert InferenceResponse.from_json(response.to_json()).outputs[0].data.tobytes() == tensor.data.tobytes()
 
 
-def test_fields_that_a_response_may_lack() -> None:
-    found = InferenceResponse.from_json(b'{"outputs":[]}')
-    assert (found.model_name, found.model_version, found.id, dict(found.parameters)) == ("", "", "", {})
+def test_optional_fields_of_a_response() -> None:
+    response = InferenceResponse.from_json(b'{"outputs":[]}')
+    assert (response.model_name, response.model_version, response.id, dict(response.parameters)) == ("", "", "", {})
 
 
 @pytest.mark.parametrize("shape", [[3], [3, 1]])
 def test_integers_written_as_floats_in_a_dict(shape: list[int]) -> None:
-    def made(datatype: str, *values: float) -> Any:
+    def convert(datatype: str, *values: float) -> Any:
         data = [[value] for value in values] if len(shape) > 1 else list(values)
-        given = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
-        return RequestInput.from_dict(given).data.reshape(-1).tolist()
+        tensor = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
+        return RequestInput.from_dict(tensor).data.reshape(-1).tolist()
 
-    assert made("INT8", 1.0, -128.0, 127) == [1, -128, 127]
-    assert made("UINT8", 1, 0.0, 255.0) == [1, 0, 255]
+    assert convert("INT8", 1.0, -128.0, 127) == [1, -128, 127]
+    assert convert("UINT8", 1, 0.0, 255.0) == [1, 0, 255]
     for datatype, value in (("INT8", 128.0), ("INT8", -129.0), ("UINT8", -1.0), ("UINT8", 256.0)):
         with pytest.raises(InvalidInput, match=f"^tensor 'x': {value:.0f} does not fit into {datatype}"):
-            made(datatype, 1.0, value, 2)
+            convert(datatype, 1.0, value, 2)
     with pytest.raises(InvalidInput, match=r"^tensor 'x': data.*[Ee]xpected `?'?int"):
-        made("INT32", 1.0, 2.5, 3)
+        convert("INT32", 1.0, 2.5, 3)
 
 
 def test_raw_grpc_responses_name_their_outputs() -> None:
     outputs = {"first": Tensor.of(np.arange(3)), "second": Tensor.of(np.ones((2, 1), np.float32))}
     for _ in range(2):  # computed, and from the cache
-        written: Any = serialize_raw_response(Response(Inference(outputs), "named", "3"), "id")
-        found = ModelInferResponse.FromString(written)
-        assert (found.model_name, found.model_version, found.id) == ("named", "3", "id")
-        described = [(each.name, each.datatype, list(each.shape)) for each in found.outputs]
-        assert described == [("first", "INT64", [3]), ("second", "FP32", [2, 1])]
-        assert list(found.raw_output_contents) == [each.data.tobytes() for each in outputs.values()]
+        serialized: Any = serialize_raw_response(Response(Inference(outputs), "named", "3"), "id")
+        response = ModelInferResponse.FromString(serialized)
+        assert (response.model_name, response.model_version, response.id) == ("named", "3", "id")
+        metadata = [(each.name, each.datatype, list(each.shape)) for each in response.outputs]
+        assert metadata == [("first", "INT64", [3]), ("second", "FP32", [2, 1])]
+        assert list(response.raw_output_contents) == [each.data.tobytes() for each in outputs.values()]
 
 
 def test_rest_responses_of_every_id() -> None:
@@ -241,8 +241,8 @@ def test_rest_responses_of_every_id() -> None:
         raw = {**output, "parameters": {"binary_data_size": 8}}
         assert orjson.loads(whole[:size]) == {**expected, "outputs": [raw]}
         assert whole[size:] == outputs["y"].data.tobytes()
-        written = serialize_small_response(Inference(outputs), "m", "", id_)
-        assert orjson.loads(written or b"") == {**expected, "outputs": [{**output, "data": [1.0, 1.0]}]}
+        serialized = serialize_small_response(Inference(outputs), "m", "", id_)
+        assert orjson.loads(serialized or b"") == {**expected, "outputs": [{**output, "data": [1.0, 1.0]}]}
 
 
 def test_documents_with_strings_around_long_arrays() -> None:
@@ -256,7 +256,7 @@ def test_documents_with_strings_around_long_arrays() -> None:
         "e": [True, False] * 20_000,
         "f": {},
     }
-    found = parse_document(orjson.dumps(document), Policy(max_json_values=100))
+    parsed = parse_document(orjson.dumps(document), Policy(max_json_values=100))
 
     def plain(value: Any) -> Any:
         if isinstance(value, NumberArray):
@@ -265,9 +265,9 @@ def test_documents_with_strings_around_long_arrays() -> None:
             return [plain(each) for each in value]
         return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
-    assert plain(found) == document
-    assert isinstance(found[""], NumberArray)
-    assert isinstance(found['b\\"'][0][""], NumberArray)
+    assert plain(parsed) == document
+    assert isinstance(parsed[""], NumberArray)
+    assert isinstance(parsed['b\\"'][0][""], NumberArray)
 
 
 @pytest.mark.parametrize("count", [3, 3000])
@@ -276,9 +276,9 @@ def test_literals_in_a_whole_message(count: int) -> None:
     for fields in ('"x"', '"\\u0078"'):
         tensor = f'{{"name":{fields},"shape":[{count}],"datatype":"FP64","data":[{data}]}}'.encode()
         literal = Policy(nonfinite="literal")
-        found = parse_request(b'{"inputs":[' + tensor + b"]}", None, literal).inputs["x"]
-        answer = parse_response(b'{"outputs":[' + tensor + b"]}", None, literal).outputs["x"]
-        for each in (found, answer):
+        request = parse_request(b'{"inputs":[' + tensor + b"]}", None, literal).inputs["x"]
+        response = parse_response(b'{"outputs":[' + tensor + b"]}", None, literal).outputs["x"]
+        for each in (request, response):
             assert np.array_equal(each.data, [1.5] * (count - 2) + [np.nan, -np.inf], equal_nan=True)
         with pytest.raises(InvalidInput, match=r"NaN|number|malformed|invalid"):
             parse_request(b'{"inputs":[' + tensor + b"]}", None, Policy(nonfinite="null"))
@@ -296,23 +296,23 @@ def test_parameters_of_tensors_of_any_length(shape: list[int]) -> None:
         values = np.arange(int(np.prod(shape))).reshape(shape)
         data: Any = values.astype(str) if dtype is None else values.astype(dtype)
         tensor = {"name": "x", "shape": shape, "datatype": datatype, "parameters": {"p": 1}, "data": data.tolist()}
-        for given in (tensor, tensor | {"data": data.reshape(-1).tolist()}):
-            found = parse_request(orjson.dumps({"inputs": [given]}), None, Policy(max_json_values=100)).inputs["x"]
-            assert (found.datatype.name, list(found.shape), found.parameters) == (datatype, shape, {"p": 1})
-            assert found.data.tolist() == (np.char.encode(data) if dtype is None else data).tolist()
+        for variant in (tensor, tensor | {"data": data.reshape(-1).tolist()}):
+            parsed = parse_request(orjson.dumps({"inputs": [variant]}), None, Policy(max_json_values=100)).inputs["x"]
+            assert (parsed.datatype.name, list(parsed.shape), parsed.parameters) == (datatype, shape, {"p": 1})
+            assert parsed.data.tolist() == (np.char.encode(data) if dtype is None else data).tolist()
 
 
-def test_other_parameters_beside_a_binary_size() -> None:
+def test_binary_data_size_is_removed_from_the_parameters() -> None:
     tensor = '{"name":"x","shape":[2],"datatype":"FP32","parameters":{"binary_data_size":8,"p":1}}'
-    found = parse_request(f'{{"inputs":[{tensor}]}}'.encode(), memoryview(bytes(8)), Policy()).inputs["x"]
-    assert (found.data.tolist(), found.parameters) == ([0.0, 0.0], {"p": 1})
+    parsed = parse_request(f'{{"inputs":[{tensor}]}}'.encode(), memoryview(bytes(8)), Policy()).inputs["x"]
+    assert (parsed.data.tolist(), parsed.parameters) == ([0.0, 0.0], {"p": 1})
 
 
 def test_several_long_inputs_are_not_counted_as_json_values() -> None:
-    values = {name: list(range(place, 2000 + place)) for place, name in enumerate("abc")}
+    values = {name: list(range(offset, 2000 + offset)) for offset, name in enumerate("abc")}
     inputs = [{"name": n, "shape": [2000], "datatype": "INT64", "data": v} for n, v in values.items()]
-    found = parse_request(orjson.dumps({"inputs": inputs}), None, Policy(max_json_values=100)).inputs
-    assert {name: tensor.data.tolist() for name, tensor in found.items()} == values
+    tensors = parse_request(orjson.dumps({"inputs": inputs}), None, Policy(max_json_values=100)).inputs
+    assert {name: tensor.data.tolist() for name, tensor in tensors.items()} == values
 
 
 def test_a_scalar_as_nested_text() -> None:
@@ -329,11 +329,11 @@ def test_errors_of_json_documents() -> None:
 # --- UM-Bridge -----------------------------------------------------------------------------------------------------
 
 
-def test_too_many_vectors_of_umbridge_name_the_model() -> None:
+def test_the_error_for_too_many_umbridge_vectors_names_the_model() -> None:
     vectors = ",".join([*["[1]"] * (1 << 16), '["a"]'])
-    found: Any = parse_umbridge_request(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
-    assert found.name == "m"
-    assert "'input': expected at most 9 vectors, got" in found.error.message
+    request: Any = parse_umbridge_request(f'{{"name":"m","input":[{vectors}]}}'.encode(), Policy(max_tensors=9))
+    assert request.name == "m"
+    assert "'input': expected at most 9 vectors, got" in request.error.message
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
@@ -343,18 +343,18 @@ def test_long_vectors_of_umbridge_are_not_counted_as_json_values(space: str) -> 
     texts = [f"[{space}{join(map(repr, each.tolist()))}{space}]" for each in vectors]
     fields = (f'"input"{space}:{space}[{space}{join(texts)}{space}]', f'"sens"{space}:{space}{texts[0]}', '"outWrt":1')
     text = f'{{"name":"m",{join(fields)}}}'.encode()
-    found: Any = parse_umbridge_request(text, Policy(max_json_values=50))
-    assert (found.name, found.outWrt) == ("m", 1)
-    assert [each.tolist() for each in found.input] == [each.tolist() for each in vectors]
-    assert found.sens.tolist() == vectors[0].tolist()
+    request: Any = parse_umbridge_request(text, Policy(max_json_values=50))
+    assert (request.name, request.outWrt) == ("m", 1)
+    assert [each.tolist() for each in request.input] == [each.tolist() for each in vectors]
+    assert request.sens.tolist() == vectors[0].tolist()
 
 
 def test_many_lists_in_the_config_of_umbridge() -> None:
     lists = ",".join(["[]"] * (1 << 16))
     text = f'{{"name":"m","input":[[1,2]],"config":{{"a":[{lists}]}}}}'.encode()
-    found: Any = parse_umbridge_request(text, Policy(max_json_values=1 << 18))
-    assert (found.name, found.config) == ("m", {"a": [[]] * (1 << 16)})
-    assert [each.tolist() for each in found.input] == [[1, 2]]
+    request: Any = parse_umbridge_request(text, Policy(max_json_values=1 << 18))
+    assert (request.name, request.config) == ("m", {"a": [[]] * (1 << 16)})
+    assert [each.tolist() for each in request.input] == [[1, 2]]
 
 
 @pytest.mark.parametrize("size", [3, 600])
@@ -375,10 +375,10 @@ def test_non_finite_outputs_of_umbridge(size: int) -> None:
     assert serialize_derivative(vector, Policy(nonfinite="null")).startswith(b'{"output":[0.0,1e999,-1e999')
     with pytest.raises(InvalidOutput, match=r"^output: element 1 is inf, which JSON cannot carry"):
         serialize_derivative(vector, Policy(nonfinite="error"))
-    for words in ("Infinity,-Infinity,NaN", "inf,-inf,nan", "1e999,-1e999,null"):
-        for several, text in ((False, f'{{"output":[1,{words}]}}'), (True, f'{{"output":[[1,{words}]]}}')):
-            (found,) = parse_output(text.encode(), several=several)
-            assert np.array_equal(found, [1, np.inf, -np.inf, np.nan], equal_nan=True)
+    for literals in ("Infinity,-Infinity,NaN", "inf,-inf,nan", "1e999,-1e999,null"):
+        for several, text in ((False, f'{{"output":[1,{literals}]}}'), (True, f'{{"output":[[1,{literals}]]}}')):
+            (parsed,) = parse_output(text.encode(), several=several)
+            assert np.array_equal(parsed, [1, np.inf, -np.inf, np.nan], equal_nan=True)
 
 
 def test_forwarded_headers_match_a_pattern_and_never_include_credentials() -> None:
@@ -389,7 +389,7 @@ def test_forwarded_headers_match_a_pattern_and_never_include_credentials() -> No
     assert Policy(forward_headers=("*",)).forwarded_headers(headers | credentials) == dict(list(headers.items())[:3])
 
 
-def test_ids_and_outputs_of_a_short_request() -> None:
+def test_id_and_outputs_of_a_short_request() -> None:
     text = b'{"id":"i","inputs":[{"name":"x","shape":[2],"datatype":"INT32","data":[3,4]}],"outputs":[{"name":"y"}]}'
     body = parse_request(text, None, Policy())
     assert (body.id, body.parameters, [each.name for each in body.outputs]) == ("i", {}, ["y"])

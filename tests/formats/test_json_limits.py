@@ -1,4 +1,4 @@
-"""JSON is bounded before it is parsed, and long nested arrays and texts read the same in portions as at once."""
+"""JSON is bounded before it is parsed, and arrays parsed in chunks equal those parsed at once."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from dragoman.formats.policy import Policy
 from dragoman.formats.umbridge import parse_umbridge_request
 from dragoman.system.shared_memory import LARGE, find_buffer
 
-quick = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many_examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 POLICY = Policy()
 
 
@@ -44,8 +44,8 @@ def request(data: str, shape: Any, datatype: str) -> bytes:
     return f'{{"inputs":[{{"name":"x","data":{data},"shape":{shape},"datatype":"{datatype}"}}],"id":"7"}}'.encode()
 
 
-def read(text: bytes, policy: Policy = POLICY) -> Any:
-    """The elements and the shape of the only input, or None if it is rejected."""
+def parse(text: bytes, policy: Policy = POLICY) -> Any:
+    """Return shape and elements of the only input, or None if the request is rejected."""
     try:
         tensor = body.parse_request(text, None, policy).inputs["x"]
     except InvalidInput:
@@ -57,7 +57,7 @@ SHAPES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 TEXTS = st.text(st.sampled_from('ab,[]{}"\\ \n\0é🦆'), max_size=5)
 
 
-@quick
+@many_examples
 @given(SHAPES, st.sampled_from(["INT64", "FP32", "BOOL", "BYTES"]), st.data(), st.sampled_from([None, 1]))
 def test_arrays_in_chunks(shape: list[int], datatype: str, data: st.DataObject, indent: int | None) -> None:
     kinds: dict[str, st.SearchStrategy[Any]] = {
@@ -71,23 +71,23 @@ def test_arrays_in_chunks(shape: list[int], datatype: str, data: st.DataObject, 
     nested = np.array(values, dtype=object).reshape(shape).tolist()
     text = request(json.dumps(nested, indent=indent), shape, datatype)
     with chunks_of(data.draw(st.sampled_from([1, 7, 64, 1 << 18]))):
-        found = read(text)
+        parsed = parse(text)
     expected = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=object).reshape(shape)
-    assert found == (tuple(shape), expected.tolist())
+    assert parsed == (tuple(shape), expected.tolist())
 
 
-@quick
+@many_examples
 @given(
     st.lists(st.sampled_from(['"a"', "1", "[", "]", ",", " ", "2.5", '"', "\\", "null", "{"]), max_size=9).map("".join),
     st.sampled_from([[2], [1, 2], [2, 1], [1, 1, 2], [0], [2, 0]]),
     st.sampled_from(["INT64", "FP32", "BYTES"]),
 )
-def test_chunks_are_accepted_and_rejected_as_the_whole(data: str, shape: list[int], datatype: str) -> None:
+def test_chunks_are_accepted_and_rejected_as_the_complete_array(data: str, shape: list[int], datatype: str) -> None:
     text = request(f"[{data}]", shape, datatype)
-    expected = read(text)
+    expected = parse(text)
     for size in (1, 64):
         with chunks_of(size):
-            assert repr(read(text)) == repr(expected)  # NaN is none of its equals
+            assert repr(parse(text)) == repr(expected)  # repr, because NaN != NaN
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_wrong_brackets_are_rejected_in_chunks(data: str, size: int, datatype: s
         for number in "123":
             data = data.replace(number, f'"{number}"')
     text = request(data, [2, 1], datatype)
-    assert read(text) is None
+    assert parse(text) is None
     with chunks_of(size):
-        assert read(text) is None
+        assert parse(text) is None
 
 
 @pytest.mark.parametrize("row", ["[1]", '["a"]'])
@@ -162,12 +162,12 @@ def test_bytes_of_json_are_limited() -> None:
         parse_json(b'{"a": "0123456789ab"}', policy)
 
 
-@pytest.mark.parametrize("place", ["before", "behind"])
-def test_unknown_keys_are_limited_in_inference_requests(place: str) -> None:
+@pytest.mark.parametrize("position", ["before", "behind"])
+def test_unknown_keys_are_limited_in_inference_requests(position: str) -> None:
     tensor = '"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]'
     other = '"x":[' + ",".join(["[]"] * 2000) + "]"
-    text = "{" + (f"{other},{tensor}" if place == "before" else f"{tensor},{other}") + "}"
-    assert read(text.encode()) == ((1,), [1])
+    text = "{" + (f"{other},{tensor}" if position == "before" else f"{tensor},{other}") + "}"
+    assert parse(text.encode()) == ((1,), [1])
     with pytest.raises(InvalidInput, match="too many values in JSON: expected at most 1000"):
         body.parse_request(text.encode(), None, Policy(max_json_values=1000))
 
@@ -175,21 +175,21 @@ def test_unknown_keys_are_limited_in_inference_requests(place: str) -> None:
 def test_tensor_data_does_not_count_as_values() -> None:
     policy = Policy(max_json_values=1000, max_json_bytes=5000)
     numbers, texts = list(range(30_000)), [[f"a,{n}"] for n in range(30_000)]
-    assert read(request(json.dumps(numbers), [30_000], "INT64"), policy) == ((30_000,), numbers)
+    assert parse(request(json.dumps(numbers), [30_000], "INT64"), policy) == ((30_000,), numbers)
     expected = [[text[0].encode()] for text in texts]
-    assert read(request(json.dumps(texts), [30_000, 1], "BYTES"), policy) == ((30_000, 1), expected)
+    assert parse(request(json.dumps(texts), [30_000, 1], "BYTES"), policy) == ((30_000, 1), expected)
 
 
 def test_a_text_longer_than_the_limit_is_rejected() -> None:
     text = request(json.dumps(["a" * 600_000]), [1], "BYTES")
-    assert read(text) is not None
+    assert parse(text) is not None
     with pytest.raises(InvalidInput, match=r"data\[0\]: expected at most 5000 bytes as JSON; send it as binary data"):
         body.parse_request(text, None, Policy(max_json_bytes=5000))
 
 
 @pytest.mark.parametrize("depth", [64, 65])
 @pytest.mark.parametrize("size", [3, 1 << 18])
-def test_depth_is_measured_outside_of_texts(depth: int, size: int) -> None:
+def test_brackets_in_strings_do_not_count_as_depth(depth: int, size: int) -> None:
     text = b'{"t": "[[[\\"[[' + b"[" * 99 + b'", "a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
     with mock.patch.object(json_scan, "BLOCK", size):
         if depth == 64:
@@ -218,37 +218,37 @@ def plain(value: Any) -> Any:
     return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-@quick
+@many_examples
 @given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=3), VALUES, st.sampled_from([2, 1 << 18]))
-def test_a_document_is_the_same_with_arrays_cut_out(rows: list[list[int]], value: Any, size: int) -> None:
+def test_documents_are_equal_with_arrays_cut_out(rows: list[list[int]], value: Any, size: int) -> None:
     text = json.dumps({"rows": rows, "other": value, "last": [1.5, 2.5]}).encode()
     with chunks_of(size):
         try:
-            found = plain(parse_document(text, POLICY))
-        except InvalidInput:  # rows of unequal lengths, no numbers, or none at all
+            parsed = plain(parse_document(text, POLICY))
+        except InvalidInput:  # ragged, not numeric, or empty
             return
-    assert found == json.loads(text)  # integers beside floats are floats, as in NumPy
+    assert parsed == json.loads(text)  # integers beside floats are floats, as in NumPy
 
 
-def test_null_is_not_a_number_of_a_document() -> None:
-    found = parse_document(b"[" + b"0.5," * 20_000 + b"null]", POLICY)
+def test_null_in_a_long_array_is_rejected() -> None:
+    array = parse_document(b"[" + b"0.5," * 20_000 + b"null]", POLICY)
     for datatype in (None, FP32):
         with pytest.raises(InvalidInput, match="input 'x': expected numbers, got null"):
-            found.array("input 'x'", datatype)
+            array.array("input 'x'", datatype)
 
 
 def test_long_arrays_of_a_document_are_cut_out_and_not_limited() -> None:
     rows = [[n, n + 1] for n in range(20_000)]
     text = json.dumps({"a": rows, "b": {"c": [float(n) for n in range(30_000)]}, "t": "[1, 2" * 20_000}).encode()
-    found = parse_document(text, Policy(max_json_values=100, max_json_bytes=200_000))
-    assert found["a"].shape == [20_000, 2]
-    assert found["a"].array("a").tolist() == rows
-    assert found["b"]["c"].array("c", FP32).dtype == np.float32
-    assert found["b"]["c"].array("c", INT64).tolist() == list(range(30_000))
-    assert found["t"] == "[1, 2" * 20_000
+    document = parse_document(text, Policy(max_json_values=100, max_json_bytes=200_000))
+    assert document["a"].shape == [20_000, 2]
+    assert document["a"].array("a").tolist() == rows
+    assert document["b"]["c"].array("c", FP32).dtype == np.float32
+    assert document["b"]["c"].array("c", INT64).tolist() == list(range(30_000))
+    assert document["t"] == "[1, 2" * 20_000
 
 
-@quick
+@many_examples
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(["<f4", "<f8", "<i8", "|b1"]))
 def test_nested_arrays_are_serialized_in_chunks(shape: list[int], dtype: str) -> None:
     array = (np.arange(np.prod(shape)) / 3).reshape(shape).astype(dtype)
@@ -266,7 +266,7 @@ def test_documents_with_long_texts_are_serialized_in_chunks() -> None:
         "k": long,
     }
     chunks = json_chunks(value)
-    assert max(map(len, chunks[:-1])) < 1 << 23, "bytes that one step copies while no other thread runs"
+    assert max(map(len, chunks[:-1])) < 1 << 23, "a chunk is copied while the GIL is held"
     assert max(map(len, json_chunks({"y": format_nested(long)}))) < 1 << 20
     expected = {"id": "\0 \\0", "y": long.tolist(), "z": [long.tolist(), list(range(40_000)), "\0"], "k": long.tolist()}
     assert orjson.loads(b"".join(chunks)) == expected
@@ -275,27 +275,27 @@ def test_documents_with_long_texts_are_serialized_in_chunks() -> None:
         json_chunks({"y": object()})
 
 
-def test_large_arrays_are_read_into_memory_that_workers_can_map() -> None:
+def test_large_arrays_are_parsed_into_shared_memory() -> None:
     count = LARGE // 8
     array = NumberArray(memoryview(b"[" + b"1," * (count - 1) + b"2]")).array("x", FP64)
     assert find_buffer(array.data) is not None
     assert (array.size, float(array.sum()), array[-1]) == (count, count + 1, 2.0)
 
 
-def test_the_kind_of_a_long_array_is_found_after_its_first_block() -> None:
+def test_a_float_or_null_after_the_first_block_of_integers() -> None:
     for last, kind in ((b"1.5", "f"), (b"1e2", "f"), (b"1E2", "f"), (b"3", "i")):
         text = b"[" + b"1," * 200_000 + last + b"]"
-        found = NumberArray(memoryview(text)).array("x")
-        assert (found.dtype.kind, found[-1]) == (kind, float(last))
+        array = NumberArray(memoryview(text)).array("x")
+        assert (array.dtype.kind, array[-1]) == (kind, float(last))
     with pytest.raises(InvalidInput, match="null"):
         NumberArray(memoryview(b"[" + b"1," * 200_000 + b"null]")).array("x")
 
 
-def test_a_marker_in_a_document_is_a_text() -> None:
+def test_a_string_that_contains_the_marker_is_not_replaced() -> None:
     for before in (0, BLOCK - 60, BLOCK - 10, 2 * BLOCK):
         text = b'{"t":"' + b"x" * before + json_document._MARKER.encode() + b':0","a":[' + b"1," * 100_000 + b"1]}"
-        found = parse_document(text, Policy())
-        assert found["t"].endswith(":0")
+        document = parse_document(text, Policy())
+        assert document["t"].endswith(":0")
 
 
 # --- other guards of payloads ---------------------------------------------------------------------------------------
@@ -323,8 +323,8 @@ IRREGULAR = {
 @pytest.mark.parametrize("data", IRREGULAR.values(), ids=IRREGULAR.keys())
 @pytest.mark.parametrize("datatype", [INT64, FP64, FP32])
 def test_rows_of_unequal_depth_or_length_are_rejected(data: str, datatype: Datatype) -> None:
-    assert read(request(rows_with(len), [40, 20], datatype.name)) == ((40, 20), json.loads(rows_with(len)))
-    assert read(request(data, [40, 20], datatype.name)) is None
+    assert parse(request(rows_with(len), [40, 20], datatype.name)) == ((40, 20), json.loads(rows_with(len)))
+    assert parse(request(data, [40, 20], datatype.name)) is None
 
 
 @pytest.mark.parametrize("datatype", [INT64, FP64, FP32])
@@ -333,7 +333,7 @@ def test_a_list_in_a_flat_array_is_rejected(datatype: Datatype) -> None:
     data = json.dumps([*flat[:-1], [flat[-1]]])
     assert json_numbers.parse_with_simdjson(json.dumps(flat).encode(), datatype) is not None
     assert json_numbers.parse_with_simdjson(data.encode(), datatype) is None
-    assert read(request(data, [1000], datatype.name)) is None
+    assert parse(request(data, [1000], datatype.name)) is None
 
 
 @pytest.mark.parametrize("data", ["[1,2,]", "[1, ,2]", "[1,]", "[ ,1]", "[,1]", "[,]"])
@@ -344,26 +344,26 @@ def test_a_missing_value_between_commas_is_rejected(data: str, size: int, dataty
     for shape in ([1], [2], [3]):
         text = request(data.replace("1", value).replace("2", value), shape, datatype)
         with chunks_of(size):
-            assert read(text) is None
+            assert parse(text) is None
 
 
 @pytest.mark.parametrize("end", ["]", ",]", ",  ]"])
 @pytest.mark.parametrize("datatype", ["INT64", "FP32", "FP16"])
-def test_a_comma_at_the_end_of_a_chunk_is_not_the_last(end: str, datatype: str) -> None:
+def test_a_trailing_comma_at_a_chunk_boundary_is_rejected(end: str, datatype: str) -> None:
     count = (1 << 17) + 1  # the first comma from byte 2^18 on is the one behind the last number
-    found = read(request("[" + "1," * (count - 1) + "1" + end, [count], datatype))
-    assert found == (None if "," in end else ((count,), [1] * count))
+    parsed = parse(request("[" + "1," * (count - 1) + "1" + end, [count], datatype))
+    assert parsed == (None if "," in end else ((count,), [1] * count))
 
 
 @pytest.mark.parametrize("count", [1, 5000])
 def test_a_raw_bool_is_0_or_1(count: int) -> None:
     raw = bytearray(count)
     tensor = {"name": "x", "shape": [count], "datatype": "BOOL", "parameters": {"binary_data_size": count}}
-    head = json.dumps({"inputs": [tensor]})
-    assert not body.parse_request(head.encode(), memoryview(raw), POLICY).inputs["x"].data.any()
+    header = json.dumps({"inputs": [tensor]})
+    assert not body.parse_request(header.encode(), memoryview(raw), POLICY).inputs["x"].data.any()
     raw[-1] = 2
     with pytest.raises(InvalidInput, match="input 'x': expected BOOL bytes of 0 or 1, got 2"):
-        body.parse_request(head.encode(), memoryview(raw), POLICY)
+        body.parse_request(header.encode(), memoryview(raw), POLICY)
 
 
 def test_a_short_request_of_umbridge_that_nests_too_deep_is_rejected() -> None:

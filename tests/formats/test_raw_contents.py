@@ -1,4 +1,4 @@
-"""Raw contents cut out of a message are those that the parser of the whole finds."""
+"""Raw contents split off a message equal those that protobuf parses from the whole message."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ from dragoman.protocols.wire import GrpcRequest
 
 def message(*contents: bytes, **more: Any) -> bytes:
     inputs = [{"name": f"x{i}", "datatype": "UINT8", "shape": [len(c)]} for i, c in enumerate(contents)]
-    made = ModelInferRequest(model_name="m", id="7", inputs=inputs, raw_input_contents=contents, **more)
-    return bytes(made.SerializeToString())
+    request = ModelInferRequest(model_name="m", id="7", inputs=inputs, raw_input_contents=contents, **more)
+    return bytes(request.SerializeToString())
 
 
 MESSAGES = st.builds(
-    lambda contents, version, at, junk: _with(message(*contents, model_version=version), at, junk),
+    lambda contents, version, position, junk: _insert(message(*contents, model_version=version), position, junk),
     st.lists(st.binary(max_size=200), max_size=4),
     st.text(max_size=3),
     st.integers(0, 400),
@@ -32,8 +32,8 @@ MESSAGES = st.builds(
 )
 
 
-def _with(text: bytes, at: int, junk: bytes) -> bytes:
-    return text[:at] + junk + text[at:]
+def _insert(message: bytes, position: int, junk: bytes) -> bytes:
+    return message[:position] + junk + message[position:]
 
 
 @settings(max_examples=600, deadline=None)
@@ -43,27 +43,27 @@ def _with(text: bytes, at: int, junk: bytes) -> bytes:
 @example(b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
 @example(b"\x3b\x3c")
 def test_split_contents_equal_those_of_protobuf(body: bytes) -> None:
-    found = split_raw_contents(body)
+    parts = split_raw_contents(body)
     try:
         whole = ModelInferRequest.FromString(body)
     except DecodeError:
-        if found is not None:
+        if parts is not None:
             with pytest.raises(DecodeError):
-                ModelInferRequest.FromString(found[0])
+                ModelInferRequest.FromString(parts[0])
         return
-    if found is None:
+    if parts is None:
         return
-    rest = ModelInferRequest.FromString(found[0])
+    rest = ModelInferRequest.FromString(parts[0])
     assert not rest.raw_input_contents
-    assert [bytes(c) for c in found[1]] == list(whole.raw_input_contents)
-    rest.raw_input_contents.extend(map(bytes, found[1]))
+    assert [bytes(c) for c in parts[1]] == list(whole.raw_input_contents)
+    rest.raw_input_contents.extend(map(bytes, parts[1]))
     assert rest.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 
 def test_contents_of_valid_messages_are_split_off() -> None:
-    found = split_raw_contents(message(b"abc", b"", b"de"))
-    assert found is not None
-    assert [bytes(c) for c in found[1]] == [b"abc", b"", b"de"]
+    parts = split_raw_contents(message(b"abc", b"", b"de"))
+    assert parts is not None
+    assert [bytes(c) for c in parts[1]] == [b"abc", b"", b"de"]
 
 
 def test_large_contents_are_views() -> None:
@@ -90,12 +90,12 @@ def test_messages_of_very_many_fields_are_left_to_protobuf() -> None:
     assert bytes(call.inputs["x0"].data) == b"abc"
 
 
-def test_fields_of_every_wire_type_beside_contents() -> None:
+def test_unknown_fields_of_every_wire_type_are_preserved() -> None:
     unknown = b"\xb9\x01" + bytes(8) + b"\xbd\x01" + bytes(4) + b"\xb8\x01\xff\x7f" + b"\xba\x01\x02ab"
     body = unknown + message(b"12345678", b"90") + unknown
-    found = split_raw_contents(body)
-    assert found is not None
-    assert [bytes(each) for each in found[1]] == [b"12345678", b"90"]
-    assert found[0] == unknown + body[len(unknown) : -len(unknown)].partition(b"\x3a\x08")[0] + unknown
+    parts = split_raw_contents(body)
+    assert parts is not None
+    assert [bytes(each) for each in parts[1]] == [b"12345678", b"90"]
+    assert parts[0] == unknown + body[len(unknown) : -len(unknown)].partition(b"\x3a\x08")[0] + unknown
     for group in (b"\xbb\x01", b"\xbc\x01", b"\xbe\x01"):
         assert split_raw_contents(body + group) is None

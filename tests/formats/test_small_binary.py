@@ -18,7 +18,7 @@ KINDS = {"BOOL": 1, "UINT8": 1, "INT16": 2, "FP16": 2, "BF16": 2, "FP32": 4, "IN
 
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
-    """One input with about as many bytes as it needs, perhaps invalid or unusual."""
+    """Draw one input and its bytes; some are invalid."""
     kind = draw(st.sampled_from(list(KINDS)))
     shape = draw(st.lists(st.integers(-1, 4), max_size=3))
     size = max(0, int(np.prod(shape)) * KINDS[kind] + draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
@@ -37,21 +37,22 @@ def inputs(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     st.binary(max_size=1),
     st.sampled_from([Policy(), Policy(max_elements=4, max_rank=2)]),
 )
-def test_copies_and_views_are_equal(given: list[tuple[dict[str, Any], bytes]], end: bytes, policy: Policy) -> None:
-    head = orjson.dumps({"inputs": [one for one, _ in given]})
-    rest = memoryview(b"".join([raw for _, raw in given]) + end)
+def test_copies_and_views_are_equal(items: list[tuple[dict[str, Any], bytes]], end: bytes, policy: Policy) -> None:
+    header = orjson.dumps({"inputs": [tensor for tensor, _ in items]})
+    rest = memoryview(b"".join([raw for _, raw in items]) + end)
 
-    def parsed(*patches: Any) -> Any:
+    def parse_inputs(*patches: Any) -> Any:
         with ExitStack() as stack:
             for patch in patches:
                 stack.enter_context(patch)
             try:
-                found = body.parse_request(head, rest, policy).inputs
+                tensors = body.parse_request(header, rest, policy).inputs
             except DragomanError as error:
                 return type(error), error.message
         return {
             n: (t.datatype, t.shape, t.data.flags.writeable, t.data.flags.aligned, t.data.tolist(), dict(t.parameters))
-            for n, t in found.items()
+            for n, t in tensors.items()
         }
 
-    assert repr(parsed(mock.patch.object(raw, "_SMALL_BYTES", 0))) == repr(parsed())  # large ones are not copied
+    views = parse_inputs(mock.patch.object(raw, "_SMALL_BYTES", 0))
+    assert repr(views) == repr(parse_inputs())

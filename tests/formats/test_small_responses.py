@@ -1,4 +1,4 @@
-"""Fast paths of small responses write the same bytes as the general serializer."""
+"""Fast paths for small responses produce the same bytes as the general serializer."""
 
 from typing import Any
 from unittest import mock
@@ -49,7 +49,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     st.sampled_from([None, True, False]),
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, True, False])), max_size=3),
 )
-def test_both_paths_write_the_same(
+def test_fast_paths_produce_the_same_response(
     outputs: dict[str, Tensor],
     version: str,
     id_: str,
@@ -62,26 +62,26 @@ def test_both_paths_write_the_same(
         request["parameters"] = {"binary_data_output": binary}
     names = [*outputs, "?"]
     request["outputs"] = [
-        {"name": names[at % len(names)], **({} if form is None else {"parameters": {"binary_data": form}})}
-        for at, form in forms
+        {"name": names[index % len(names)], **({} if form is None else {"parameters": {"binary_data": form}})}
+        for index, form in forms
     ]
     inference = Inference(outputs, parameters)
 
-    def serialized() -> Any:
+    def serialize() -> Any:
         try:
             response = response_of(inference, version, orjson.dumps(request))
         except NotSupported as error:
             return error.message
         return response.status, b"".join(response.body), response.headers
 
-    fast = serialized()
+    fast = serialize()
     with (
         mock.patch.object(oip_rest, "serialize_small_response", return_value=None),
         mock.patch.object(oip_rest, "serialize_binary_response", return_value=None),
     ):
-        assert serialized() == fast
+        assert serialize() == fast
     with mock.patch.object(small_messages, "_JOINED_BYTES", 0):  # in several buffers, as large ones
-        assert serialized() == fast
+        assert serialize() == fast
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -91,7 +91,7 @@ def test_non_finite_numbers_take_the_general_path(value: float) -> None:
 
 
 @pytest.mark.parametrize("count", [small_messages.SMALL_ELEMENTS, small_messages.SMALL_ELEMENTS + 1])
-def test_few_numbers_take_the_fast_path(count: int) -> None:
+def test_small_json_outputs_take_the_fast_path(count: int) -> None:
     inference = Inference({"y": Tensor(np.ones(count, np.uint8), UINT8)})
     few = count <= small_messages.SMALL_ELEMENTS
     assert (small_messages.serialize_small_response(inference, "m", "", None) is not None) is few

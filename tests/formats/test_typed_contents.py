@@ -1,4 +1,4 @@
-"""Typed contents of large gRPC messages are read and written as protobuf does."""
+"""Typed contents of large gRPC messages are parsed and serialized as by protobuf."""
 
 import tracemalloc
 from typing import Any
@@ -34,11 +34,11 @@ KINDS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
 }
 
 
-def read(body: bytes, policy: Policy = POLICY) -> Any:
+def parse(body: bytes, policy: Policy = POLICY) -> Any:
     try:
         request, _ = oip_inference.parse_infer_request(GrpcRequest(body), policy)
-    except InvalidInput as fault:
-        return fault.message
+    except InvalidInput as error:
+        return error.message
     call: Any = request.call
     return {name: (t.datatype.name, t.shape, t.data.dtype, t.data.tolist()) for name, t in call.inputs.items()}
 
@@ -47,27 +47,27 @@ def read(body: bytes, policy: Policy = POLICY) -> Any:
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([10, 13, 1 << 18]))
 def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     message = ModelInferRequest(model_name="m", id="7")
-    for at, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         field, elements = KINDS[kind]
         values = data.draw(st.lists(elements, max_size=6))
-        wrong = data.draw(st.sampled_from([0, 0, 0, 1]))
-        tensor = message.inputs.add(name=f"x{at}", datatype=kind, shape=[len(values) + wrong])
+        extra = data.draw(st.sampled_from([0, 0, 0, 1]))
+        tensor = message.inputs.add(name=f"x{index}", datatype=kind, shape=[len(values) + extra])
         getattr(tensor.contents, field).extend(values)
     body = message.SerializeToString()
-    expected = read(body)
+    expected = parse(body)
     with (
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
         mock.patch.object(oip_wire, "_DECODED_BYTES", chunk),
     ):
-        found = read(body)
+        actual = parse(body)
     if isinstance(expected, str):
-        assert isinstance(found, str)
+        assert isinstance(actual, str)
     else:
-        assert found == expected
+        assert actual == expected
 
 
-def test_more_elements_than_may_be_parsed_are_rejected_first() -> None:
+def test_too_many_elements_are_rejected_before_parsing() -> None:
     message = ModelInferRequest(model_name="m")
     message.inputs.add(name="x", datatype="BYTES", shape=[1000]).contents.bytes_contents.extend([b""] * 1000)
     body = message.SerializeToString()
@@ -75,24 +75,24 @@ def test_more_elements_than_may_be_parsed_are_rejected_first() -> None:
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_inference, "parse_message", side_effect=AssertionError("it was parsed")),
     ):
-        assert "too many unpacked elements: expected at most 500" in read(body, Policy(max_bytes_elements=500))
+        assert "too many unpacked elements: expected at most 500" in parse(body, Policy(max_bytes_elements=500))
         with pytest.raises(AssertionError, match="it was parsed"):
-            read(body, Policy(max_bytes_elements=1000))
+            parse(body, Policy(max_bytes_elements=1000))
         many = body + b"".join(b"".join(length_delimited(5, b"")) for _ in range(600))
-        assert "too many fields: expected at most 500" in read(many, Policy(max_json_values=500))
+        assert "too many fields: expected at most 500" in parse(many, Policy(max_json_values=500))
 
 
-def test_elements_are_counted_without_an_object_for_each() -> None:
+def test_elements_are_counted_without_an_object_per_element() -> None:
     message = ModelInferRequest(model_name="m")
     message.inputs.add(name="x", datatype="BYTES", shape=[20_000]).contents.bytes_contents.extend([b""] * 20_000)
     body = message.SerializeToString()
     tracemalloc.start()
     try:
         assert oip_wire.split_typed_contents(body, POLICY) == (body, {})
-        taken = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert taken < 4 * len(body)
+    assert peak_bytes < 4 * len(body)
 
 
 @pytest.mark.parametrize("wire", [b"\x80", b"\x01\x80\x80", b"\xff" * 11 + b"\x01"])
@@ -114,7 +114,7 @@ def test_repeated_contents_are_merged() -> None:
             mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
             mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
         ):
-            assert read(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
+            assert parse(body)["x"][3] == [1.0, 2.0, 3.0][: tensor.shape[0]]
 
 
 # --- responses -------------------------------------------------------------------------------------------------
@@ -124,13 +124,13 @@ def test_repeated_contents_are_merged() -> None:
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3), st.data(), st.sampled_from([1, 3, 1 << 16]))
 def test_many_elements_are_serialized_as_by_protobuf(kinds: list[str], data: st.DataObject, chunk: int) -> None:
     tensors = {}
-    for at, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         dtype = datatype(kind).dtype
-        least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (0, 0)
-        elements = st.integers(int(least), int(most)) if dtype.kind in "iu" else KINDS[kind][1]
+        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (0, 0)
+        elements = st.integers(int(low), int(high)) if dtype.kind in "iu" else KINDS[kind][1]
         values = data.draw(st.lists(elements, max_size=6))
         array = np.array(values, dtype)[::-1] if values else np.empty(0, dtype)
-        tensors[f"y{at}"] = Tensor(array, datatype(kind), {"p": 1} if at else NONE)
+        tensors[f"y{index}"] = Tensor(array, datatype(kind), {"p": 1} if index else NONE)
     response = Response(Inference(tensors), "m", "1")
     options = oip_inference.GrpcOutputOptions("7", "m", "1", raw=False, classes={}, final=False)
     expected = oip_inference.format_infer_response(response, options)
@@ -142,17 +142,17 @@ def test_many_elements_are_serialized_as_by_protobuf(kinds: list[str], data: st.
     assert ModelInferResponse.FromString(expected).outputs[0].HasField("contents")
 
 
-def test_many_elements_are_serialized_without_an_object_for_each() -> None:
+def test_many_elements_are_serialized_without_an_object_per_element() -> None:
     tensor = Tensor(np.arange(1 << 18, dtype="<f4"), FP32)
     response = Response(Inference({"y": tensor}), "m", "1")
     options = oip_inference.GrpcOutputOptions("", "m", "1", raw=False, classes={}, final=False)
     tracemalloc.start()
     try:
-        parts = oip_inference.format_infer_buffers(response, options)
-        taken = tracemalloc.get_traced_memory()[1]
+        buffers = oip_inference.format_infer_buffers(response, options)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert taken < tensor.data.nbytes // 4
-    assert list(ModelInferResponse.FromString(join_chunks(parts)).outputs[0].contents.fp32_contents) == [
+    assert peak_bytes < tensor.data.nbytes // 4
+    assert list(ModelInferResponse.FromString(join_chunks(buffers)).outputs[0].contents.fp32_contents) == [
         *range(1 << 18)
     ]
