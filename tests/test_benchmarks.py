@@ -25,9 +25,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def run(name: str, *flags: str) -> str:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def results(name: str) -> Any:
@@ -39,46 +39,46 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_startup_reports_imports_starts_and_memory() -> None:
-    shown = run("startup")
-    found = results("startup")
-    assert set(found["servers"]) == {"scikit-learn", "Python function", "Python class, inline"}
-    for name, server in found["servers"].items():
-        assert name in shown
+    output = run("startup")
+    result = results("startup")
+    assert set(result["servers"]) == {"scikit-learn", "Python function", "Python class, inline"}
+    for name, server in result["servers"].items():
+        assert name in output
         assert server["ready_s"] > 0
         assert 0 < server["pss_mib"] <= server["rss_mib"]
-    assert found["servers"]["Python function"]["processes"] > found["servers"]["Python class, inline"]["processes"]
-    assert found["versions"]["dragoman"] in shown
+    assert result["servers"]["Python function"]["processes"] > result["servers"]["Python class, inline"]["processes"]
+    assert result["versions"]["dragoman"] in output
 
 
-def test_identity_answers_every_workload_as_the_echo_does() -> None:
-    shown = run("identity")
+def test_identity_measures_every_workload_against_the_echo_server() -> None:
+    output = run("identity")
     rows = results("identity")["rows"]
     assert {(r["workload"], r["server"]) for r in rows} == {(w, s) for w in WORKLOADS for s in ("dragoman", "echo")}
     assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
-    own, beside = shown.split("## In this run")[1].split("## Share of the echo")
-    assert {(r[0], r[2]) for r in rows_of(own)[2:]} == {(r["workload"], r["server"]) for r in rows}
-    assert all("%" in r[7] for r in rows_of(own)[2:] if r[2] == "dragoman")
-    assert [r[0] for r in rows_of(beside)[2:]] == list(WORKLOADS)
-    assert all(r[2].endswith("%") for r in rows_of(beside)[2:])
+    own_table, comparison = output.split("## In this run")[1].split("## Share of the echo")
+    assert {(r[0], r[2]) for r in rows_of(own_table)[2:]} == {(r["workload"], r["server"]) for r in rows}
+    assert all("%" in r[7] for r in rows_of(own_table)[2:] if r[2] == "dragoman")
+    assert [r[0] for r in rows_of(comparison)[2:]] == list(WORKLOADS)
+    assert all(r[2].endswith("%") for r in rows_of(comparison)[2:])
 
 
-def test_grpc_is_measured_beside_echoes() -> None:
+def test_grpc_is_measured_against_echo_servers() -> None:
     if shutil.which("cc") is None:
-        pytest.skip("its load generator is compiled")
+        pytest.skip("the load generator needs a C compiler")
     run("grpc", "--seconds", "0.2", "--subjects", "echo own,dragoman own")
-    found = results("grpc")
-    assert {row["server"] for row in found["rows"]} == {"echo aio", "echo own", "dragoman own"}
-    assert {row["workload"] for row in found["rows"]} == {"grpc-raw-small", "grpc-raw-large"}
-    assert all(row["rate"] > 0 and row["cpu_us"] >= 0 for row in found["rows"])
+    result = results("grpc")
+    assert {row["server"] for row in result["rows"]} == {"echo aio", "echo own", "dragoman own"}
+    assert {row["workload"] for row in result["rows"]} == {"grpc-raw-small", "grpc-raw-large"}
+    assert all(row["rate"] > 0 and row["cpu_us"] >= 0 for row in result["rows"])
 
 
 @pytest.mark.alone
-def test_the_hot_path_is_taken_apart() -> None:
-    shown = run("hot_path", "--only", "small")
+def test_the_hot_path_is_measured_by_stage() -> None:
+    output = run("hot_path", "--only", "small")
     rows = {r["workload"]: r for r in results("hot_path")["rows"]}
     assert set(rows) == {name for name in WORKLOADS if "small" in name}
     for name, row in rows.items():
-        assert name in shown
+        assert name in output
         assert min(row[stage] for stage in ("read", "engine", "write", "floor")) > 0
         assert row["whole"] > row["read"]
 
@@ -90,26 +90,26 @@ def test_batching_is_measured_in_closed_and_open_loops() -> None:
     assert all(r["rate"] > 0 and r["faults"] == 0 and r["p50_ms"] >= 1 for r in rows)
 
 
-def test_codecs_bring_back_what_went_in() -> None:
-    shown = run("codecs")
+def test_codecs_are_measured_in_both_directions() -> None:
+    output = run("codecs")
     rows = results("codecs")["rows"]
     ours = {(r["what"], r["way"]) for r in rows if r["side"] == "dragoman"}
     assert ours == {(what, way) for what in ("frame", "array", "strings") for way in ("JSON", "binary")}
     assert all(r["encode_ms"] > 0 and r["decode_ms"] > 0 for r in rows)
-    assert {r[1] for r in rows_of(shown)[2:]} >= {"dragoman, JSON", "dragoman, binary"}
-    assert ("mlserver is not installed" in shown) == all(r["side"] == "dragoman" for r in rows)
+    assert {r[1] for r in rows_of(output)[2:]} >= {"dragoman, JSON", "dragoman, binary"}
+    assert ("mlserver is not installed" in output) == all(r["side"] == "dragoman" for r in rows)
 
 
-def test_umbridge_is_measured_beside_its_own_package() -> None:
-    shown = run("umbridge", "--seconds", "0.2", "--only", "gradient")
+def test_umbridge_is_measured_against_the_umbridge_package() -> None:
+    output = run("umbridge", "--seconds", "0.2", "--only", "gradient")
     rows = results("umbridge")["rows"]
     servers = ("dragoman", "dragoman, their class", "umbridge")
     assert {(r["workload"], r["server"]) for r in rows} == {("gradient-4", s) for s in servers}
     assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
-    assert all(float(r[7]) > 0 for r in rows_of(shown)[2:] if r[2] != "umbridge")
+    assert all(float(r[7]) > 0 for r in rows_of(output)[2:] if r[2] != "umbridge")
 
 
-def test_ratios_of_codecs_are_those_of_one_round() -> None:
+def test_ratios_of_codecs_compare_within_a_round() -> None:
     def row(side: str, turn: int, ms: float) -> dict[str, Any]:
         times = {"encode_ms": ms, "decode_ms": 2 * ms, "bytes": 1}
         return {"what": "array", "side": side, "way": "JSON", "round": turn, **times}
@@ -122,16 +122,16 @@ def test_ratios_of_codecs_are_those_of_one_round() -> None:
 
 
 @pytest.mark.parametrize("name", ["rest-binary-small", "grpc-raw-small"])
-def test_our_own_generator_needs_nothing_installed(name: str) -> None:
-    shown = run("identity", "--only", name, "--generator", "python")
-    found = results("identity")
-    assert found["generators"] == {"http": "own", "grpc": "own"}
-    assert "our own in Python" in shown
-    assert all(r["answers"] > 0 and r["faults"] == 0 for r in found["rows"])
+def test_the_python_load_generator_needs_no_other_program(name: str) -> None:
+    output = run("identity", "--only", name, "--generator", "python")
+    result = results("identity")
+    assert result["generators"] == {"http": "own", "grpc": "own"}
+    assert "our own in Python" in output
+    assert all(r["answers"] > 0 and r["faults"] == 0 for r in result["rows"])
 
 
-def changed(workload: Workload) -> Answer:
-    """An answer of the right form, with one number changed."""
+def changed_response(workload: Workload) -> Answer:
+    """Return a valid response with wrong numbers."""
     if workload.wire == "grpc":
         message = ModelInferResponse(outputs=[{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16]}])
         message.raw_output_contents.append(np.zeros(16, np.float32).tobytes())
@@ -141,18 +141,18 @@ def changed(workload: Workload) -> Answer:
 
 
 @pytest.mark.parametrize("name", ["rest-json-small", "grpc-raw-small", "grpc-typed-small"])
-def test_an_answer_with_other_numbers_is_not_right(name: str) -> None:
-    assert not WORKLOADS[name].right(changed(WORKLOADS[name]))
+def test_a_response_with_wrong_numbers_is_rejected(name: str) -> None:
+    assert not WORKLOADS[name].right(changed_response(WORKLOADS[name]))
 
 
-def test_bytes_tell_answers_that_are_not_those_that_were_checked() -> None:
+def test_unchecked_responses_of_another_size_are_counted() -> None:
     assert load.misfit(came=1000, answers=10, answer_bytes=100, connections=1) == 0
-    assert load.misfit(came=1099, answers=10, answer_bytes=100, connections=1) == 0  # one more was under way
+    assert load.misfit(came=1099, answers=10, answer_bytes=100, connections=1) == 0  # one more was in flight
     assert load.misfit(came=400, answers=10, answer_bytes=100, connections=1) == 6
     assert load.misfit(came=1201, answers=10, answer_bytes=100, connections=1) > 0
 
 
-def test_a_share_is_that_of_the_echo_in_the_same_round() -> None:
+def test_shares_compare_with_the_echo_server_of_the_same_round() -> None:
     figures = {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 10.0, "answers": 1, "faults": 0}
     rates = {("dragoman", 0): 50.0, ("echo", 0): 100.0, ("dragoman", 1): 10.0, ("echo", 1): 40.0}
     rows = [
@@ -181,17 +181,17 @@ def test_http_benchmarks_report_each_server(name: str, flags: tuple[str, ...], s
         assert all(float(cell.rstrip("x").replace(",", "")) > 0 for cell in row[1:4])
 
 
-def test_generation_writes_the_requested_number_of_tokens() -> None:
+def test_generation_measures_every_side_and_number_of_clients() -> None:
     pytest.importorskip("transformers")
-    shown = run("generation", "--peers", "static batch")
+    output = run("generation", "--peers", "static batch")
     rows = results("generation")["rows"]
-    checked = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
-    assert {(row["side"], row["clients"]) for row in rows} == checked
+    expected = {(side, clients) for side in ("dragoman", "static batch") for clients in (1, 4)}
+    assert {(row["side"], row["clients"]) for row in rows} == expected
     assert all(row["tokens_per_s"] > 0 and row["first_ms"] > 0 for row in rows)
-    assert len(rows_of(shown)) == 2 + len(rows)
+    assert len(rows_of(output)) == 2 + len(rows)
 
 
-def test_engines_that_are_not_installed_are_left_out(
+def test_engines_that_are_not_installed_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generation, "installed_engines", lambda: ["openvino-genai"])
@@ -210,10 +210,10 @@ def test_an_engine_that_does_not_start_names_its_log(monkeypatch: pytest.MonkeyP
         pass
 
 
-def test_cpu_time_and_memory_are_those_of_all_below() -> None:
-    busy = "b = b'x' * (64 << 20)\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()"
-    above = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    command = [sys.executable, "-c", above, "import time; " + busy]
+def test_cpu_time_and_memory_include_child_processes() -> None:
+    child_code = "b = b'x' * (64 << 20)\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()"
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    command = [sys.executable, "-c", parent, "import time; " + child_code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -226,7 +226,7 @@ def test_cpu_time_and_memory_are_those_of_all_below() -> None:
     assert processes.cpu_s(child.pid) == processes.peak_mib(child.pid) == 0
 
 
-def test_big_tensors_are_checked_and_take_less_than_three_times_their_memory() -> None:
+def test_big_tensors_need_less_than_three_times_their_size() -> None:
     run("big_tensors", "--mib", "80", "--placements", "process")
     rows = results("big_tensors")["rows"]
     assert [(r["wire"], r["placement"]) for r in rows] == [("rest", "process"), ("grpc", "process")]
@@ -234,25 +234,25 @@ def test_big_tensors_are_checked_and_take_less_than_three_times_their_memory() -
     assert all(r["peak_mib"] - r["idle_mib"] < 3 * 80 for r in rows)
 
 
-def test_the_soak_checks_every_answer_and_what_is_left_of_them() -> None:
+def test_the_soak_checks_every_response_and_the_remaining_load() -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.1", "--idle", "20"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = results("soak")
-    assert found["faults"] == []
-    assert all(found["answers"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
-    assert found["after"]["active"] == 0
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stdout + process.stderr
+    result = results("soak")
+    assert result["faults"] == []
+    assert all(result["answers"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
+    assert result["after"]["active"] == 0
 
 
 @pytest.mark.parametrize(
-    ("headers", "came", "body"),
+    ("headers", "received", "body"),
     [
         ({"content-length": "5"}, b"hello and more", b"hello"),
         ({"transfer-encoding": "chunked"}, b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\nmore", b"hello"),
     ],
 )
-def test_answers_are_read_as_they_are_and_as_they_were_sent(headers: dict[str, str], came: bytes, body: bytes) -> None:
-    found, sent = checked_request.read_body(io.BytesIO(came), headers)
-    assert found == body
-    assert came.startswith(sent)
-    assert came[len(sent) :].lstrip().endswith(b"more")
+def test_read_body_returns_the_decoded_and_the_raw_body(headers: dict[str, str], received: bytes, body: bytes) -> None:
+    parsed, raw = checked_request.read_body(io.BytesIO(received), headers)
+    assert parsed == body
+    assert received.startswith(raw)
+    assert received[len(raw) :].lstrip().endswith(b"more")

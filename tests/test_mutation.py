@@ -1,4 +1,4 @@
-"""Mutation scores: the page agrees with the results, every survivor has a reason, mutants are as described."""
+"""Mutation tests: the page agrees with the results, every survivor has a reason, mutants are as documented."""
 
 import sys
 from pathlib import Path
@@ -14,11 +14,11 @@ from benchmarks.mutation.results import RESULTS, Results, interval  # noqa: E402
 from benchmarks.mutation.targets import TARGETS, Target  # noqa: E402
 
 
-def test_the_page_says_what_the_results_say() -> None:
+def test_the_page_agrees_with_the_results() -> None:
     assert page.section(Results.load(RESULTS)) in page.PAGE.read_text()
 
 
-def test_every_part_that_was_run_reaches_its_score_and_every_survivor_has_a_reason() -> None:
+def test_every_target_reaches_its_score_and_every_survivor_has_a_reason() -> None:
     results = Results.load(RESULTS)
     assert set(results.targets) <= {target.name for target in TARGETS}
     assert results.good_enough()
@@ -28,22 +28,22 @@ def test_every_part_that_was_run_reaches_its_score_and_every_survivor_has_a_reas
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_the_tests_of_a_part_are_there(target: Target) -> None:
+def test_the_tests_of_a_target_exist(target: Target) -> None:
     assert target.paths()
     assert [test for test in target.tests if not (ROOT / test).exists()] == []
 
 
-def changed(source: str, folder: Path) -> list[str]:
-    """The changed lines of all mutants of a module."""
+def changed_lines(source: str, folder: Path) -> list[str]:
+    """Return the changed lines of all mutants of a module."""
     path = folder / "module.py"
     path.write_text(source)
-    found = Mutants(path, "module.py")
-    rendered = (found.render(index) for index in range(len(found)))
-    return [mutant.after for mutant in rendered if mutant is not None]
+    mutants = Mutants(path, "module.py")
+    results = (mutants.render(index) for index in range(len(mutants)))
+    return [mutant.after for mutant in results if mutant is not None]
 
 
 def test_mutants_change_one_thing(tmp_path: Path) -> None:
-    assert sorted(changed("def f(a, b):\n    return a < b and g(a, 1)\n", tmp_path)) == [
+    assert sorted(changed_lines("def f(a, b):\n    return a < b and g(a, 1)\n", tmp_path)) == [
         "return a < b and g(1)",
         "return a < b and g(None, 1)",
         "return a < b and g(a, )",
@@ -53,7 +53,7 @@ def test_mutants_change_one_thing(tmp_path: Path) -> None:
         "return a <= b and g(a, 1)",
     ]
 
-    assert changed("x = False\nf(a=False)\n", tmp_path) == ["x = True", "f(a=True)"]
+    assert changed_lines("x = False\nf(a=False)\n", tmp_path) == ["x = True", "f(a=True)"]
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,24 @@ def test_mutants_change_one_thing(tmp_path: Path) -> None:
         "cast(1 + 2, x)\n",
     ],
 )
-def test_what_no_test_should_notice_is_not_changed(source: str, tmp_path: Path) -> None:
-    assert [line for line in changed(source, tmp_path) if line != "zip(None, strict=True)"] == []
+def test_code_without_behaviour_is_not_mutated(source: str, tmp_path: Path) -> None:
+    assert [line for line in changed_lines(source, tmp_path) if line != "zip(None, strict=True)"] == []
 
 
-def test_performance_thresholds_are_not_changed(tmp_path: Path) -> None:
+def test_performance_thresholds_are_not_mutated(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("LONG = 8  # performance only: bytes\n_FEW = 2  # performance only: bytes\n")
     source = "_SMALL = 1 << 9  # performance only: bytes\ny = a if len(x) <= _SMALL else b\nz = len(x) > other.LONG\n"
-    assert changed(source, tmp_path) == ["y = None", "z = None"]
+    assert changed_lines(source, tmp_path) == ["y = None", "z = None"]
     choice = "_A = 3  # performance only: bytes\n_B = 4{}\nif len(x) > (_A if u else _B):\n    z()\n"
-    assert "if len(x) >= (_A if u else _B):" not in changed(choice.format("  # performance only: bytes"), tmp_path)
-    assert "if len(x) >= (_A if u else _B):" in changed(choice.format(""), tmp_path)
-    assert "z = x >= _FEW" in changed("_FEW = 3  # elements\nz = x > _FEW\n", tmp_path)
+    assert "if len(x) >= (_A if u else _B):" not in changed_lines(
+        choice.format("  # performance only: bytes"), tmp_path
+    )
+    assert "if len(x) >= (_A if u else _B):" in changed_lines(choice.format(""), tmp_path)
+    assert "z = x >= _FEW" in changed_lines("_FEW = 3  # elements\nz = x > _FEW\n", tmp_path)
 
 
-def test_the_interval_narrows_with_the_share_that_was_tried() -> None:
+def test_the_interval_narrows_with_the_share_of_mutants_run() -> None:
     low, high = interval(90, 100, 1_000_000)
-    assert (round(low, 3), round(high, 3)) == (0.826, 0.945)  # Wilson's, as tables have it
+    assert (round(low, 3), round(high, 3)) == (0.826, 0.945)  # Wilson score interval, as tabulated
     assert interval(90, 100, 100) == (0.9, 0.9)
     assert interval(0, 0, 5) == (0.0, 1.0)

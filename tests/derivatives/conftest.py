@@ -1,4 +1,4 @@
-"""A server in a thread of its own, for what blocks."""
+"""Fixtures that serve models from a background thread, for tests with blocking clients."""
 
 import asyncio
 import threading
@@ -11,19 +11,19 @@ import dragoman
 
 
 @pytest.fixture
-def served_address(in_background: Callable[..., str]) -> Callable[[Any], str]:
-    """Serves a model until the test ends, and gives its address."""
-    return in_background
+def serve_model(serve_in_background: Callable[..., str]) -> Callable[[Any], str]:
+    """Return a function that serves a model until the test ends and returns the server's URL."""
+    return serve_in_background
 
 
 @pytest.fixture
-def serve_trusted(in_background: Callable[..., str]) -> Callable[[Any], str]:
-    """The same for files that may run code when they are loaded."""
-    return lambda model: in_background(model, allow_pickle=True)
+def serve_trusted_model(serve_in_background: Callable[..., str]) -> Callable[[Any], str]:
+    """Return the same function for model files that may execute code when they are loaded."""
+    return lambda model: serve_in_background(model, allow_pickle=True)
 
 
 @pytest.fixture
-def in_background() -> Iterator[Callable[..., str]]:
+def serve_in_background() -> Iterator[Callable[..., str]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

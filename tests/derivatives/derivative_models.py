@@ -19,7 +19,7 @@ ONE = np.ones(1)
 
 
 def build(function: Callable[..., Any], **options: Any) -> VectorFunction:
-    """Return the function with its derivatives, loaded as a model would be."""
+    """Return the function with its derivatives, built as for a model that is loaded."""
     return build_vector_function(vector_function(**options)(function))
 
 

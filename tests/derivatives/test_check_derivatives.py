@@ -32,13 +32,13 @@ def hessian(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input
 
 
 def with_error(function: Callable[..., Any], where: Mapping[str, int], by: float) -> Callable[..., Any]:
-    """The function with one entry changed at one place of output and inputs."""
+    """Return the function with `by` added to one entry, for the output and inputs in `where`."""
 
     def wrong(x: Any, y: Any, **arguments: Any) -> Any:
-        found = np.array(function(x, y, **arguments))
+        values = np.array(function(x, y, **arguments))
         if all(arguments[key] == value for key, value in where.items()):
-            found.flat[0] += by
-        return found
+            values.flat[0] += by
+        return values
 
     return wrong
 
@@ -46,67 +46,67 @@ def with_error(function: Callable[..., Any], where: Mapping[str, int], by: float
 def wrong_jacobian(output: int, at: int, by: float) -> Callable[..., Any]:
     change = with_error(jacobian, {"output": output, "input": at}, by)
 
-    def found(x: Any, y: Any, output: int, input: int) -> Any:  # noqa: A002
+    def changed(x: Any, y: Any, output: int, input: int) -> Any:  # noqa: A002
         return change(x, y, output=output, input=input)
 
-    return found
+    return changed
 
 
 def wrong_hessian(where: Mapping[str, int], by: float) -> Callable[..., Any]:
     change = with_error(hessian, where, by)
 
-    def found(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input2: int) -> Any:
+    def changed(x: Any, y: Any, sens: Any, vec: Any, output: int, input1: int, input2: int) -> Any:
         return change(x, y, sens=sens, vec=vec, output=output, input1=input1, input2=input2)
 
-    return found
+    return changed
 
 
-def findings(**written: Any) -> dict[tuple[Any, ...], CheckResult]:
-    function = build(lambda x, y: two_outputs(x, y), inputs=[2, 3], outputs=[1, 3], derivatives=None, **written)
-    found = run_checks(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
-    return {(f.check, f.output, *f.inputs): f for f in found}
+def check_results(**derivatives: Any) -> dict[tuple[Any, ...], CheckResult]:
+    function = build(lambda x, y: two_outputs(x, y), inputs=[2, 3], outputs=[1, 3], derivatives=None, **derivatives)
+    results = run_checks(function, [(X, Y), (2 * X, Y + 1)], {}, 3, Tolerance())
+    return {(f.check, f.output, *f.inputs): f for f in results}
 
 
 def test_correct_derivatives_pass_and_converge_at_order_two() -> None:
-    found = findings(jacobian=jacobian, apply_hessian=hessian)
-    assert len(found) == 2 * (2 * 3 + 4 + 3)
-    assert all(f.passed for f in found.values()), [f for f in found.values() if not f.passed]
-    curved = found["apply_jacobian", 0, 0]
-    assert curved.order == pytest.approx(2, abs=0.1)
-    assert [step for step, _ in curved.curve] == list(STEPS)
-    assert found["apply_jacobian", 0, 1].order is None  # linear, so that differences are exact
+    results = check_results(jacobian=jacobian, apply_hessian=hessian)
+    assert len(results) == 2 * (2 * 3 + 4 + 3)
+    assert all(f.passed for f in results.values()), [f for f in results.values() if not f.passed]
+    nonlinear = results["apply_jacobian", 0, 0]
+    assert nonlinear.order == pytest.approx(2, abs=0.1)
+    assert [step for step, _ in nonlinear.curve] == list(STEPS)
+    assert results["apply_jacobian", 0, 1].order is None  # linear, so that differences are exact
 
 
 @pytest.mark.parametrize("output", [0, 1])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("by", [1e-4, 10.0])
 def test_a_wrong_entry_of_a_jacobian_is_reported(output: int, at: int, by: float) -> None:
-    found = findings(jacobian=wrong_jacobian(output, at, by))
-    bad = {key for key, f in found.items() if not f.passed}
-    assert bad == {("apply_jacobian", output, at), ("gradient", output, at)}
+    results = check_results(jacobian=wrong_jacobian(output, at, by))
+    failed = {key for key, f in results.items() if not f.passed}
+    assert failed == {("apply_jacobian", output, at), ("gradient", output, at)}
 
 
 @pytest.mark.parametrize("where", [{"output": 0, "input1": 0, "input2": 1}, {"output": 1, "input1": 1, "input2": 0}])
 def test_a_wrong_entry_of_a_hessian_is_reported(where: Mapping[str, int]) -> None:
-    found = findings(jacobian=jacobian, apply_hessian=wrong_hessian(where, 1e-3))
-    bad = {key for key, f in found.items() if not f.passed}
+    results = check_results(jacobian=jacobian, apply_hessian=wrong_hessian(where, 1e-3))
+    failed = {key for key, f in results.items() if not f.passed}
     o = where["output"]
-    assert bad == {("apply_hessian", o, where["input1"], where["input2"]), ("symmetry", o, 0, 1)}
+    assert failed == {("apply_hessian", o, where["input1"], where["input2"]), ("symmetry", o, 0, 1)}
 
 
 def test_a_wrong_adjoint_is_reported() -> None:
     def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
         return jacobian(x, y, output, input).T @ sens * (1 + 1e-7)
 
-    found = findings(jacobian=jacobian, gradient=gradient)
-    assert {key[0] for key, f in found.items() if not f.passed} == {"adjoint"}
+    results = check_results(jacobian=jacobian, gradient=gradient)
+    assert {key[0] for key, f in results.items() if not f.passed} == {"adjoint"}
 
 
 def test_nan_is_reported_as_wrong() -> None:
     def gradient(x: Any, y: Any, sens: Any, output: int, input: int) -> Any:  # noqa: A002
         return jacobian(x, y, output, input).T @ sens * np.nan
 
-    assert not any(f.passed for f in findings(gradient=gradient).values())
+    assert not any(f.passed for f in check_results(gradient=gradient).values())
 
 
 # --- the command ------------------------------------------------------------------------------------------
@@ -132,11 +132,11 @@ def none(x):
     return (x**3).sum()
 
 
-def refuse(x):
+def rejecting(x):
     raise dragoman.errors.InvalidInput("no derivative here")
 
 
-@dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None, gradient=refuse)
+@dragoman.vector_function(inputs=[2], outputs=[1], derivatives=None, gradient=rejecting)
 def failing(x):
     return (x**3).sum()
 """
@@ -156,13 +156,13 @@ def run(*arguments: object) -> int:
 def test_the_command_reports_correct_derivatives(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn = tmp_path / "errors.svg"
-    assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", drawn) == 0
+    plot = tmp_path / "errors.svg"
+    assert run(f"{model}:right", "--config", '{"power": 4}', "--plot", plot) == 0
     message = capsys.readouterr().out
     assert "gradient by complex step" in message
     assert message.count(" ok\n") == 5
     assert "all checks passed, at 5 points" in message
-    root = ET.parse(drawn).getroot()
+    root = ET.parse(plot).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "apply_jacobian y by x" in "".join(root.itertext())
 
@@ -206,9 +206,9 @@ def test_invalid_arguments_of_the_command(
 
 
 def test_a_model_on_a_server_is_checked(
-    model: Path, capsys: pytest.CaptureFixture[str], served_address: Callable[[Any], str]
+    model: Path, capsys: pytest.CaptureFixture[str], serve_model: Callable[[Any], str]
 ) -> None:
-    url = served_address(f"{model}:right")
+    url = serve_model(f"{model}:right")
     assert run(url, "--model", "right", "--at", "[[1, 2]]") == 0
     assert "all checks passed, at 1 point\n" in capsys.readouterr().out
     assert run(url) == 2

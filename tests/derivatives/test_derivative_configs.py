@@ -21,7 +21,7 @@ def input_sizes(config: Config) -> list[int]:
 
 
 def model(x: Any, z: Any, config: Config) -> tuple[Any, Any]:
-    """Two vectors of n and 1 numbers to two of n and 1; rows of points too."""
+    """Map two vectors of n and 1 numbers to two of n and 1; inputs may have a leading batch axis."""
     k = config.get("k", 1.0)
     return k * x**3 * z, k * (x * x).sum(-1, keepdims=True) + z**3
 
@@ -39,26 +39,26 @@ def jacobian(x: Any, z: Any, config: Config, output: int, input: int) -> Any:  #
 
 
 def hessian(x: Any, z: Any, config: Config, output: int, input1: int, input2: int) -> Any:
-    """The second derivatives [element of the output, input1, input2]."""
+    """Return the second derivatives, of shape [output, input1, input2]."""
     k, n = config.get("k", 1.0), len(x)
     sizes = (n, 1)
-    found = np.zeros((sizes[output], sizes[input1], sizes[input2]))
+    derivatives = np.zeros((sizes[output], sizes[input1], sizes[input2]))
     match output, input1, input2:
         case 0, 0, 0:
-            found[range(n), range(n), range(n)] = 6 * k * x * z[0]
+            derivatives[range(n), range(n), range(n)] = 6 * k * x * z[0]
         case 0, 0, 1:
-            found[range(n), range(n), 0] = 3 * k * x**2
+            derivatives[range(n), range(n), 0] = 3 * k * x**2
         case 0, 1, 0:
-            found[range(n), 0, range(n)] = 3 * k * x**2
+            derivatives[range(n), 0, range(n)] = 3 * k * x**2
         case 1, 0, 0:
-            found[0] = 2 * k * np.eye(n)
+            derivatives[0] = 2 * k * np.eye(n)
         case 1, 1, 1:
-            found[:] = 6 * z[0]
-    return found
+            derivatives[:] = 6 * z[0]
+    return derivatives
 
 
 def gradient(x: Any, z: Any, config: Config, output: int, input: int, sens: Any) -> Any:  # noqa: A002
-    """Jᵀ sens without a matrix, so that a framework or the complex step can differentiate it."""
+    """Return Jᵀ sens without a matrix, so that a framework or the complex step can differentiate it."""
     k = config.get("k", 1.0)
     match output, input:
         case 0, 0:
@@ -91,7 +91,7 @@ class ModelClass(VectorFunction):
 
 
 class ModelClassWithDerivatives(ModelClass):
-    """The model as a class, with derivatives of its own."""
+    """The model as a class that implements its derivatives."""
 
     def gradient(self, output: int, input: int, inputs: Vectors, sens: Vector, config: Config) -> Any:  # noqa: A002
         return gradient(inputs[0], inputs[1], config, output, input, sens)
@@ -105,36 +105,36 @@ class ModelClassWithDerivatives(ModelClass):
         return np.einsum("oij,o,j->i", hessian(inputs[0], inputs[1], config, output, input1, input2), sens, vec)
 
 
-def sized(**options: Any) -> VectorFunction:
+def build_sized(**options: Any) -> VectorFunction:
     return build(model, inputs=input_sizes, outputs=input_sizes, **options)
 
 
-def lazily() -> VectorFunction:
-    """As a graph or a server holds it before it is loaded."""
+def build_lazily() -> VectorFunction:
+    """Return the function before it is loaded, as a graph or a server keeps it."""
     function = find_vector_function(vector_function(inputs=input_sizes, outputs=input_sizes)(model))
     assert function is not None
     return function
 
 
 BUILDERS: dict[str, tuple[Callable[[], VectorFunction], tuple[float, float]]] = {
-    "auto": (sized, EXACT),
-    "lazy": (lazily, EXACT),
-    "complex step": (partial(sized, derivatives="complex step"), (1e-12, 1e-7)),
-    "complex step, rows": (partial(sized, derivatives="complex step", vectorised=True), (1e-12, 1e-7)),
+    "auto": (build_sized, EXACT),
+    "lazy": (build_lazily, EXACT),
+    "complex step": (partial(build_sized, derivatives="complex step"), (1e-12, 1e-7)),
+    "complex step, rows": (partial(build_sized, derivatives="complex step", vectorised=True), (1e-12, 1e-7)),
     "complex step, not evaluated": (
-        partial(sized, derivatives="complex step", evaluate_at_load=False),
+        partial(build_sized, derivatives="complex step", evaluate_at_load=False),
         (1e-12, 1e-7),
     ),
-    "finite differences": (partial(sized, derivatives="finite differences"), DIFFERENCES),
-    "jax": (partial(sized, derivatives="jax"), EXACT),
-    "torch": (partial(sized, derivatives="torch"), EXACT),
-    "gradient": (partial(sized, gradient=gradient), EXACT),
-    "gradient, jax": (partial(sized, gradient=gradient, derivatives="jax"), EXACT),
-    "gradient, torch": (partial(sized, gradient=gradient, derivatives="torch"), EXACT),
-    "gradient, differences": (partial(sized, gradient=gradient, derivatives="finite differences"), (1e-9, 1e-7)),
-    "apply_jacobian": (partial(sized, apply_jacobian=apply_jacobian, hessian=hessian), EXACT),
-    "jacobian": (partial(sized, jacobian=jacobian, hessian=hessian, derivatives=None), EXACT),
-    "jacobian, torch": (partial(sized, jacobian=jacobian, derivatives="torch"), EXACT),
+    "finite differences": (partial(build_sized, derivatives="finite differences"), DIFFERENCES),
+    "jax": (partial(build_sized, derivatives="jax"), EXACT),
+    "torch": (partial(build_sized, derivatives="torch"), EXACT),
+    "gradient": (partial(build_sized, gradient=gradient), EXACT),
+    "gradient, jax": (partial(build_sized, gradient=gradient, derivatives="jax"), EXACT),
+    "gradient, torch": (partial(build_sized, gradient=gradient, derivatives="torch"), EXACT),
+    "gradient, differences": (partial(build_sized, gradient=gradient, derivatives="finite differences"), (1e-9, 1e-7)),
+    "apply_jacobian": (partial(build_sized, apply_jacobian=apply_jacobian, hessian=hessian), EXACT),
+    "jacobian": (partial(build_sized, jacobian=jacobian, hessian=hessian, derivatives=None), EXACT),
+    "jacobian, torch": (partial(build_sized, jacobian=jacobian, derivatives="torch"), EXACT),
     "class": (lambda: build_vector_function(ModelClass()), (1e-12, 1e-7)),
     "class with derivatives": (lambda: build_vector_function(ModelClassWithDerivatives()), EXACT),
 }
@@ -149,20 +149,20 @@ def test_derivatives_follow_the_config(name: str, config: dict[str, Any]) -> Non
     assert (tuple(function.input_sizes(config)), tuple(function.output_sizes(config))) == (sizes, sizes)
     x, z = np.array([0.7, -1.3, 2.0])[: sizes[0]], np.array([1.5])
     weights, directions = [np.array([2.0, -1.0, 0.5])[:size] for size in sizes], [np.cos(np.arange(n)) for n in sizes]
-    for found, expected in zip(as_vectors(function.evaluate([x, z], config), sizes), model(x, z, config), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-14)
+    for actual, expected in zip(as_vectors(function.evaluate([x, z], config), sizes), model(x, z, config), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-14)
     for output in (0, 1):
         sens = weights[output]
         for i in (0, 1):
             matrix = np.asarray(jacobian(x, z, config, output, i)).reshape(sizes[output], sizes[i])
-            found = as_vector(function.gradient(output, i, [x, z], sens, config), sizes[i], "")
-            np.testing.assert_allclose(found, matrix.T @ sens, rtol=first, atol=first)
-            found = as_vector(function.apply_jacobian(output, i, [x, z], directions[i], config), sizes[output], "")
-            np.testing.assert_allclose(found, matrix @ directions[i], rtol=first, atol=first)
+            actual = as_vector(function.gradient(output, i, [x, z], sens, config), sizes[i], "")
+            np.testing.assert_allclose(actual, matrix.T @ sens, rtol=first, atol=first)
+            actual = as_vector(function.apply_jacobian(output, i, [x, z], directions[i], config), sizes[output], "")
+            np.testing.assert_allclose(actual, matrix @ directions[i], rtol=first, atol=first)
             for j in (0, 1):
                 expected = np.einsum("oij,o,j->i", hessian(x, z, config, output, i, j), sens, directions[j])
-                found = function.apply_hessian(output, i, j, [x, z], sens, directions[j], config)
-                np.testing.assert_allclose(as_vector(found, sizes[i], ""), expected, rtol=second, atol=second)
+                actual = function.apply_hessian(output, i, j, [x, z], sens, directions[j], config)
+                np.testing.assert_allclose(as_vector(actual, sizes[i], ""), expected, rtol=second, atol=second)
 
 
 def test_a_linear_function_follows_the_config() -> None:
@@ -184,8 +184,8 @@ def test_a_linear_function_follows_the_config() -> None:
 
 @pytest.mark.parametrize("derivatives", ["complex step", "jax", "torch", None])
 def test_rows_of_points_follow_the_config(derivatives: str | None) -> None:
-    function = sized(derivatives=derivatives, vectorised=True)
+    function = build_sized(derivatives=derivatives, vectorised=True)
     assert function.vectorised
     x, z, config = np.arange(6.0).reshape(2, 3), np.array([[2.0], [3.0]]), {"n": 3, "k": 2.0}
-    for found, expected in zip(function.evaluate([x, z], config), model(x, z, config), strict=True):
-        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-14)
+    for actual, expected in zip(function.evaluate([x, z], config), model(x, z, config), strict=True):
+        np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-14)

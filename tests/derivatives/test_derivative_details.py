@@ -76,8 +76,8 @@ def test_a_hessian_is_applied_for_every_output() -> None:
 
     function = build(f, inputs=[2], hessian=hessian, derivatives=None)
     sens, vec = np.array([1.0, 10.0]), np.array([1.0, -2.0])
-    found = np.asarray(function.apply_hessian(0, 0, 0, [X], sens, vec, {}))
-    np.testing.assert_allclose(found, np.einsum("o,oij,j->i", sens, curvatures, vec), rtol=1e-12)
+    result = np.asarray(function.apply_hessian(0, 0, 0, [X], sens, vec, {}))
+    np.testing.assert_allclose(result, np.einsum("o,oij,j->i", sens, curvatures, vec), rtol=1e-12)
 
 
 def cube(x: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_marked_function_can_be_used_without_a_server() -> None:
 
 
 class CompleteClass(VectorFunction):
-    """Its gradient is its own, and wrong on purpose, so that it is seen where it is used."""
+    """A class that implements every method itself; `closed` counts calls of `close`."""
 
     derivatives = "complex step"
     closed = 0
@@ -163,5 +163,5 @@ def test_vectorised_functions_return_all_outputs_for_rows() -> None:
         (loses, "expected 2 outputs for three rows of points in output 0, got 1"),
     ):
         function.__name__ = "f"
-        found = error_message(partial(build, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
-        assert found == f"'f' is declared vectorised: {message}"
+        actual = error_message(partial(build, function, inputs=[2], vectorised=True, derivatives=None), ModelFailed)
+        assert actual == f"'f' is declared vectorised: {message}"

@@ -56,7 +56,7 @@ def test_functions_that_are_not_analytic_are_rejected(name: str) -> None:
         getattr(np, name)(*[z] * (3 if name == "interp" else 1))
 
 
-# --- answers that do not fit ---------------------------------------------------------------------------------
+# --- results of wrong sizes or types -------------------------------------------------------------------------
 
 
 def test_a_gradient_may_be_the_jacobian_of_one_output() -> None:
@@ -111,20 +111,20 @@ def test_sizes_from_a_config_need_no_evaluation() -> None:
 
 
 def test_values_for_the_last_32_configs_are_cached() -> None:
-    made_of: list[int] = []
+    computed: list[int] = []
 
-    def make(config: Any) -> int:
-        made_of.append(config["n"])
+    def compute(config: Any) -> int:
+        computed.append(config["n"])
         return int(config["n"])
 
-    cache = ConfigCache(make)
+    cache = ConfigCache(compute)
     assert [cache({"n": n}) for n in (*range(32), *range(32))] == [*range(32), *range(32)]
-    assert made_of == [*range(32)]
+    assert computed == [*range(32)]
     cache({"n": 32})
     cache({"n": 1})
-    assert made_of == [*range(33)]
+    assert computed == [*range(33)]
     cache({"n": 0})
-    assert made_of == [*range(33), 0]
+    assert computed == [*range(33), 0]
 
 
 def test_derivatives_keep_a_function_vectorised() -> None:
@@ -209,28 +209,28 @@ def test_a_written_gradient_gives_the_jacobian_of_each_output(output: int) -> No
 
 
 def test_dual_numbers_that_disagree_with_the_function_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    def kind(x: Any) -> bool:
+    def is_number(x: Any) -> bool:
         return isinstance(x[0], float | complex | np.number) or np.asarray(x[0]).dtype.kind in "fc"
 
-    def using(wrong: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda x: x**3 if kind(x) else wrong(x)
+    def with_wrong_dual_numbers(wrong: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: x**3 if is_number(x) else wrong(x)
 
-    for wrong, what in (
+    for wrong, quantity in (
         (lambda x: 2 * x**3, "value"),
         (lambda x: x, "gradient"),
         (lambda x: 3 * x - 2, "Hessian action"),
     ):
         with caplog.at_level("INFO", "dragoman"):
-            function = build(using(wrong), at=[[1.0]])
-        assert f"their {what} differs by " in caplog.text
+            function = build(with_wrong_dual_numbers(wrong), at=[[1.0]])
+        assert f"their {quantity} differs by " in caplog.text
         assert "apply_hessian" not in function.sources()
         caplog.clear()
 
 
 def test_an_error_equal_to_the_tolerance_passes() -> None:
     function = build(lambda x: 2 * x, inputs=[1], jacobian=lambda x: np.array([[2.0]]), derivatives=None)
-    found = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
-    (adjoint,) = (each for each in found if each.check == "adjoint")
+    results = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(identities=0.0))
+    (adjoint,) = (result for result in results if result.check == "adjoint")
     assert (adjoint.error, adjoint.passed) == (0.0, True)
 
 
@@ -261,15 +261,15 @@ def test_errors_are_plotted_as_text() -> None:
 
 
 def test_errors_are_plotted_as_svg() -> None:
-    drawn = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
+    svg = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
     name = "{http://www.w3.org/2000/svg}"
-    assert (drawn.get("width"), drawn.get("height"), drawn.get("viewBox")) == ("842", "480", "0 0 842 480")
-    guide, first, _, second, _ = drawn.findall(f"{name}polyline")
+    assert (svg.get("width"), svg.get("height"), svg.get("viewBox")) == ("842", "480", "0 0 842 480")
+    guide, first, _, second, _ = svg.findall(f"{name}polyline")
     assert (guide.get("points"), guide.get("stroke-dasharray")) == ("62.0,65.3 582.0,268.0", "4 4")
     assert first.get("points") == "62.0,116.0 322.0,217.3 582.0,166.7"
     assert second.get("points") == "62.0,90.7 322.0,420.0 582.0,40.0"
     assert (first.get("stroke"), second.get("stroke")) == ("#1b6ca8", "#c8553d")
-    texts = [each.text for each in drawn.findall(f"{name}text")]
+    texts = [each.text for each in svg.findall(f"{name}text")]
     assert texts[0] == "Errors & steps"
     assert [text for text in texts if text and text.startswith("1e")] == [
         *("1e-14", "1e-11", "1e-08", "1e-05", "1e-02", "1e+01"),
@@ -287,22 +287,22 @@ MANY_CURVES = tuple(
 @pytest.mark.parametrize(("name", "curves"), [("none", ()), ("two", CURVES), ("many", MANY_CURVES)])
 def test_plots_do_not_change(name: str, curves: Sequence[ErrorCurve]) -> None:
     """Compare with tests/derivatives/golden; after a wanted change delete the file, run twice and look at it."""
-    for suffix, drawn in (("svg", svg_plot(curves, "Errors & steps")), ("txt", text_plot(curves))):
+    for suffix, plot in (("svg", svg_plot(curves, "Errors & steps")), ("txt", text_plot(curves))):
         path = Path(__file__).parent / "golden" / f"errors-{name}.{suffix}"
         if not path.exists():
-            path.write_text(drawn)
+            path.write_text(plot)
             pytest.fail(f"{path.name} was missing and has been written")
-        assert drawn == path.read_text()
+        assert plot == path.read_text()
 
 
 def test_extrapolated_differences_are_checked() -> None:
     # Central differences of a cubic are off by h²; two of them extrapolated are exact but for rounding.
     function = build(lambda x: x**3, inputs=[1], apply_jacobian=lambda x, vec: 3 * x**2 * vec, derivatives=None)
-    (found,) = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
-    assert found.passed
-    assert found.error < 1e-13
-    assert found.order == pytest.approx(2.0, rel=0.02)
-    assert found.curve[0][1] == pytest.approx(1 / 301, rel=1e-9)
+    (result,) = run_checks(function, [(np.array([0.5]),)], {}, 0, Tolerance(differences=1e-13))
+    assert result.passed
+    assert result.error < 1e-13
+    assert result.order == pytest.approx(2.0, rel=0.02)
+    assert result.curve[0][1] == pytest.approx(1 / 301, rel=1e-9)
 
 
 @pytest.mark.parametrize("factor", [1e6, 1.0, 1e-6])
@@ -374,7 +374,7 @@ def test_every_method_that_is_not_analytic_is_rejected(name: str) -> None:
         getattr(as_analytic(np.array([1 + 1j])), name)()
 
 
-def test_casts_keep_their_arguments() -> None:
+def test_casts_respect_order_and_copy() -> None:
     z = as_analytic(np.ones((2, 3)) * 1j)
     assert z.astype(np.complex64, "F").flags.f_contiguous
     assert z.astype(np.complex128, copy=False).base is not None

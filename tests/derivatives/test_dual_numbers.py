@@ -22,13 +22,13 @@ def assert_same_hessian(
     for i, x in enumerate(point):
         for j, y in enumerate(point):
             vec = np.cos(np.arange(len(y)) + 0.5)
-            found, expected = (f.apply_hessian(output, i, j, point, sens, vec, {}) for f in (function, reference))
+            actual, expected = (f.apply_hessian(output, i, j, point, sens, vec, {}) for f in (function, reference))
             expected = as_vector(expected, len(x), "")
-            assert np.asarray(found) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+            assert np.asarray(actual) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_each_function_of_numpy(name: str) -> None:
+def test_hessian_actions_of_numpy_functions(name: str) -> None:
     at = [np.array([1.3, 1.7] if name == "arccosh" else [0.3, 0.7])]
     function = build(lambda x: getattr(np, name)(x[0] * x) * x[1], at=at)
     reference = build(lambda x: getattr(torch, name)(x[0] * x) * x[1], at=at, derivatives="torch")
@@ -50,7 +50,7 @@ def all_operations(lib: Any, lift: Callable[[Any], Any]) -> Callable[..., Any]:
     return function
 
 
-def test_the_rules_of_arithmetic() -> None:
+def test_hessian_actions_of_arithmetic_operations() -> None:
     options: dict[str, Any] = {"inputs": [2, 3], "outputs": [2, 8]}
     function = build(all_operations(np, np.asarray), **options)
     reference = build(all_operations(torch, torch.as_tensor), **options, derivatives="torch")
@@ -81,15 +81,15 @@ def test_a_simulation_in_plain_python_with_a_config() -> None:
 
 def test_functions_without_dual_numbers_have_no_hessian(caplog: pytest.LogCaptureFixture) -> None:
     long: dict[str, Any] = {"inputs": [300]}
-    for function, options, why in (
+    for function, options, reason in (
         (lambda x: np.linalg.solve(A, x), {"inputs": [2]}, "UFuncTypeError"),
         (lambda x: x**2, long, "vectors of more than 256 numbers"),
         (lambda x: sum(x[0] * k for k in range(200_000)), {"inputs": [1], "outputs": [1]}, "too many operations"),
     ):
         with caplog.at_level(logging.INFO, "dragoman"):
-            found = build(function, **options)
-        assert set(found.sources()) == {"evaluate", "gradient", "apply_jacobian"}
-        assert why in caplog.text
+            vector_function = build(function, **options)
+        assert set(vector_function.sources()) == {"evaluate", "gradient", "apply_jacobian"}
+        assert reason in caplog.text
         caplog.clear()
 
 
@@ -99,8 +99,8 @@ def test_a_branch_that_is_not_smooth_is_rejected() -> None:
         return x**2 if np.asarray(inside).real > 0 else np.maximum(x, 0.0)
 
     function = build(turning, inputs=[2])
-    found = function.apply_hessian(0, 0, 0, [np.ones(2)], np.ones(2), np.array([1.0, 3.0]), {})
-    assert np.asarray(found).tolist() == [2.0, 6.0]
+    result = function.apply_hessian(0, 0, 0, [np.ones(2)], np.ones(2), np.array([1.0, 3.0]), {})
+    assert np.asarray(result).tolist() == [2.0, 6.0]
     with pytest.raises(ModelFailed, match="compares numbers"):
         function.apply_hessian(0, 0, 0, [-np.ones(2)], np.ones(2), np.ones(2), {})
 

@@ -11,32 +11,32 @@ import pytest
 from dragoman.plugins import import_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"
-Serve = Callable[[Any], str]
+ServeModel = Callable[[Any], str]
 
 
 def test_the_stiffness_of_the_beam_is_sampled_in_two_ways(
-    served_address: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve_model: ServeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample: Any = import_file(EXAMPLES / "sample_beam.py")
-    url = served_address(str(EXAMPLES / "posterior"))
+    url = serve_model(str(EXAMPLES / "posterior"))
     density = sample.Density(url)
-    top, spread = sample.peak(density, np.zeros(sample.MODES))
-    assert np.abs(density.gradient(top)).max() < 1e-6
-    assert density(top + 0.3 * spread[:, 0]) < density(top)
+    mode, spread = sample.peak(density, np.zeros(sample.MODES))
+    assert np.abs(density.gradient(mode)).max() < 1e-6
+    assert density(mode + 0.3 * spread[:, 0]) < density(mode)
     chains = sample.main(url, str(tmp_path / "beam.svg"), count=100)
     assert "hamiltonian" in capsys.readouterr().out
     deviations = np.sqrt(np.diag(spread @ spread.T))
     for samples in chains.values():
-        assert np.abs((samples.mean(axis=0) - top) / deviations).max() < 2.5
+        assert np.abs((samples.mean(axis=0) - mode) / deviations).max() < 2.5
     moves = np.abs(np.diff(chains["hamiltonian"], axis=0)).max(axis=1) > 0
-    assert moves.mean() > 0.5  # most proposals are taken, so the gradients are those of the density
-    drawn = ET.parse(tmp_path / "beam.svg").getroot()
-    assert "mode 4" in "".join(drawn.itertext())
+    assert moves.mean() > 0.5  # most proposals are accepted, so the gradients are those of the density
+    plot = ET.parse(tmp_path / "beam.svg").getroot()
+    assert "mode 4" in "".join(plot.itertext())
 
 
-def test_the_temperature_of_the_rod_is_integrated(served_address: Serve, tmp_path: Path) -> None:
+def test_the_temperature_of_the_rod_is_integrated(serve_model: ServeModel, tmp_path: Path) -> None:
     integrate: Any = import_file(EXAMPLES / "integrate_heat.py")
-    url = served_address(str(EXAMPLES / "heat"))
+    url = serve_model(str(EXAMPLES / "heat"))
     mean, error = integrate.main(url, str(tmp_path / "heat.svg"), points=8)
     assert (np.diff(mean[: integrate.CELLS]) > 0).all()
     assert error.max() < 0.05

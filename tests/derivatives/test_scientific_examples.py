@@ -65,8 +65,8 @@ def test_published_values(
     if gradient is not None:
         assert np.asarray(function.gradient(0, 0, at, one, {})) == pytest.approx(np.array(gradient), abs=6e-9)
     for row, expected in enumerate(hessian or ()):
-        found = np.asarray(function.apply_hessian(0, 0, 0, at, one, np.eye(2)[row], {}))
-        assert found == pytest.approx(np.array(expected), abs=6e-11)
+        actual = np.asarray(function.apply_hessian(0, 0, 0, at, one, np.eye(2)[row], {}))
+        assert actual == pytest.approx(np.array(expected), abs=6e-11)
 
 
 def test_the_ring_has_no_second_derivative_at_the_origin(loaded: Callable[[str], VectorFunction]) -> None:
@@ -123,9 +123,9 @@ def test_an_unknown_prior_is_an_error(loaded: Callable[[str], VectorFunction]) -
 def test_the_beam_follows_euler_bernoulli_theory(loaded: Callable[[str], VectorFunction]) -> None:
     # The tip of a uniform beam under a uniform load is at q L⁴ / 8 E I.
     modulus, load, beam = 5.0, 2.0, module("beam")
-    (found,) = as_vectors(loaded("beam").evaluate([np.full(31, modulus)], {"load": load}), [31])
-    assert found[0] == 0
-    assert found[-1] == pytest.approx(load / (8 * modulus * beam.MOMENT), rel=2 * beam.STEP**2)
+    (deflection,) = as_vectors(loaded("beam").evaluate([np.full(31, modulus)], {"load": load}), [31])
+    assert deflection[0] == 0
+    assert deflection[-1] == pytest.approx(load / (8 * modulus * beam.MOMENT), rel=2 * beam.STEP**2)
 
 
 def test_the_rod_reaches_the_steady_state(loaded: Callable[[str], VectorFunction]) -> None:
@@ -136,7 +136,7 @@ def test_the_rod_reaches_the_steady_state(loaded: Callable[[str], VectorFunction
 
 
 # --- every derivative -------------------------------------------------------------------------------------
-# Written again in plain NumPy, so that they take complex numbers: each gives a tuple of outputs.
+# The models in plain NumPy, which accepts complex numbers; each returns a tuple of outputs.
 
 
 def plain_donut(x: Any, config: Config) -> Any:
@@ -175,8 +175,8 @@ def plain_deconvolution(x: Any, config: Config) -> Any:
 
 @cache
 def modes(length: float) -> Vector:
-    found: Vector = module("heat").modes(length)
-    return found
+    values: Vector = module("heat").modes(length)
+    return values
 
 
 def plain_heat(field: Any, power: Any, config: Config) -> Any:
@@ -195,8 +195,8 @@ def plain_heat(field: Any, power: Any, config: Config) -> Any:
     return u, np.array([2 * k[0] * u[0] / width])
 
 
-def of_example(name: str) -> Function:
-    """The example's own function, where that takes complex numbers."""
+def example_function(name: str) -> Function:
+    """Return the function of an example that accepts complex numbers."""
 
     def plain(*inputs: Any) -> Any:
         return (getattr(module(name), name)(*inputs[:-1], **inputs[-1]),)
@@ -205,7 +205,7 @@ def of_example(name: str) -> Function:
 
 
 def gradient_of_example(name: str) -> Function:
-    """The example's own gradient, which takes complex numbers; it is compared with the function's slope too."""
+    """Return the gradient of an example, which accepts complex numbers; it is checked against the function too."""
 
     def gradient(x: Any, sens: Any, config: Config) -> Any:
         function = module(name).gradient
@@ -216,21 +216,21 @@ def gradient_of_example(name: str) -> Function:
 
 OWN = gradient_of_example
 CASES: tuple[tuple[str, Function, Function | None, Mapping[str, Any], float], ...] = (
-    ("banana", of_example("banana"), OWN("banana"), {}, 0.0),
-    ("banana", of_example("banana"), OWN("banana"), {"a": 1.5, "b": -0.4, "scale": 2.0}, 0.0),
+    ("banana", example_function("banana"), OWN("banana"), {}, 0.0),
+    ("banana", example_function("banana"), OWN("banana"), {"a": 1.5, "b": -0.4, "scale": 2.0}, 0.0),
     ("donut", plain_donut, gradient_of_donut, {}, 0.0),
-    ("funnel", of_example("funnel"), OWN("funnel"), {}, 0.0),
+    ("funnel", example_function("funnel"), OWN("funnel"), {}, 0.0),
     ("mixture", plain_mixture, gradient_of_mixture, {}, 0.0),
     ("deconvolution", plain_deconvolution, OWN("deconvolution"), {}, 0.0),
     ("deconvolution", plain_deconvolution, OWN("deconvolution"), {"prior": "GMRF"}, 0.0),
     ("deconvolution", plain_deconvolution, OWN("deconvolution"), {"prior": "CMRF"}, 0.0),
-    ("beam", of_example("beam"), OWN("beam"), {"load": 3.0}, 10.0),
+    ("beam", example_function("beam"), OWN("beam"), {"load": 3.0}, 10.0),
     ("heat", plain_heat, None, {"length": 0.3}, 1.0),
 )
 
 
 @pytest.mark.parametrize(("name", "plain", "gradient", "config", "centre"), CASES, ids=[c[0] for c in CASES])
-def test_every_derivative(
+def test_derivatives_match_the_reference(
     loaded: Callable[[str], VectorFunction],
     name: str,
     plain: Function,
@@ -245,40 +245,45 @@ def test_every_derivative(
         for i, x in enumerate(point):
             vec = rng.normal(size=len(x))
             expected = slope(plain, point, i, vec, config)[output]
-            close(function.apply_jacobian(output, i, point, vec, config), expected)
-            close(function.gradient(output, i, point, sens, config), pulled(plain, point, output, i, sens, config))
+            assert_close(function.apply_jacobian(output, i, point, vec, config), expected)
+            assert_close(
+                function.gradient(output, i, point, sens, config),
+                gradient_by_complex_step(plain, point, output, i, sens, config),
+            )
             for j, y in enumerate(point):
                 vec = rng.normal(size=len(y))
                 if gradient is not None:
                     curved = np.imag(gradient(x + STEP * 1j * vec, sens, config)) / STEP
                 else:
-                    curved = differenced(plain, point, output, i, j, sens, vec, config)
-                close(function.apply_hessian(output, i, j, point, sens, vec, config), curved)
+                    curved = hessian_by_differences(plain, point, output, i, j, sens, vec, config)
+                assert_close(function.apply_hessian(output, i, j, point, sens, vec, config), curved)
 
 
-def close(found: Any, expected: Vector) -> None:
+def assert_close(actual: Any, expected: Vector) -> None:
     scale = max(float(np.abs(expected).max()), 1e-9)
-    assert np.abs(np.asarray(found) - expected).max() <= 1e-8 * scale
+    assert np.abs(np.asarray(actual) - expected).max() <= 1e-8 * scale
 
 
 def slope(plain: Function, point: list[Vector], i: int, vec: Vector, config: Config) -> list[Vector]:
-    """J vec of every output, by the complex step."""
+    """Return J vec of every output, by the complex step."""
     moved = [*point[:i], point[i] + STEP * 1j * vec, *point[i + 1 :]]
     return [np.imag(np.asarray(each)) / STEP for each in plain(*moved, config)]
 
 
-def pulled(plain: Function, point: list[Vector], output: int, i: int, sens: Vector, config: Config) -> Vector:
+def gradient_by_complex_step(
+    plain: Function, point: list[Vector], output: int, i: int, sens: Vector, config: Config
+) -> Vector:
     return np.array([sens @ slope(plain, point, i, unit, config)[output] for unit in np.eye(len(point[i]))])
 
 
-def differenced(
+def hessian_by_differences(
     plain: Function, point: list[Vector], output: int, i: int, j: int, sens: Vector, vec: Vector, config: Config
 ) -> Vector:
-    """The change of the complex step's gradient along vec: central differences, extrapolated twice."""
+    """Return the change of the complex-step gradient along vec: central differences, extrapolated twice."""
 
     def quotient(h: float) -> Vector:
         ends = ([*point[:j], point[j] + s * h * vec, *point[j + 1 :]] for s in (1, -1))
-        there, back = (pulled(plain, at, output, i, sens, config) for at in ends)
+        there, back = (gradient_by_complex_step(plain, at, output, i, sens, config) for at in ends)
         return (there - back) / (2 * h)
 
     first, second, third = (quotient(h) for h in (0.02, 0.01, 0.005))

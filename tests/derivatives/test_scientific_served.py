@@ -1,4 +1,4 @@
-"""The folder of scientific examples, served to the umbridge client."""
+"""The scientific examples, served from one folder and called with the umbridge client."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +15,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "scientific"
 NAMES = {"banana", "donut", "funnel", "mixture", "deconvolution", "beam", "heat", "posterior"}
 
 
-def test_the_examples_are_served_by_name(served_address: Callable[[Any], str]) -> None:
-    url = served_address(str(EXAMPLES))
+def test_the_examples_are_served_by_name(serve_model: Callable[[Any], str]) -> None:
+    url = serve_model(str(EXAMPLES))
     assert set(umbridge.supported_models(url)) == NAMES
     rng = np.random.default_rng(5)
     for name in NAMES:
@@ -30,24 +30,24 @@ def test_the_examples_are_served_by_name(served_address: Callable[[Any], str]) -
         assert [len(each) for each in values] == model.get_output_sizes()
         for o, value in enumerate(values):
             sens = rng.normal(size=len(value)).tolist()
-            # Each verb of the rod is compiled anew, which is done elsewhere.
+            # JAX compiles each method of the rod separately, which takes long; other tests call them.
             for i, x in enumerate(point if name != "heat" else ()):
                 vec = rng.normal(size=len(x)).tolist()
-                pulled, pushed = model.gradient(o, i, point, sens), model.apply_jacobian(o, i, point, vec)
-                assert np.dot(pulled, vec) == pytest.approx(np.dot(pushed, sens), rel=1e-8, abs=1e-9), name
-                curved = model.apply_hessian(o, i, i, point, sens, vec)
-                assert len(curved) == len(x)
-                assert np.isfinite(curved).all()
+                gradient, jacobian_action = model.gradient(o, i, point, sens), model.apply_jacobian(o, i, point, vec)
+                assert np.dot(gradient, vec) == pytest.approx(np.dot(jacobian_action, sens), rel=1e-8, abs=1e-9), name
+                hessian_action = model.apply_hessian(o, i, i, point, sens, vec)
+                assert len(hessian_action) == len(x)
+                assert np.isfinite(hessian_action).all()
 
 
-def test_configs_and_published_values_over_the_wire(served_address: Callable[[Any], str]) -> None:
-    banana = umbridge.HTTPModel(served_address(str(EXAMPLES / "banana")), "banana")
+def test_configs_and_published_values_over_the_wire(serve_model: Callable[[Any], str]) -> None:
+    banana = umbridge.HTTPModel(serve_model(str(EXAMPLES / "banana")), "banana")
     assert banana([[0.0, 0.0]])[0][0] == pytest.approx(-5.534036030183454, rel=1e-14)
     assert banana.gradient(0, 0, [[2.0, 0.0]], [1.0]) == pytest.approx([1.84, 52 / 15], rel=1e-12)
     curved = banana.apply_hessian(0, 0, 0, [[2.0, 0.0]], [2.0], [1.0, -1.0])
     assert curved == pytest.approx([2 * (-97 / 75 + 3.6), 2 * (-3.6 + 16 / 3)], rel=1e-12)
     assert banana([[0.0, 0.0]], {"scale": 2.0})[0][0] == pytest.approx(-3.84 / 2 - np.log(2 * np.pi * 2 * 0.75**0.5))
-    url = served_address(str(EXAMPLES / "deconvolution"))
+    url = serve_model(str(EXAMPLES / "deconvolution"))
     deconvolution = umbridge.HTTPModel(url, "deconvolution")
     exact_config = {"prior": "ExactSolution"}
     assert deconvolution.get_input_sizes(exact_config) == [0]
@@ -59,22 +59,22 @@ def test_configs_and_published_values_over_the_wire(served_address: Callable[[An
     assert metadata["details"]["derivatives"]["gradient"] == "author"
 
 
-def test_a_declared_name_is_the_name_of_the_model(served_address: Callable[[Any], str]) -> None:
+def test_a_declared_name_is_the_name_of_the_model(serve_model: Callable[[Any], str]) -> None:
     @dragoman.vector_function(inputs=[2], name="energy")
     def unnamed(x: Any) -> Any:
         return (x**2).sum()
 
-    url = served_address(unnamed)
+    url = serve_model(unnamed)
     assert umbridge.supported_models(url) == ["energy"]
     assert umbridge.HTTPModel(url, "energy").apply_hessian(0, 0, 0, [[1.0, 2.0]], [1.0], [1.0, 3.0]) == [2.0, 6.0]
 
 
-def test_derivatives_at_the_origin(served_address: Callable[[Any], str]) -> None:
-    donut = umbridge.HTTPModel(served_address(str(EXAMPLES / "donut")), "donut")
+def test_derivatives_at_the_origin(serve_model: Callable[[Any], str]) -> None:
+    donut = umbridge.HTTPModel(serve_model(str(EXAMPLES / "donut")), "donut")
     assert donut([[0.0, 0.0]])[0][0] == pytest.approx(-204.84848484848487, rel=1e-14)
     assert donut.gradient(0, 0, [[0.0, 0.0]], [1.0]) == [0.0, 0.0]
     assert donut.apply_jacobian(0, 0, [[0.0, 0.0]], [1.0, 1.0]) == [0.0]
-    url = served_address(str(EXAMPLES / "beam"))
-    answer = requests.post(f"{url}/Evaluate", json={"name": "beam", "input": [[0.0] * 31]}, timeout=60)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidInput")
-    assert "'modulus': expected positive numbers, got 0.0 at node 0" in answer.json()["error"]["message"]
+    url = serve_model(str(EXAMPLES / "beam"))
+    response = requests.post(f"{url}/Evaluate", json={"name": "beam", "input": [[0.0] * 31]}, timeout=60)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "InvalidInput")
+    assert "'modulus': expected positive numbers, got 0.0 at node 0" in response.json()["error"]["message"]

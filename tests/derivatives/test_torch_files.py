@@ -11,11 +11,11 @@ import requests
 import torch
 import umbridge
 
-Serve = Callable[[Any], str]
+ServeModel = Callable[[Any], str]
 
 
 class Simulator(torch.nn.Module):
-    """Two float vectors in, two out, with rows: a layer of one, times the other; and a sum of squares."""
+    """Two batched inputs and two outputs: tanh(layer(x)) y, and the sum of x³ plus twice the sum of y."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Simulator(torch.nn.Module):
         return torch.tanh(self.layer(x)) * y, (x**3).sum(dim=1) + 2 * y.sum(dim=1)
 
 
-def saved(folder: Path, form: str, dtype: torch.dtype) -> str:
+def save_simulator(folder: Path, form: str, dtype: torch.dtype) -> str:
     module = Simulator(dtype).eval()
     path = folder / f"simulator.{form}"
     example = (torch.ones(2, 3, dtype=dtype), torch.ones(2, 2, dtype=dtype))
@@ -41,9 +41,9 @@ def saved(folder: Path, form: str, dtype: torch.dtype) -> str:
     kind = "FP64" if dtype is torch.float64 else "FP32"
     tensors = {"inputs": [("x", [-1, 3]), ("y", [-1, 2])], "outputs": [("output-0", [-1, 2]), ("output-1", [-1])]}
     lines = ["[model]", "max_batch_size = 4"]
-    for side, found in tensors.items():
-        listed = ", ".join(f'{{ name = "{n}", datatype = "{kind}", shape = {s} }}' for n, s in found)
-        lines.append(f"{side} = [{listed}]")
+    for side, specs in tensors.items():
+        tensor_list = ", ".join(f'{{ name = "{n}", datatype = "{kind}", shape = {s} }}' for n, s in specs)
+        lines.append(f"{side} = [{tensor_list}]")
     (folder / "dragoman.toml").write_text("\n".join(lines))
     return str(folder)
 
@@ -51,11 +51,11 @@ def saved(folder: Path, form: str, dtype: torch.dtype) -> str:
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("form", ["pt2", "pt"])
 def test_derivatives_of_a_file_are_those_of_its_module(
-    serve_trusted: Serve, tmp_path: Path, form: str, dtype: torch.dtype, relative: float
+    serve_trusted_model: ServeModel, tmp_path: Path, form: str, dtype: torch.dtype, relative: float
 ) -> None:
     folder = tmp_path / "simulator"
     folder.mkdir()
-    url = serve_trusted(saved(folder, form, dtype))
+    url = serve_trusted_model(save_simulator(folder, form, dtype))
     model = umbridge.HTTPModel(url, "simulator")
     assert model.supports_gradient()
     assert model.supports_apply_jacobian()
@@ -66,35 +66,37 @@ def test_derivatives_of_a_file_are_those_of_its_module(
     at, sens, vec = ([rng.normal(size=n) for n in sizes] for sizes in ([3, 2], [2, 1], [3, 2]))
     point = [each.tolist() for each in at]
 
-    def plain(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def call_module(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(each.reshape(-1) for each in module(*(each[None] for each in x)))
 
-    def close(found: Any, expected: torch.Tensor) -> None:
-        assert np.abs(np.array(found) - expected.detach().numpy()).max() <= relative * (1 + float(expected.abs().max()))
+    def assert_close(actual: Any, expected: torch.Tensor) -> None:
+        assert np.abs(np.array(actual) - expected.detach().numpy()).max() <= relative * (
+            1 + float(expected.abs().max())
+        )
 
     tensors = tuple(torch.tensor(x) for x in at)
-    whole: Any = torch.autograd.functional
-    jacobians = whole.jacobian(plain, tensors)
+    functional: Any = torch.autograd.functional
+    jacobians = functional.jacobian(call_module, tensors)
     for o in range(2):
         s = torch.tensor(sens[o])
-        curved = whole.hessian(lambda *x, o=o, s=s: plain(*x)[o] @ s, tensors)
+        hessians = functional.hessian(lambda *x, o=o, s=s: call_module(*x)[o] @ s, tensors)
         for i in range(2):
             v = torch.tensor(vec[i])
-            close(model.gradient(o, i, point, sens[o].tolist()), jacobians[o][i].T @ s)
-            close(model.apply_jacobian(o, i, point, vec[i].tolist()), jacobians[o][i] @ v)
+            assert_close(model.gradient(o, i, point, sens[o].tolist()), jacobians[o][i].T @ s)
+            assert_close(model.apply_jacobian(o, i, point, vec[i].tolist()), jacobians[o][i] @ v)
             for j in range(2):
                 w = torch.tensor(vec[j])
-                close(model.apply_hessian(o, i, j, point, sens[o].tolist(), vec[j].tolist()), curved[i][j] @ w)
+                assert_close(model.apply_hessian(o, i, j, point, sens[o].tolist(), vec[j].tolist()), hessians[i][j] @ w)
 
 
-def test_a_file_without_float_vectors_has_no_derivatives(serve_trusted: Serve, tmp_path: Path) -> None:
+def test_a_file_without_float_vectors_has_no_derivatives(serve_trusted_model: ServeModel, tmp_path: Path) -> None:
     class Image(torch.nn.Module):
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
             return pixels.sum()
 
     path = tmp_path / "image.pt2"
     torch.export.save(torch.export.export(Image(), (torch.ones(4, 4),)), path)
-    url = serve_trusted(str(path))
+    url = serve_trusted_model(str(path))
     message = requests.post(f"{url}/ModelInfo", json={"name": "image"}, timeout=60).json()
     assert not any(message["support"].values())
     assert "details" not in requests.get(f"{url}/v2/models/image", timeout=60).json()

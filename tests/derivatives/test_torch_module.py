@@ -20,7 +20,7 @@ def test_derivatives_of_a_module(scripted: bool) -> None:
     module = ModuleDerivatives(forward, [(1, 3), (2, 1)], [torch.float64, torch.float32], scripted)
     at = [X, Y]
     by_x, by_y = (Y**2)[:, None] * A * 2 * X, np.diag(A @ X**2 * 2 * Y)
-    found = {
+    cases = {
         "gradient by x": (module.gradient(0, 0, at, S), by_x.T @ S),
         "gradient by y": (module.gradient(0, 1, at, S), by_y.T @ S),
         "gradient of a constant": (module.gradient(1, 0, at, S), np.zeros(3)),
@@ -31,9 +31,9 @@ def test_derivatives_of_a_module(scripted: bool) -> None:
         "Hessian by x, y": (module.apply_hessian(0, 0, 1, at, S, W), ((2 * Y * W * S) @ A) * 2 * X),
         "Hessian by y, x": (module.apply_hessian(0, 1, 0, at, S, V), S * 2 * Y * (A @ (2 * X * V))),
     }
-    for name, (got, expected) in found.items():
-        assert got.dtype == np.float64, name
-        np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
+    for name, (actual, expected) in cases.items():
+        assert actual.dtype == np.float64, name
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("scripted", [False, True])

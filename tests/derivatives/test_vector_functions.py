@@ -20,8 +20,8 @@ from dragoman.derivatives.decorator import build_vector_function, is_vector_func
 
 
 def value(function: VectorFunction, *inputs: Any, **config: Any) -> list[list[float]]:
-    answer = function.evaluate([np.asarray(x, np.float64) for x in inputs], config)
-    return [each.tolist() for each in as_vectors(answer, function.output_sizes(config))]
+    result = function.evaluate([np.asarray(x, np.float64) for x in inputs], config)
+    return [each.tolist() for each in as_vectors(result, function.output_sizes(config))]
 
 
 # --- sizes, names, configs and results --------------------------------------------------------------------
@@ -102,8 +102,8 @@ def test_sizes_from_annotations() -> None:
         return x.sum(), y
 
     function.__annotations__ = {"x": sizes[1], "y": sizes[0], "return": tuple[sizes[0], sizes[0]]}
-    found = build(function)
-    assert (list(found.input_sizes({})), list(found.output_sizes({}))) == ([2, 1], [1, 1])
+    vector_function = build(function)
+    assert (list(vector_function.input_sizes({})), list(vector_function.output_sizes({}))) == ([2, 1], [1, 1])
     function.__annotations__.pop("y")
     with pytest.raises(ModelFailed, match=r"or annotations with Shape\(n\); got none for \['y'\]"):
         build(function)
@@ -113,8 +113,8 @@ def test_annotated_outputs_need_no_evaluation() -> None:
     def function(x: Annotated[Any, dragoman.Shape(2)]) -> Annotated[Any, dragoman.Shape(3)]:
         raise NotImplementedError
 
-    found = build(function, derivatives=None)
-    assert (list(found.input_sizes({})), list(found.output_sizes({}))) == ([2], [3])
+    vector_function = build(function, derivatives=None)
+    assert (list(vector_function.input_sizes({})), list(vector_function.output_sizes({}))) == ([2], [3])
 
 
 def test_sizes_that_depend_on_the_config() -> None:
@@ -128,8 +128,8 @@ def test_sizes_that_depend_on_the_config() -> None:
     assert list(function.output_sizes({})) == [2]
     assert list(function.output_sizes({"n": 4, "power": 3})) == [4]
     assert value(function, [1, 2, 3], n=3, power=3) == [[1.0, 8.0, 27.0]]
-    found = function.gradient(0, 0, [np.array([1.0, 2.0, 3.0])], np.ones(3), {"n": 3, "power": 3})
-    assert np.asarray(found) == pytest.approx([3, 12, 27], rel=1e-14)
+    slopes = function.gradient(0, 0, [np.array([1.0, 2.0, 3.0])], np.ones(3), {"n": 3, "power": 3})
+    assert np.asarray(slopes) == pytest.approx([3, 12, 27], rel=1e-14)
 
 
 def test_keyword_parameters_are_entries_of_the_config() -> None:
@@ -164,7 +164,7 @@ def test_options_that_do_not_fit_the_function_are_an_error() -> None:
         build_vector_function(len)
 
 
-# --- what an author writes --------------------------------------------------------------------------------
+# --- derivatives written by the author --------------------------------------------------------------------
 
 
 def test_a_jacobian_and_a_hessian_are_applied() -> None:
@@ -177,12 +177,12 @@ def test_a_jacobian_and_a_hessian_are_applied() -> None:
     def function(x: Any, *, a: float = 1.0) -> Any:
         return a * np.array([x[0] ** 2, x[0] * x[1], x[1]])
 
-    made_of = build(function, inputs=[2], outputs=[3], jacobian=jacobian, hessian=hessian)
-    assert set(made_of.sources().values()) == {"author"}
+    vector_function = build(function, inputs=[2], outputs=[3], jacobian=jacobian, hessian=hessian)
+    assert set(vector_function.sources().values()) == {"author"}
     s, v, config = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0]), {"a": 2.0}
-    assert made_of.gradient(0, 0, [X], s, config) == pytest.approx(jacobian(X, a=2).T @ s)
-    assert made_of.apply_jacobian(0, 0, [X], v, config) == pytest.approx(jacobian(X, a=2) @ v)
-    assert made_of.apply_hessian(0, 0, 0, [X], s, v, config) == pytest.approx([2 * 8 + 2 * 2 * 5, 2 * 2 * 4])
+    assert vector_function.gradient(0, 0, [X], s, config) == pytest.approx(jacobian(X, a=2).T @ s)
+    assert vector_function.apply_jacobian(0, 0, [X], v, config) == pytest.approx(jacobian(X, a=2) @ v)
+    assert vector_function.apply_hessian(0, 0, 0, [X], s, v, config) == pytest.approx([2 * 8 + 2 * 2 * 5, 2 * 2 * 4])
 
 
 def test_missing_derivatives_are_derived_from_written_ones() -> None:
@@ -250,7 +250,7 @@ def test_a_jacobian_of_a_wrong_shape_is_an_error() -> None:
 
 
 class Quadratic(dragoman.VectorFunction):
-    """<x, A x> y, of which the gradient is written."""
+    """<x, A x> y with a written gradient."""
 
     input_names = ("x", "y")
     derivatives: str | None = "auto"
@@ -281,8 +281,8 @@ def test_missing_derivatives_are_added_to_a_class() -> None:
     }
     assert function.input_names == ("x", "y")
     point, v = [X, np.array([2.0])], np.array([1.0, -1.0])
-    found = function.apply_hessian(0, 0, 0, point, np.array([3.0]), v, {})
-    assert found == pytest.approx(12 * Quadratic.matrix @ v, rel=1e-14)
+    hessian_action = function.apply_hessian(0, 0, 0, point, np.array([3.0]), v, {})
+    assert hessian_action == pytest.approx(12 * Quadratic.matrix @ v, rel=1e-14)
     assert function.apply_hessian(0, 1, 0, point, ONE, v, {}) == pytest.approx([2 * X @ Quadratic.matrix @ v])
     assert function.apply_jacobian(0, 1, point, ONE, {}) == pytest.approx([X @ Quadratic.matrix @ X])
 
@@ -330,8 +330,8 @@ def test_jax_functions_with_python_control_flow_run_uncompiled() -> None:
 
     function = build(turning, inputs=[2], derivatives="jax", vectorised=False)
     for sign, slope in ((1.0, np.cos(0.3)), (-1.0, -np.sin(0.3))):
-        found = function.gradient(0, 0, [np.array([0.3, sign])], ONE, {})
-        assert np.asarray(found) == pytest.approx([slope, 0], rel=1e-15)
+        slopes = function.gradient(0, 0, [np.array([0.3, sign])], ONE, {})
+        assert np.asarray(slopes) == pytest.approx([slope, 0], rel=1e-15)
 
 
 def test_rows_of_points_of_uncompiled_jax_functions() -> None:
@@ -341,7 +341,7 @@ def test_rows_of_points_of_uncompiled_jax_functions() -> None:
     function = build(turning, inputs=[2, 1], derivatives="jax")
     assert function.vectorised
     x, y = np.array([[1.0, 2.0], [-1.0, 3.0], [2.0, 0.0]]), np.array([[1.0], [2.0], [3.0]])
-    for _ in range(2):  # the second time it is known that they cannot be taken together
+    for _ in range(2):  # the second call knows that rows cannot be batched
         turned, same = function.evaluate([x, y], {})
         assert turned.tolist() == [[2.0, 4.0], [-1.0, -9.0], [4.0, 0.0]]
         assert same.tolist() == [[1.0], [2.0], [3.0]]
@@ -386,7 +386,7 @@ def test_torch_operations_without_forward_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "reason"),
     [
         (lambda x: abs(x[0]), "np.absolute"),
         (lambda x: np.max(x), "np.max"),
@@ -411,9 +411,9 @@ def test_torch_operations_without_forward_mode() -> None:
     ],
 )
 def test_functions_that_are_not_analytic_have_no_complex_step(
-    function: Callable[..., Any], why: str, caplog: pytest.LogCaptureFixture
+    function: Callable[..., Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ModelFailed, match=f"is not analytic, so the complex step does not apply: .*({why})"):
+    with pytest.raises(ModelFailed, match=f"is not analytic, so the complex step does not apply: .*({reason})"):
         build(function, inputs=[2], derivatives="complex step")
     with caplog.at_level(logging.INFO, "dragoman"):
         assert dict(build(function, inputs=[2]).sources()) == {"evaluate": "author"}
@@ -435,16 +435,16 @@ def test_functions_that_are_not_analytic_have_no_complex_step(
     ],
 )
 def test_the_complex_step_is_exact(function: Callable[..., Any], slope: Callable[..., Any] | None) -> None:
-    found = build(function, inputs=[2])
+    vector_function = build(function, inputs=[2])
     if slope is None:  # d (A⁻¹ 1) / d A_ii = -A⁻¹_i (A⁻¹ 1)_i, summed by 1ᵀ A⁻¹
         inverse = np.linalg.inv(np.diag(X) + 1)
         expected = -inverse.sum(axis=0) * inverse.sum(axis=1)
     else:
         expected = slope(X)
-    if found.sources().get("gradient") == "complex step":
-        assert found.gradient(0, 0, [X], ONE, {}) == pytest.approx(expected, rel=1e-14, abs=1e-15)
+    if vector_function.sources().get("gradient") == "complex step":
+        assert vector_function.gradient(0, 0, [X], ONE, {}) == pytest.approx(expected, rel=1e-14, abs=1e-15)
     else:
-        raise AssertionError(found.sources())
+        raise AssertionError(vector_function.sources())
 
 
 def test_a_function_may_be_analytic_for_some_configs_only() -> None:
@@ -531,8 +531,8 @@ def test_a_function_that_fails_at_the_sample_point_has_no_derivatives(caplog: py
     with caplog.at_level(logging.WARNING, "dragoman"):
         assert dict(build(picky, inputs=[2], outputs=[2]).sources()) == {"evaluate": "author"}
     assert "set at=[...] to a valid point: function=picky error=ValueError('five at least')" in caplog.text
-    found = build(picky, inputs=[2], at=[[6.0, 1.0]])
-    assert found.gradient(0, 0, [np.array([7.0, 1.0])], np.ones(2), {}) == pytest.approx([14, 2])
+    function = build(picky, inputs=[2], at=[[6.0, 1.0]])
+    assert function.gradient(0, 0, [np.array([7.0, 1.0])], np.ones(2), {}) == pytest.approx([14, 2])
     with pytest.raises(ModelFailed, match="evaluated to infer the sizes of its outputs: five at"):
         build(picky, inputs=[2], derivatives=None).output_sizes({})
     with pytest.raises(
@@ -542,11 +542,11 @@ def test_a_function_that_fails_at_the_sample_point_has_no_derivatives(caplog: py
 
 
 def test_finite_differences_on_request_report_their_cost() -> None:
-    found = build(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
-    assert set(found.sources().values()) == {"author", "finite differences"}
-    message = found.notes()["finite differences"]
-    assert message["relative_error"] < 1e-10
-    assert message["evaluations"] == {
+    function = build(lambda x: np.abs(x).sum(), inputs=[2], at=[[1.0, -2.0]], derivatives="finite differences")
+    assert set(function.sources().values()) == {"author", "finite differences"}
+    note = function.notes()["finite differences"]
+    assert note["relative_error"] < 1e-10
+    assert note["evaluations"] == {
         "apply_jacobian": "5",
         "gradient": "1 + 4 per input element",
         "apply_hessian": "1 + 8 per element of input1",

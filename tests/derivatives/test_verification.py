@@ -26,7 +26,7 @@ def gradient(function: VectorFunction, x: Any, sens: Any = ONE, **config: Any) -
     return np.asarray(function.gradient(0, 0, [np.array(x, np.float64)], np.array(sens, np.float64), config))
 
 
-# --- NumPy code that is not analytic and leaves the watched arrays ----------------------------------------
+# --- NumPy code that is not analytic and converts the tracking arrays -------------------------------------
 
 
 def huber(x: Any) -> Any:
@@ -57,7 +57,7 @@ def half_hidden(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "x", "sens", "right"),
+    ("function", "x", "sens", "message"),
     [
         (huber, [3, 4], [1], "is 0 where central differences give 0.3,"),
         (branch, [-2, 0.6], [1], "is 0 where central differences give -0.6,"),
@@ -76,23 +76,23 @@ def half_hidden(x: Any) -> Any:
         ),
     ],
 )
-def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, right: str) -> None:
-    found = build_unevaluated(function, [len(x)], len(sens))
+def test_a_wrong_derivative_is_an_error(function: Function, x: Any, sens: Any, message: str) -> None:
+    checked = build_unevaluated(function, [len(x)], len(sens))
     with pytest.raises(
         ModelFailed, match=r"Gradient of .* by complex step is not confirmed by central differences"
     ) as e:
-        gradient(found, x, sens)
-    assert right in str(e.value)
+        gradient(checked, x, sens)
+    assert message in str(e.value)
     assert "provide gradient= or jacobian=, write the function in JAX" in str(e.value)
     assert "derivatives='finite differences', or set verify_derivatives=False" in str(e.value)
-    wrong = gradient(build_unevaluated(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
-    assert np.isfinite(wrong).all()
+    unchecked = gradient(build_unevaluated(function, [len(x)], len(sens), verify_derivatives=False), x, sens)
+    assert np.isfinite(unchecked).all()
 
 
 def test_the_action_of_a_jacobian_is_confirmed_for_each_output() -> None:
-    found, x = build_unevaluated(lengths, [2], 2), np.array([3.0, 4.0])
+    function, x = build_unevaluated(lengths, [2], 2), np.array([3.0, 4.0])
     with pytest.raises(ModelFailed, match=r"ApplyJacobian .* element 1 of the derivative is 0 where .* give 0\.6,"):
-        found.apply_jacobian(0, 0, [x], np.ones(2), {})
+        function.apply_jacobian(0, 0, [x], np.ones(2), {})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_noise_and_jumps_are_errors() -> None:
             gradient(build_unevaluated(function, [2]), x)
 
 
-# --- derivatives that are right ---------------------------------------------------------------------------
+# --- correct derivatives ----------------------------------------------------------------------------------
 
 
 def test_exact_derivatives_of_powers_and_small_values() -> None:
@@ -140,25 +140,25 @@ def wave(x: Any) -> Any:
 
 @pytest.mark.parametrize("derivatives", ["finite differences", "complex step"])
 def test_each_component_has_its_own_step(derivatives: str) -> None:
-    found = build(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
+    function = build(wave, at=[[2.1e11, 0.01]], derivatives=derivatives)
     x = np.array([2.1e11, 0.012])
     expected = [np.sin(1.2) / x[0], 100 * np.cos(1.2) * np.log(x[0])]
-    assert gradient(found, x) == pytest.approx(expected, rel=1e-8, abs=0)
+    assert gradient(function, x) == pytest.approx(expected, rel=1e-8, abs=0)
     assert expected == pytest.approx([4.4382813e-12, 944.68], rel=1e-6)
     vec = np.array([1e11, 1.0])  # the first component moves half of its size, the second eighty times its own
-    assert found.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(expected, vec)], rel=1e-8)
-    second = found.apply_hessian(0, 0, 0, [x], ONE, np.array([0.0, 1.0]), {})
+    assert function.apply_jacobian(0, 0, [x], vec, {}) == pytest.approx([np.dot(expected, vec)], rel=1e-8)
+    second = function.apply_hessian(0, 0, 0, [x], ONE, np.array([0.0, 1.0]), {})
     mixed = [100 * np.cos(1.2) / x[0], -1e4 * np.sin(1.2) * np.log(x[0])]
     assert np.asarray(second) == pytest.approx(mixed, rel=1e-5, abs=0)
 
 
 def test_differences_of_a_component_that_is_a_rounding_error_of_zero() -> None:
-    found = build(lambda x: np.exp(x[0]) + x[1], inputs=[2], derivatives="finite differences")
-    assert gradient(found, [1e-17, 1.0]) == pytest.approx([1, 1], rel=1e-8)
+    function = build(lambda x: np.exp(x[0]) + x[1], inputs=[2], derivatives="finite differences")
+    assert gradient(function, [1e-17, 1.0]) == pytest.approx([1, 1], rel=1e-8)
 
 
 def smooth(seed: int) -> tuple[Function, Vector, int]:
-    """A smooth function of random sizes, depth and scales of components and outputs; and a point, some of it zero."""
+    """Return a smooth random function, a point with some zeros, and the number of outputs."""
     rng = np.random.default_rng(seed)
     n, m, kind = (int(rng.integers(1, k)) for k in (12, 6, 5))
     sizes = 10.0 ** rng.uniform(-6, 6, n)
@@ -200,17 +200,17 @@ def test_correct_derivatives_of_smooth_functions_are_confirmed(seed: int) -> Non
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), place=st.integers(0, 10), by=st.sampled_from([-1.0, -0.1, 0.1, 1e30]))
-def test_one_wrong_element_of_a_gradient_is_an_error(seed: int, place: int, by: float) -> None:
+def test_one_wrong_element_of_a_gradient_is_an_error(seed: int, index: int, error: float) -> None:
     function, x, m = smooth(seed)
-    place %= len(x)
+    index %= len(x)
     steps = 1e-25 * np.where(x != 0, np.abs(x), 1.0)
-    found = np.array([np.imag(function(x + 1j * h * e))[0] / h for h, e in zip(steps, np.eye(len(x)), strict=True)])
+    slopes = np.array([np.imag(function(x + 1j * h * e))[0] / h for h, e in zip(steps, np.eye(len(x)), strict=True)])
     here = np.asarray(function(x))
-    if abs(found[place] * x[place]) < 1e-5 * max(abs(here[0]), np.abs(found * x).max()):
-        return  # within the bound that is documented
-    found[place] *= 1 + by
+    if abs(slopes[index] * x[index]) < 1e-5 * max(abs(here[0]), np.abs(slopes * x).max()):
+        return  # below the documented bound
+    slopes[index] *= 1 + error
     with pytest.raises(Exception, match="differences"):
-        confirm_gradient(lambda at: np.asarray(function(at)), x, here, np.eye(m)[0], found)
+        confirm_gradient(lambda at: np.asarray(function(at)), x, here, np.eye(m)[0], slopes)
 
 
 # --- values that are not finite, and functions that fail --------------------------------------------------
@@ -227,8 +227,10 @@ def test_outside_the_domain_there_is_no_derivative(derivatives: str, name: str) 
         inner = x[0] ** 0.5 if name == "power" else getattr(lib, name)(x[0])
         return -x[0] + 2 * inner - x[1] ** 2 / 2
 
-    found = build(function, inputs=[2], derivatives=derivatives)
-    assert_no_derivative(found, [-1.5, 0.2], InvalidOutput, r"output 0: element 0 is .* so it has no derivative there")
+    vector_function = build(function, inputs=[2], derivatives=derivatives)
+    assert_no_derivative(
+        vector_function, [-1.5, 0.2], InvalidOutput, r"output 0: element 0 is .* so it has no derivative there"
+    )
 
 
 def assert_no_derivative(function: VectorFunction, x: list[float], error: type[Exception], message: str) -> None:
@@ -254,9 +256,9 @@ def test_a_derivative_at_a_point_that_is_not_finite_is_an_input_error(derivative
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("derivatives", ["complex step", "finite differences"])
 def test_a_log_density_of_minus_infinity_has_no_gradient(derivatives: str) -> None:
-    found = build(lambda x: np.log(np.exp(-(x @ x) / 2)), inputs=[2], derivatives=derivatives)
+    function = build(lambda x: np.log(np.exp(-(x @ x) / 2)), inputs=[2], derivatives=derivatives)
     with pytest.raises(InvalidOutput, match="element 0 is -inf at this point"):
-        gradient(found, [40, 1])
+        gradient(function, [40, 1])
 
 
 def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
@@ -277,24 +279,24 @@ def test_a_function_that_fails_at_the_point_fails_as_evaluate_does() -> None:
 )
 @pytest.mark.parametrize("verb", ["gradient", "apply_jacobian", "apply_hessian"])
 def test_tensors_converted_to_numbers_are_an_error(leak: Function, verb: str) -> None:
-    found = build(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
+    function = build(lambda x: leak(x) * x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     x, vec = [np.array([2.0, 3.0])], np.array([1.0, 0.5])
     arguments = {"gradient": (ONE,), "apply_jacobian": (vec,), "apply_hessian": (ONE, vec)}[verb]
     where = (0, 0, 0) if verb == "apply_hessian" else (0, 0)
     with pytest.raises(Exception, match=r"by torch is not confirmed|[Cc]annot|no storage|item"):
-        getattr(found, verb)(*where, x, *arguments, {})
+        getattr(function, verb)(*where, x, *arguments, {})
 
 
 def test_a_hessian_action_with_a_wrong_gradient_is_an_error() -> None:
-    found = build(lambda x: x[0].detach() + x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
+    function = build(lambda x: x[0].detach() + x[1] ** 2, inputs=[2], outputs=[1], derivatives="torch")
     with pytest.raises(ModelFailed, match=r"Gradient of .* by torch is not confirmed .* is 0 where .* give 1,"):
-        found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.ones(2), {})
+        function.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.ones(2), {})
 
 
 def test_jax_arrays_converted_to_numbers_are_an_error() -> None:
-    found = build(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
+    function = build(lambda x: x[0].item() * x[1] ** 2, inputs=[2], outputs=[1], derivatives="jax")
     with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* element 0 .* is 0 where .* give 9,"):
-        gradient(found, [2, 3])
+        gradient(function, [2, 3])
     assert gradient(build(lambda x: x[0] * x[1] ** 2, inputs=[2], derivatives="jax"), [2, 3]).tolist() == [9.0, 12.0]
 
 
@@ -303,13 +305,13 @@ def test_the_first_action_of_jax_arrays_converted_to_numbers_is_an_error(verb: s
     def leaking(x: Any) -> Any:
         return x[0].item() ** 2 * x[1] ** 2
 
-    found = build(leaking, inputs=[2], outputs=[1], derivatives="jax", evaluate_at_load=False)
+    function = build(leaking, inputs=[2], outputs=[1], derivatives="jax", evaluate_at_load=False)
     x = [np.array([2.0, 3.0])]
     with pytest.raises(ModelFailed, match=r"by jax is not confirmed .* is 0 where .* give 36,"):
         if verb == "apply_jacobian":
-            found.apply_jacobian(0, 0, x, np.array([1.0, 0.0]), {})
+            function.apply_jacobian(0, 0, x, np.array([1.0, 0.0]), {})
         else:
-            found.apply_hessian(0, 0, 0, x, ONE, np.ones(2), {})
+            function.apply_hessian(0, 0, 0, x, ONE, np.ones(2), {})
 
 
 # --- settings and costs -----------------------------------------------------------------------------------
@@ -340,26 +342,26 @@ class Counted:
 )
 def test_evaluations_at_load_are_as_documented(options: Mapping[str, Any], evaluations: int) -> None:
     counted = Counted()
-    found = build(lambda x, y: counted(x, y), inputs=[5, 1], **options)
-    found.output_sizes({})
-    assert set(found.notes()) <= {"finite differences"}
+    function = build(lambda x, y: counted(x, y), inputs=[5, 1], **options)
+    function.output_sizes({})
+    assert set(function.notes()) <= {"finite differences"}
     assert counted.calls == evaluations
     if options.get("derivatives", "auto"):
         at = [np.arange(1.0, 6.0), np.array([2.0])]
-        found_gradient = np.asarray(found.gradient(0, 0, at, np.array([1.0, 0, 0]), {}))
-        assert found_gradient == pytest.approx(4 * at[0], rel=1e-8)
+        slopes = np.asarray(function.gradient(0, 0, at, np.array([1.0, 0, 0]), {}))
+        assert slopes == pytest.approx(4 * at[0], rel=1e-8)
 
 
 def test_verification_takes_three_evaluations() -> None:
     counted = Counted()
     for verify, extra in ((True, 3), (False, 1)):
-        found = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
+        function = build(lambda x, y: counted(x, y), inputs=[5, 1], verify_derivatives=verify)
         counted.calls = 0
         at = [np.arange(1.0, 6.0), np.array([2.0])]
-        found.gradient(0, 0, at, np.array([1.0, 0, 0]), {})
+        function.gradient(0, 0, at, np.array([1.0, 0, 0]), {})
         assert counted.calls == 5 + extra
         counted.calls = 0
-        found.apply_jacobian(0, 0, at, np.ones(5), {})
+        function.apply_jacobian(0, 0, at, np.ones(5), {})
         assert counted.calls == 1 + extra
 
 
@@ -379,10 +381,10 @@ def test_max_evaluations_limits_gradients(derivatives: str) -> None:
     if derivatives == "finite differences":
         with pytest.raises(NotSupported, match=r"ApplyHessian by finite differences takes 40 evaluations .* at most 3"):
             few.apply_hessian(0, 0, 0, [np.ones(5)], ONE, np.ones(5), {})
-    found = build(lambda x: (x**2).sum(), inputs=[10**6], **options)
+    function = build(lambda x: (x**2).sum(), inputs=[10**6], **options)
     cost = 10**6 if derivatives == "complex step" else 4 * 10**6
     with pytest.raises(NotSupported, match=rf"takes {cost} evaluations of the function; expected at most 10000 "):
-        gradient(found, np.ones(10**6))
+        gradient(function, np.ones(10**6))
     pushed = build(lambda x: x, inputs=[5], apply_jacobian=lambda x, vec: vec, derivatives="jax", max_evaluations=3)
     assert pushed.sources()["gradient"] == "jax"
 
@@ -418,14 +420,14 @@ def test_fast_functions_take_two_more_evaluations() -> None:
     assert calls == 4
 
 
-# --- what an author writes, and configs -------------------------------------------------------------------
+# --- derivatives written by the author, and configs -------------------------------------------------------
 
 
 def test_a_jacobian_that_depends_on_the_point_has_a_hessian_too() -> None:
-    found = build(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: np.array([[x[1], x[0]]]))
-    assert found.sources()["apply_hessian"] == "complex step of gradient (author)"
-    assert gradient(found, [2, 3]).tolist() == [3.0, 2.0]
-    assert np.asarray(found.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.array([1.0, 5.0]), {})) == (
+    function = build(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: np.array([[x[1], x[0]]]))
+    assert function.sources()["apply_hessian"] == "complex step of gradient (author)"
+    assert gradient(function, [2, 3]).tolist() == [3.0, 2.0]
+    assert np.asarray(function.apply_hessian(0, 0, 0, [np.array([2.0, 3.0])], ONE, np.array([1.0, 5.0]), {})) == (
         pytest.approx([5, 1], rel=1e-14)
     )
     rounded = build(lambda x: [x[0] * x[1]], inputs=[2], jacobian=lambda x: [[float(x[1]), float(x[0])]])
@@ -439,11 +441,11 @@ def test_lists_and_hessians_may_depend_on_the_point() -> None:
     def curvature(x: Any) -> Any:
         return np.array([[2 * x[1], 2 * x[0]], [2 * x[0], 0 * x[0]]])
 
-    for more in ({}, {"jacobian": lambda x: np.array([[2 * x[0] * x[1], x[0] ** 2]])}):
-        found = build(lambda x: [x[0] ** 2 * x[1]], inputs=[2], hessian=curvature, **more)
-        assert gradient(found, [2, 3]) == pytest.approx([12, 4], rel=1e-14)
+    for options in ({}, {"jacobian": lambda x: np.array([[2 * x[0] * x[1], x[0] ** 2]])}):
+        function = build(lambda x: [x[0] ** 2 * x[1]], inputs=[2], hessian=curvature, **options)
+        assert gradient(function, [2, 3]) == pytest.approx([12, 4], rel=1e-14)
         at = [np.array([2.0, 3.0])]
-        assert np.asarray(found.apply_hessian(0, 0, 0, at, ONE, np.array([1.0, 5.0]), {})).tolist() == [26.0, 4.0]
+        assert np.asarray(function.apply_hessian(0, 0, 0, at, ONE, np.array([1.0, 5.0]), {})).tolist() == [26.0, 4.0]
 
 
 def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
@@ -451,10 +453,10 @@ def test_a_wrong_hessian_of_a_written_gradient_is_an_error() -> None:
         r = np.array([x[0], x[1]])
         return np.where(np.abs(r) > 1, np.abs(r) ** 3, r**2)
 
-    found = build(lambda x: x.sum(), inputs=[2], outputs=[1], gradient=slope)
+    function = build(lambda x: x.sum(), inputs=[2], outputs=[1], gradient=slope)
     point, vec = [np.array([-2.0, 0.5])], np.ones(2)
     with pytest.raises(ModelFailed, match=r"ApplyHessian .* is 0 where central differences give -12"):
-        found.apply_hessian(0, 0, 0, point, ONE, vec, {})
+        function.apply_hessian(0, 0, 0, point, ONE, vec, {})
 
 
 def test_verification_of_a_hessian_by_a_framework_can_be_disabled() -> None:
@@ -469,7 +471,7 @@ def test_verification_of_a_hessian_by_a_framework_can_be_disabled() -> None:
     assert np.asarray(unverified.apply_hessian(0, 0, 0, point, ONE, vec, {})).tolist() == [-2.0, 0.5]
 
 
-def test_one_rule_for_entries_of_the_config() -> None:
+def test_unexpected_entries_of_the_config_are_rejected() -> None:
     def whole(x: Any, **config: Any) -> Any:
         return x * config.get("a", 1)
 
@@ -497,8 +499,8 @@ def test_one_rule_for_entries_of_the_config() -> None:
     ("n", "reason"), [(1.5, r"got \[1.5\]"), (-1, r"got \[-1\]"), ("x", r"got \['x'\]"), (True, r"got \[True\]")]
 )
 def test_invalid_sizes_from_a_config(n: Any, reason: str) -> None:
-    found = build(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
-    for sizes in (found.input_sizes, found.output_sizes):
+    function = build(lambda x: x, inputs=lambda c: [c.get("n", 1)], outputs=lambda c: [c.get("n", 1)], derivatives=None)
+    for sizes in (function.input_sizes, function.output_sizes):
         with pytest.raises(
             InvalidInput, match=f"config: expected sizes of .* that are non-negative integers, {reason}"
         ):
@@ -522,28 +524,33 @@ def test_options_as_attributes_of_a_class() -> None:
 
         def evaluate(self, inputs: Any, config: Mapping[str, Any]) -> Any:
             type(self).calls += 1
-            return np.abs(np.array([inputs[0][0]]))  # whose derivative is lost
+            return np.abs(np.array([inputs[0][0]]))  # the derivative is lost
 
-    found = build_vector_function(AbsoluteValue())
+    function = build_vector_function(AbsoluteValue())
     assert AbsoluteValue.calls == 0
-    assert gradient(found, -np.ones(3)).tolist() == [0.0, 0.0, 0.0]
+    assert gradient(function, -np.ones(3)).tolist() == [0.0, 0.0, 0.0]
     AbsoluteValue.size = 4
     with pytest.raises(NotSupported, match="expected at most 3"):
-        gradient(found, np.ones(4))
+        gradient(function, np.ones(4))
 
 
 def test_the_length_of_a_hessian_action_follows_the_config() -> None:
-    found = build(
+    function = build(
         lambda x: (x**3).sum(),
         inputs=lambda c: [c.get("n", 2)],
         outputs=[1],
         apply_hessian=lambda x, sens, vec: 6 * x * vec,
     )
     x = np.arange(1.0, 5.0)
-    assert np.asarray(found.apply_hessian(0, 0, 0, [x], ONE, np.ones(4), {"n": 4})).tolist() == [6.0, 12.0, 18.0, 24.0]
+    assert np.asarray(function.apply_hessian(0, 0, 0, [x], ONE, np.ones(4), {"n": 4})).tolist() == [
+        6.0,
+        12.0,
+        18.0,
+        24.0,
+    ]
 
 
-# --- optima and points where a value or a slope is zero: right derivatives are confirmed ------------------
+# --- optima and points where a value or a slope is zero: correct derivatives are confirmed ----------------
 
 TIMES = np.linspace(0.1, 3, 20)
 NOISY = 2.0 * np.exp(-0.7 * TIMES) + 0.05 * np.sin(37 * TIMES)
@@ -586,19 +593,19 @@ def test_correct_derivatives_at_and_near_an_optimum_are_confirmed(
     rng = np.random.default_rng(0)
     for distance in (0.0, *10.0 ** np.arange(-15, -4)):
         x = np.array(optimum) * (1 + distance * rng.normal(size=len(optimum)))
-        found = gradient(derivative, x)
+        actual = gradient(derivative, x)
         step = 1e-30  # the complex step by hand
         expected = [function(x + 1j * step * unit).imag / step for unit in np.eye(len(x))]
-        np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(actual, np.ravel(expected), rtol=1e-9, atol=1e-9)
 
 
 def test_an_optimizer_reaches_its_optimum() -> None:
     from scipy.optimize import minimize
 
     for function in (rosenbrock, shifted, misfit):
-        served = build_unevaluated(function, [2])
-        found = minimize(function, [-0.5, 0.8], jac=lambda x, f=served: gradient(f, x), method="BFGS", tol=1e-10)
-        assert np.abs(gradient(served, found.x)).max() < 1e-5
+        derivative = build_unevaluated(function, [2])
+        optimum = minimize(function, [-0.5, 0.8], jac=lambda x, f=derivative: gradient(f, x), method="BFGS", tol=1e-10)
+        assert np.abs(gradient(derivative, optimum.x)).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -615,7 +622,7 @@ def test_correct_derivatives_at_zero_are_confirmed(function: Function, expected:
     np.testing.assert_allclose(gradient(build_unevaluated(function, [1]), [0.0]), [expected], rtol=1e-12, atol=1e-15)
 
 
-def test_a_function_that_ends_at_the_point_has_no_derivative_there() -> None:
+def test_a_function_undefined_on_one_side_has_no_derivative() -> None:
     edge = build_unevaluated(lambda x: x[0] * np.exp(-x[1]) + x[1] ** 1.5, [2])
     with pytest.raises(ModelFailed, match="no finite value on both sides"):
         gradient(edge, [0.0, 0.0])
@@ -626,8 +633,8 @@ def test_an_infinite_element_without_weight_is_ignored() -> None:
         with np.errstate(divide="ignore"):
             return np.array([x[0] ** 2, 1 / x[1]])
 
-    served = build(partly, inputs=[2], outputs=[2], derivatives="finite differences", evaluate_at_load=False)
-    np.testing.assert_allclose(gradient(served, [3.0, 0.0], [1.0, 0.0]), [6.0, 0.0], rtol=1e-6)
+    function = build(partly, inputs=[2], outputs=[2], derivatives="finite differences", evaluate_at_load=False)
+    np.testing.assert_allclose(gradient(function, [3.0, 0.0], [1.0, 0.0]), [6.0, 0.0], rtol=1e-6)
 
 
 def test_compiled_code_that_fails_for_complex_numbers_has_no_complex_step() -> None:
@@ -636,6 +643,6 @@ def test_compiled_code_that_fails_for_complex_numbers_has_no_complex_step() -> N
             raise SystemError("returned a result with an exception set")
         return x[0] ** 2
 
-    served = build(compiled, inputs=[1], outputs=[1])
+    function = build(compiled, inputs=[1], outputs=[1])
     with pytest.raises(NotImplementedError):
-        gradient(served, [3.0])
+        gradient(function, [3.0])

@@ -49,11 +49,11 @@ def test_directions_are_split_by_scale() -> None:
     assert split([1.0, 2.0], [0.0, 0.0]) == []
 
 
-# --- points that are evaluated ----------------------------------------------------------------------------
+# --- evaluated points -------------------------------------------------------------------------------------
 
 
 def moves_of(confirm: Callable[[Callable[[Vector], Vector]], None], function: Callable[[Vector], Any], x: Any) -> Any:
-    """The differences from x of all points that the comparison evaluates, relative to the components of x."""
+    """Return the differences between x and all points that `confirm` evaluates, relative to the components of x."""
     points = []
 
     def values(at: Vector) -> Vector:
@@ -152,22 +152,22 @@ def test_a_steep_function_is_compared_at_its_own_scale() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, ArithmeticError, TypeError, LookupError, AssertionError, RuntimeError])
-def test_a_function_that_raises_beside_the_point_has_no_derivative(error: type[Exception]) -> None:
+def test_a_function_that_raises_next_to_the_point_has_no_derivative(error: type[Exception]) -> None:
     def function(x: Any) -> Any:
         if x[0] < 1:
             raise error("not below one")
         return x[0] ** 2 + x[1]
 
-    found = build(function, inputs=[2], outputs=[1], derivatives="torch", evaluate_at_load=False)
+    vector_function = build(function, inputs=[2], outputs=[1], derivatives="torch", evaluate_at_load=False)
     point = [np.array([1.0, 2.0])]
     message = "no finite value on both sides of this point"
     with pytest.raises(ModelFailed, match=message):
-        found.gradient(0, 0, point, ONE, {})
+        vector_function.gradient(0, 0, point, ONE, {})
     with pytest.raises(ModelFailed, match=message):
-        found.apply_jacobian(0, 0, point, np.array([1.0, 0.0]), {})
+        vector_function.apply_jacobian(0, 0, point, np.array([1.0, 0.0]), {})
     # Where one step is enough to leave the domain, smaller ones may still be compared.
     near = [np.array([1.000001, 2.0])]
-    assert np.asarray(found.gradient(0, 0, near, ONE, {})) == pytest.approx([2.000002, 1.0], rel=1e-12)
+    assert np.asarray(vector_function.gradient(0, 0, near, ONE, {})) == pytest.approx([2.000002, 1.0], rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
@@ -177,9 +177,9 @@ def test_a_function_that_overflows_on_both_sides_confirms_nothing() -> None:
             1e9 * (np.array(x).real[0] - 1)
         )  # its derivative is lost; values are infinite at the first steps
 
-    found = build_unevaluated(function, [1])
+    vector_function = build_unevaluated(function, [1])
     with pytest.raises(ModelFailed, match="is not confirmed by central differences"):
-        found.gradient(0, 0, [ONE], ONE, {})
+        vector_function.gradient(0, 0, [ONE], ONE, {})
 
 
 def first_finite(lib: Any) -> Callable[[Any], Any]:
@@ -190,7 +190,7 @@ def first_finite(lib: Any) -> Callable[[Any], Any]:
 
 
 def with_branch(x: Any) -> Any:
-    """JAX code that cannot be compiled, which shows in the first call."""
+    """JAX code that cannot be compiled; the first call fails."""
     return first_finite(jnp)(x) if x[1] > 0 else x
 
 
@@ -212,24 +212,24 @@ def test_an_element_that_is_not_finite_counts_only_where_it_has_a_weight(
     function: Callable[..., Any], options: dict[str, Any], first_call: str
 ) -> None:
     evaluate = {} if "at" in options else {"evaluate_at_load": False}
-    found = build(function, inputs=[2], outputs=[2], **options, **evaluate)
+    vector_function = build(function, inputs=[2], outputs=[2], **options, **evaluate)
     point, vec = [np.array([-1.0, 2.0])], np.array([1.0, 3.0])
 
     def gradient() -> None:
-        value = found.gradient(0, 0, point, np.array([1.0, 0.0]), {})
+        value = vector_function.gradient(0, 0, point, np.array([1.0, 0.0]), {})
         assert np.asarray(value) == pytest.approx([-4.0, 1.0], rel=1e-6)
         with pytest.raises(InvalidOutput, match=r"^output 0: element 1 is nan at this point"):
-            found.gradient(0, 0, point, np.array([1.0, 2.0]), {})
+            vector_function.gradient(0, 0, point, np.array([1.0, 2.0]), {})
 
     def apply_hessian() -> None:
-        value = found.apply_hessian(0, 0, 0, point, np.array([1.0, 0.0]), vec, {})
+        value = vector_function.apply_hessian(0, 0, 0, point, np.array([1.0, 0.0]), vec, {})
         assert np.asarray(value) == pytest.approx([-2.0, -2.0], rel=1e-5)
         with pytest.raises(InvalidOutput, match=r"^output 0: element 1 is nan at this point"):
-            found.apply_hessian(0, 0, 0, point, np.array([0.0, 1.0]), vec, {})
+            vector_function.apply_hessian(0, 0, 0, point, np.array([0.0, 1.0]), vec, {})
 
     def apply_jacobian() -> None:
         with pytest.raises(InvalidOutput, match=r"^output 0: element 1 is nan at this point"):
-            found.apply_jacobian(0, 0, point, vec, {})
+            vector_function.apply_jacobian(0, 0, point, vec, {})
 
     calls = {"gradient": gradient, "apply_hessian": apply_hessian, "apply_jacobian": apply_jacobian}
     calls.pop(first_call)()
@@ -241,7 +241,7 @@ def test_an_element_that_is_not_finite_counts_only_where_it_has_a_weight(
 
 
 class AbsoluteValue(VectorFunction):
-    """Its derivative is lost, since `np.array` leaves the arrays that are watched."""
+    """The derivative is lost, because `np.array` returns an array that does not track operations."""
 
     derivatives = "complex step"
     evaluate_at_load = False

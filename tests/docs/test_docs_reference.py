@@ -25,7 +25,7 @@ def page(name: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of all table rows, without the lines below headings."""
+    """Return the cells of all table rows, without the separator lines."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|") and "---" not in line]
     return [[cell.strip() for cell in line] for line in lines]
 
@@ -38,7 +38,7 @@ def expand(path: str) -> list[str]:
 
 
 def test_endpoints() -> None:
-    listed = [
+    documented = [
         (row[0], path)
         for row in rows(page("endpoints.md"))
         if row[0].isupper()
@@ -46,13 +46,13 @@ def test_endpoints() -> None:
         for path in expand(quoted)
     ]
     routes = [(route.method, route.pattern) for protocol in HTTP for route in protocol.routes]
-    assert sorted(listed) == sorted(routes)
+    assert sorted(documented) == sorted(routes)
 
 
 def test_grpc_methods() -> None:
     section = page("endpoints.md").split("GRPCInferenceService")[1].split("\n## ")[0]
-    listed = [name for row in rows(section) for name in re.findall(r"`(\w+)`", row[0])]
-    assert listed == [method.name for protocol in GRPC for method in protocol.methods]
+    documented = [name for row in rows(section) for name in re.findall(r"`(\w+)`", row[0])]
+    assert documented == [method.name for protocol in GRPC for method in protocol.methods]
 
 
 def test_error_statuses() -> None:
@@ -74,8 +74,8 @@ def test_error_statuses() -> None:
 
 
 def test_datatypes() -> None:
-    found = {row[0].strip("`"): row[1:3] for row in rows(page("datatypes.md"))[1:]}
-    assert found == {d.name: [f"`{d.dtype}`", str(d.size or "")] for d in DATATYPES.values()}
+    documented = {row[0].strip("`"): row[1:3] for row in rows(page("datatypes.md"))[1:]}
+    assert documented == {d.name: [f"`{d.dtype}`", str(d.size or "")] for d in DATATYPES.values()}
 
 
 def test_metrics() -> None:

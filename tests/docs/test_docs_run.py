@@ -1,4 +1,4 @@
-"""What the pages say works: their Python runs, their servers start, and their requests are answered."""
+"""The examples in the documentation work: Python code runs, servers start, requests succeed, links resolve."""
 
 import json
 import re
@@ -22,12 +22,12 @@ _BLOCK = re.compile(r"(?:`([\w./-]+\.(?:py|toml))`:\n\n)?```(\w+)\n(.*?)```", re
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
-    """The file name before a block if any, its language and its text."""
+    """Yield the file name before each code block, or "", its language and its text."""
     yield from _BLOCK.findall(page.read_text())
 
 
 class Shell:
-    """Runs the commands of a page: a server in the background until the next one, curl against it."""
+    """Run the commands of a page: a server in the background until the next one starts, curl against it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,14 +44,14 @@ class Shell:
         elif command.startswith("dragoman keys"):
             subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=self.folder, check=True)
         elif command.startswith(("dragoman check", "python ")):
-            self.finish(command)
+            self.run_to_end(command)
 
-    def finish(self, command: str) -> None:
-        """A command that ends by itself, and well."""
+    def run_to_end(self, command: str) -> None:
+        """Run a command that exits by itself, with status 0."""
         words = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").split()
         words = ["-m", *words] if words[0] == "dragoman" else words[1:]
-        done = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        process = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
+        assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()
@@ -72,9 +72,9 @@ class Shell:
     def curl(self, command: str) -> None:
         local = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
         silent = local.replace("curl", "curl -sS", 1)
-        done = subprocess.run(silent, shell=True, cwd=self.folder, capture_output=True, check=True)
-        assert done.stdout, f"no answer to {command}"
-        assert "error" not in json.loads(done.stdout), done.stdout
+        process = subprocess.run(silent, shell=True, cwd=self.folder, capture_output=True, check=True)
+        assert process.stdout, f"no response to {command}"
+        assert "error" not in json.loads(process.stdout), process.stdout
 
     def stop(self) -> None:
         if self.server is not None:
@@ -89,9 +89,9 @@ def shell(tmp_path: Path, iris_onnx: bytes) -> Iterator[Shell]:
     (tmp_path / "models").mkdir()
     shutil.copy(tmp_path / "iris.onnx", tmp_path / "models")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    made = Shell(tmp_path)
-    yield made
-    made.stop()
+    shell = Shell(tmp_path)
+    yield shell
+    shell.stop()
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub makes them."""
+    """Return the anchors of the headings of a page, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -136,7 +136,7 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_page_is_in_the_index(page: Path) -> None:
-    """The index, or the index of the page's folder, links to it."""
+    """Check that the index, or the index of the page's folder, links to the page."""
     docs = ROOT / "docs"
     if page not in (ROOT / "README.md", docs / "README.md"):
         index = docs / "README.md" if page.name == "README.md" or page.parent == docs else page.parent / "README.md"

@@ -8,18 +8,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEPENDENCIES = {"numpy", "ml_dtypes", "msgspec", "orjson", "httptools", "uvloop", "protobuf", "hpack"}
-# Serves a model over REST and over gRPC's health service while every other package cannot be imported.
+# Serves a model over REST and gRPC while no other package can be imported.
 SCRIPT = """
 import importlib.metadata, sys
 MODULES = {dependencies!r} - {{"protobuf"}} | {{"google", "dragoman", "__main__"}}
 
-class Others:
+class BlockOtherPackages:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top not in MODULES and top not in sys.stdlib_module_names and not top.startswith("_"):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
-sys.meta_path.insert(0, Others())
+sys.meta_path.insert(0, BlockOtherPackages())
 import asyncio, json, socket, urllib.request
 import dragoman, uvloop
 
@@ -42,15 +42,15 @@ print(*sorted({{m.partition(".")[0] for m in sys.modules}} & MODULES))
 """
 
 
-def test_the_dependencies_are_those_that_a_server_imports() -> None:
+def test_the_declared_dependencies_match() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {re.split(r"[>=<;]", name)[0] for name in project["dependencies"]} == DEPENDENCIES
 
 
-def test_a_default_server_runs_with_its_dependencies_alone() -> None:
+def test_a_default_server_imports_only_its_dependencies() -> None:
     code = SCRIPT.format(dependencies=DEPENDENCIES)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    served, imported = done.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    served, imported = process.stdout.splitlines()
     assert served == "[3.0] True"
     assert set(imported.split()) == DEPENDENCIES - {"protobuf"} | {"google", "dragoman", "__main__"}

@@ -1,4 +1,4 @@
-"""Imports point down only, every module and function is short, and a worker process stays small."""
+"""Imports point down only, modules and functions are short, and worker processes import little."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2] / "src" / "dragoman"
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
-# The packages that a package may import, besides itself and `system`, which knows nothing of models.
+# The packages that a package may import, besides itself and `system`, which does not know about models.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"_version"},
     "__main__": {"cli"},
@@ -77,34 +77,34 @@ def package_of(path: Path) -> str:
 
 def imports(path: Path) -> list[str]:
     """Return the modules of dragoman that a file imports, without the leading `dragoman.`."""
-    found = []
+    modules = []
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dragoman":
             rest = node.module.split(".")[1:]
-            found += [".".join(rest)] if rest else [alias.name for alias in node.names]
+            modules += [".".join(rest)] if rest else [alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "dragoman"]
-    return found
+            modules += [a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "dragoman"]
+    return modules
 
 
 def named_modules(path: Path) -> list[str]:
     """Return the modules of dragoman that a file names in strings, as for `python -m`, except names of loggers."""
     calls = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
     loggers = {id(a) for call in calls if ast.unparse(call.func).endswith("getLogger") for a in call.args}
-    found = []
+    modules = []
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loggers:
             match = re.match(r"dragoman\.(\w+)[.:\w]*$", node.value)
             if match and ((ROOT / match[1]).is_dir() or (ROOT / f"{match[1]}.py").is_file()):
-                found.append(node.value.partition(".")[2])
-    return found
+                modules.append(node.value.partition(".")[2])
+    return modules
 
 
-def test_the_tables_have_exactly_the_packages_and_imports_that_exist() -> None:
+def test_the_tables_list_exactly_the_existing_packages_and_imports() -> None:
     used: dict[str, set[str]] = {package_of(path): set() for path in FILES}
     for path in FILES:
         used[package_of(path)] |= {module.split(".")[0] for module in imports(path)}
-    assert {name: found - {name, "system"} for name, found in used.items()} == MAY_IMPORT
+    assert {name: packages - {name, "system"} for name, packages in used.items()} == MAY_IMPORT
     for package, modules in SHARED.items():
         assert {m for m in modules if not [*(ROOT / package).glob(f"{m}*")]} == set()
 
@@ -130,7 +130,7 @@ def test_families_of_a_package_import_only_its_shared_modules(package: str) -> N
                 assert module.split(".")[1] in {*SHARED[package], family}, f"{path} imports {module}"
 
 
-def test_no_module_names_one_of_another_package_in_a_string() -> None:
+def test_no_string_names_a_module_of_another_package() -> None:
     named = [(package_of(path), module) for path in FILES for module in named_modules(path)]
     assert named  # the modules that `python -m` starts
     allowed = {("__init__", "codecs"), ("__init__", "core.errors")}  # public names, imported when first used
@@ -152,8 +152,8 @@ def test_modules_and_functions_are_short(path: Path) -> None:
 
 def loaded_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(process.stdout.split())
 
 
 def test_importing_the_package_imports_neither_numpy_nor_a_framework() -> None:

@@ -1,4 +1,4 @@
-"""What a first-time user does with `pip install .` alone: these tests need no framework and no other client."""
+"""First steps after `pip install .`: these tests need no framework and no other client."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def example(name: str) -> str:
-    """Return an example file, after a check that the README shows what it returns."""
+    """Return an example file; check that the README shows its return expression."""
     code = (ROOT / "examples" / name).read_text()
     result = code.rpartition("return ")[2].strip()
     assert result in (ROOT / "README.md").read_text(), f"the README does not show examples/{name}"
@@ -31,18 +31,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_first_function_answers(server: ServerProcess, protocol: str) -> None:
+def test_the_first_function_returns_outputs(server: ServerProcess, protocol: str) -> None:
     address = server.url if protocol == "http" else server.grpc_url
     with dragoman.Client(f"{protocol}://{address}") as client:
-        answer = client.infer("celsius", {"fahrenheit": np.array([32.0, 212.0])})
-        (values,) = answer.values()
+        outputs = client.infer("celsius", {"fahrenheit": np.array([32.0, 212.0])})
+        (values,) = outputs.values()
         assert values.tolist() == [0.0, 100.0]
         assert client.infer("banana", {"x": [[2.0, 0.0]]})["log_density"].shape[0] == 1
 
 
-def test_a_simulator_answers_with_its_gradient(server: ServerProcess) -> None:
-    question = {"name": "energy", "input": [[1, 2]]}
-    assert server.request("POST", "/Evaluate", question)[1] == {"output": [[2.5]]}
-    gradient = {**question, "sens": [1], "outWrt": 0, "inWrt": 0}
+def test_a_simulator_returns_its_gradient(server: ServerProcess) -> None:
+    request = {"name": "energy", "input": [[1, 2]]}
+    assert server.request("POST", "/Evaluate", request)[1] == {"output": [[2.5]]}
+    gradient = {**request, "sens": [1], "outWrt": 0, "inWrt": 0}
     assert server.request("POST", "/Gradient", gradient)[1] == {"output": [1.0, 2.0]}
     assert server.request("POST", "/Gradient", {**gradient, "name": "banana", "input": [[2, 0]]})[0] == 200

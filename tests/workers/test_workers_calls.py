@@ -27,7 +27,7 @@ every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 @every_placement
 @pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
 @pytest.mark.parametrize(
-    ("do", "kind", "message"),
+    ("do", "error", "message"),
     [
         ("value", ModelFailed, "model 'm' failed: ValueError: seven is not allowed"),
         ("input", InvalidInput, "input 'x' is bad"),
@@ -37,14 +37,14 @@ every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
     ],
 )
 async def test_errors_reach_the_caller(
-    placement: str, model: str, do: str, kind: type[DragomanError], message: str
+    placement: str, model: str, do: str, error: type[DragomanError], message: str
 ) -> None:
     async with pool_of(placement, model) as pool:
         for _ in range(2):
-            with pytest.raises(kind) as caught:
+            with pytest.raises(error) as caught:
                 await call(pool, do=do)
             assert caught.value.message == message
-            with pytest.raises(kind):
+            with pytest.raises(error):
                 await anext(pool.stream(make_request(do=do)))
         assert first_value(await call(pool, do="pid")) > 0
 
@@ -113,11 +113,11 @@ async def test_cancelled_calls_release_their_tensors_while_the_worker_is_busy(pl
     async with pool_of(placement, "Actions") as pool:
         running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
         await wait_until((tmp_path / "begun").exists)
-        held = []
+        references = []
         waiting = []
         for n in range(3):
             request: Any = make_request(n, do="pid")
-            held.append(weakref.ref(request.call.inputs["n"].data))
+            references.append(weakref.ref(request.call.inputs["n"].data))
             waiting.append(asyncio.create_task(complete(pool.call(request))))
         del request
         await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ async def test_cancelled_calls_release_their_tensors_while_the_worker_is_busy(pl
         waiting.clear()
         del task
         gc.collect()
-        assert [ref() for ref in held] == [None] * 3
+        assert [ref() for ref in references] == [None] * 3
         (tmp_path / "go").touch()
         assert first_value(await running) > 0
 
@@ -135,12 +135,12 @@ async def test_cancelled_calls_release_their_tensors_while_the_worker_is_busy(pl
 async def test_an_idle_thread_releases_tensors() -> None:
     async with pool_of("thread", "Actions") as pool:
         request: Any = make_request(do="pid")
-        held = weakref.ref(request.call.inputs["n"].data)
+        input_reference = weakref.ref(request.call.inputs["n"].data)
         response = await complete(pool.call(request))
-        given = weakref.ref(response.outputs["pid"].data)
+        output_reference = weakref.ref(response.outputs["pid"].data)
         del request, response
         gc.collect()
-        await wait_until(lambda: held() is None and given() is None, 2)
+        await wait_until(lambda: input_reference() is None and output_reference() is None, 2)
 
 
 @every_placement
@@ -195,7 +195,7 @@ async def test_cancelled_queued_calls_do_not_run(placement: str, tmp_path: Path)
     async with pool_of(placement, "Actions") as pool:
         running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
         await wait_until((tmp_path / "begun").exists)
-        # The first of them already lies in the worker's socket.
+        # The first of them is already in the worker's socket.
         waiting = [
             asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")) for n in range(3)
         ]

@@ -14,44 +14,44 @@ from workers_harness import call, first_value, processes, wait_until
 from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.frames import FrameKind, encode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is counted as Linux counts it")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_NOFILE of Linux")
 
 
 @contextmanager
-def files(limit: int, held: int) -> Iterator[Callable[[], None]]:
-    """Set the limit of open files and open `held` files; the returned function opens missing ones again."""
+def open_files(limit: int, count: int) -> Iterator[Callable[[], None]]:
+    """Set the limit of open files and open `count` files; the yielded function opens missing ones again."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < limit:
-        pytest.skip("so many files may not be opened here")
+        pytest.skip(f"the hard limit of open files is below {limit}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
-    taken: list[int] = []
+    descriptors: list[int] = []
 
-    def take() -> None:
+    def open_missing() -> None:
         with suppress(OSError):
-            while len(taken) < held:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
+            while len(descriptors) < count:
+                descriptors.append(os.open(os.devnull, os.O_RDONLY))
 
     try:
-        take()
-        yield take
+        open_missing()
+        yield open_missing
     finally:
-        for each in taken:
+        for each in descriptors:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_long_frames_are_sent_on_file_descriptors_above_1024() -> None:
-    with files(4096, held=1100):
+    with open_files(4096, count=1100):
         ours, theirs = socket_pair()
         assert theirs.fileno() > 1024
         chunks = encode(FrameKind.RESPONSE, 1, b"x" * (64 << 20))
-        left = sum(map(len, chunks))
+        size = sum(map(len, chunks))
 
         def read() -> int:
-            missing = left
-            while missing:
-                missing -= len(ours.recv(1 << 14))
-            return missing
+            remaining = size
+            while remaining:
+                remaining -= len(ours.recv(1 << 14))
+            return remaining
 
         channel = Channel(theirs, lambda _: None, lambda: None)
         channel.send(chunks)
@@ -67,8 +67,8 @@ async def test_a_worker_is_restarted_once_files_can_be_opened_again(caplog: pyte
     async with processes("Actions") as pool:
         old = first_value(await call(pool, do="pid"))
         highest = max(int(each) for each in os.listdir("/proc/self/fd"))
-        with files(highest + 1, held=highest) as take:
+        with open_files(highest + 1, count=highest) as open_missing:
             os.kill(old, signal.SIGKILL)
-            await wait_until(lambda: take() or "Too many open files" in caplog.text)
+            await wait_until(lambda: open_missing() or "Too many open files" in caplog.text)
         await wait_until(lambda: pool.ready)
         assert first_value(await call(pool, do="pid")) != old

@@ -41,12 +41,12 @@ async def test_tensors_of_every_datatype_are_unchanged(placement: str, model: st
         response = await complete(pool.call(Request(Infer(sent))))
     assert list(response.outputs) == list(sent)
     for name, tensor in sent.items():
-        got = response.outputs[name]
-        assert got.datatype is tensor.datatype, name
-        assert got.data.dtype == tensor.data.dtype, name
-        assert got.data.shape == tensor.data.shape, name
-        assert (got.data == tensor.data).all(), name
-        assert dict(got.parameters) == dict(tensor.parameters), name
+        received = response.outputs[name]
+        assert received.datatype is tensor.datatype, name
+        assert received.data.dtype == tensor.data.dtype, name
+        assert received.data.shape == tensor.data.shape, name
+        assert (received.data == tensor.data).all(), name
+        assert dict(received.parameters) == dict(tensor.parameters), name
     assert response.outputs["BF16(2, 3)"].datatype is BF16
     assert datatype_of(response.outputs["UINT16(2, 3)"].data.dtype) is not BF16
 
@@ -69,13 +69,13 @@ OPTIONAL_FIELDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", OPTIONAL_FIELDS)
-def test_optional_fields_of_a_call_arrive(field: str) -> None:
-    text = b"".join(
+def test_optional_fields_of_a_call_are_sent(field: str) -> None:
+    data = b"".join(
         encode(FrameKind.CALL, 1, (Infer({"x": Tensor.of(np.zeros(2))}, **{field: OPTIONAL_FIELDS[field]}), "m"))
     )
     parser = FrameParser()
-    parser.buffer()[: len(text)] = text
-    (frame,) = parser.feed(len(text))
+    parser.buffer()[: len(data)] = data
+    (frame,) = parser.feed(len(data))
     call, model = frame.value()
     assert model == "m"
     assert getattr(call, field) == OPTIONAL_FIELDS[field]
@@ -113,30 +113,30 @@ async def test_unpicklable_input_fails_only_its_call() -> None:
 def test_frames_are_parsed_from_chunks_of_any_size(step: int) -> None:
     values: list[Any] = [b"a", None, b"b" * 30_000, np.arange(20_000.0), {"k": 1}, b"c" * 65_000, b""]
     sent = memoryview(b"".join(b"".join(encode(FrameKind.CHUNK, n, value)) for n, value in enumerate(values)))
-    parser, got = FrameParser(), []
+    parser, frames = FrameParser(), []
     while sent:
-        room = parser.buffer()
-        count = min(step, len(room), len(sent))
-        room[:count] = sent[:count]
-        got += parser.feed(count)
+        buffer = parser.buffer()
+        count = min(step, len(buffer), len(sent))
+        buffer[:count] = sent[:count]
+        frames += parser.feed(count)
         sent = sent[count:]
-    assert [(f.kind, f.job) for f in got] == [(FrameKind.CHUNK, n) for n in range(len(values))]
-    assert all(np.array_equal(f.value(), value) for f, value in zip(got, values, strict=True))
+    assert [(f.kind, f.job) for f in frames] == [(FrameKind.CHUNK, n) for n in range(len(values))]
+    assert all(np.array_equal(f.value(), value) for f, value in zip(frames, values, strict=True))
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_a_truncated_frame_is_end_of_file(size: int) -> None:
-    whole = b"".join(encode(FrameKind.CHUNK, 1, bytes(size)))
+    frame = b"".join(encode(FrameKind.CHUNK, 1, bytes(size)))
     ours, theirs = socket.socketpair()
-    theirs.sendall(whole[: len(whole) // 2])
+    theirs.sendall(frame[: len(frame) // 2])
     theirs.close()
-    got: list[Frame | str] = []
-    channel = Channel(ours, got.append, lambda: got.append("lost"))
-    await wait_until(lambda: got)
-    assert got == ["lost"]
+    events: list[Frame | str] = []
+    channel = Channel(ours, events.append, lambda: events.append("lost"))
+    await wait_until(lambda: events)
+    assert events == ["lost"]
     assert channel.closed
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(whole[: len(whole) // 2])
+        theirs.sendall(frame[: len(frame) // 2])
         theirs.shutdown(socket.SHUT_WR)
         assert receive(ours) is None

@@ -101,11 +101,11 @@ async def test_readiness_is_false_while_a_worker_is_stopped(caplog: pytest.LogCa
 async def test_queued_calls_move_from_a_stopped_worker_to_others(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with processes("Actions", replicas=2, heartbeat_s=0.2) as pool:
-        for _ in range(10):  # so short that a second call may be sent to a process that has one
+        for _ in range(10):  # fast calls: the pool may then send a second call to a busy process
             await call(pool, do="pid")
-        held = [asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=go)) for n in range(2)]
+        running = [asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=go)) for n in range(2)]
         await wait_until(lambda: len(list(tmp_path.glob("b*"))) == 2)
-        behind = [asyncio.create_task(call(pool, do="pid")) for _ in range(4)]
+        queued = [asyncio.create_task(call(pool, do="pid")) for _ in range(4)]
         await asyncio.sleep(0)
         stopped, other = children()
         os.kill(stopped, signal.SIGSTOP)
@@ -114,11 +114,11 @@ async def test_queued_calls_move_from_a_stopped_worker_to_others(tmp_path: Path)
             assert pool.ready
             go.touch()
             async with asyncio.timeout(20):
-                assert {first_value(response) for response in await asyncio.gather(*behind)} == {other}
+                assert {first_value(response) for response in await asyncio.gather(*queued)} == {other}
             assert [first_value(await call(pool, do="pid")) for _ in range(5)] == [other] * 5
         finally:
             os.kill(stopped, signal.SIGCONT)
-        assert {first_value(response) for response in await asyncio.gather(*held)} == {stopped, other}
+        assert {first_value(response) for response in await asyncio.gather(*running)} == {stopped, other}
 
 
 async def test_a_stopped_idle_worker_gets_no_calls() -> None:

@@ -26,7 +26,7 @@ def torch_tensor() -> None:
     torch.zeros(1 << 45)
 
 
-def behind_another() -> None:
+def memory_error_as_cause() -> None:
     """Raise an error whose cause is lack of memory."""
     try:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
@@ -34,15 +34,15 @@ def behind_another() -> None:
         raise dragoman.errors.ModelFailed("the folder cannot be loaded") from error
 
 
-def no_process() -> None:
+def no_memory_for_process() -> None:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
-def no_file() -> None:
+def missing_file() -> None:
     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def no_key() -> None:
+def missing_key() -> None:
     raise KeyError("memory")
 
 
@@ -57,13 +57,13 @@ async def load_model(error: Callable[[], None]) -> None:
     await ThreadPool(ModelSpec(name="m", runtime="python", target=Loads), lambda: None).start()
 
 
-@pytest.mark.parametrize("error", [numpy_array, torch_tensor, behind_another, no_process])
+@pytest.mark.parametrize("error", [numpy_array, torch_tensor, memory_error_as_cause, no_memory_for_process])
 async def test_lack_of_memory_raises_out_of_memory(error: Callable[[], None]) -> None:
     with pytest.raises(OutOfMemory, match=r"^failed to load 'm', "):
         await load_model(error)
 
 
-@pytest.mark.parametrize("error", [no_file, no_key])
+@pytest.mark.parametrize("error", [missing_file, missing_key])
 async def test_other_errors_raise_model_failed(error: Callable[[], None]) -> None:
     with pytest.raises(ModelFailed, match=r"^failed to load 'm', ") as caught:
         await load_model(error)

@@ -34,12 +34,12 @@ def call_with(array: np.ndarray) -> Infer:
     return Infer({"x": Tensor.of(array)})
 
 
-NOTHING = call_with(np.zeros(1))
+NO_INPUTS = call_with(np.zeros(1))
 
 
 def test_large_arrays_in_immutable_memory_are_not_copied() -> None:
     response = Inference({"y": Tensor.of(np.frombuffer(bytes(1 << 16))[1:])})
-    assert copy_outputs(response, NOTHING) is response
+    assert copy_outputs(response, NO_INPUTS) is response
 
 
 def test_inputs_are_not_copied() -> None:
@@ -55,7 +55,7 @@ def test_inputs_are_not_copied() -> None:
     "array", [np.arange(6.0), np.arange(9000.0), np.arange(12.0)[::2], np.frombuffer(bytearray(16))]
 )
 def test_arrays_that_the_model_may_hold_are_copied(array: np.ndarray) -> None:
-    response = copy_outputs(Inference({"y": Tensor.of(array[1:])}), NOTHING)
+    response = copy_outputs(Inference({"y": Tensor.of(array[1:])}), NO_INPUTS)
     assert not np.shares_memory(response.outputs["y"].data, array)
-    held = Tensor.of(array)
-    assert not np.shares_memory(copy_outputs(Inference({"y": held}), NOTHING).outputs["y"].data, array)
+    tensor = Tensor.of(array)
+    assert not np.shares_memory(copy_outputs(Inference({"y": tensor}), NO_INPUTS).outputs["y"].data, array)

@@ -26,7 +26,7 @@ from dragoman.core.errors import ModelFailed, WorkerLost
 from dragoman.engine.deployment import Deployment
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process exists and is not a zombie."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
@@ -47,10 +47,10 @@ async def test_programs_of_a_model_end_when_its_worker_dies(how: str, guarded: b
         if not guarded:
             os.kill(guard_of(children().pop()), signal.SIGKILL)
         program = first_value(await call(pool, do="start"))
-        assert runs(program)
+        assert is_running(program)
         with pytest.raises(WorkerLost):
             await call(pool, do=how)
-        await wait_until(lambda: not runs(program))
+        await wait_until(lambda: not is_running(program))
 
 
 async def test_programs_of_a_model_end_when_its_worker_is_killed_for_a_cancelled_call(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ async def test_programs_of_a_model_end_when_its_worker_is_killed_for_a_cancelled
         stuck = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "b", go=tmp_path / "never"))
         await wait_until((tmp_path / "b").exists)
         stuck.cancel()
-        await wait_until(lambda: not runs(program))
+        await wait_until(lambda: not is_running(program))
 
 
 async def test_programs_of_a_model_end_when_the_pool_is_closed() -> None:
     async with processes("Actions") as pool:
         program = first_value(await call(pool, do="start"))
-    await wait_until(lambda: not runs(program))
+    await wait_until(lambda: not is_running(program))
 
 
 def test_programs_of_a_model_end_when_the_server_is_killed() -> None:
@@ -82,9 +82,9 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         program = int(server.stdout.readline())
-        assert runs(program)
+        assert is_running(program)
         server.kill()
-    asyncio.run(wait_until(lambda: not runs(program)))
+    asyncio.run(wait_until(lambda: not is_running(program)))
 
 
 async def test_a_worker_leads_a_process_group_in_the_same_session() -> None:
@@ -103,8 +103,8 @@ async def test_secrets_do_not_reach_a_worker(monkeypatch: pytest.MonkeyPatch) ->
     assert not [variable for variable in environment if b"sesame" in variable]
 
 
-async def written(folder: Path, **options: Any) -> tuple[list[int], set[str]]:
-    """Return what three replicas read from the file that each wrote, and their working directories."""
+async def replica_files(folder: Path, **options: Any) -> tuple[list[int], set[str]]:
+    """Let three replicas write and read a file; return the numbers that they read and their working directories."""
     async with processes("WritesFile", replicas=3, **options) as pool:
         responses = await asyncio.gather(*(call(pool, n, folder=folder) for n in (1, 2, 3)))
         folders = {str(Path(f"/proc/{worker}/cwd").resolve()) for worker in children()}
@@ -115,7 +115,7 @@ async def test_replicas_share_the_working_directory_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    read, folders = await written(tmp_path)
+    read, folders = await replica_files(tmp_path)
     assert len(set(read)) == 1
     assert folders == {str(tmp_path)}
 
@@ -124,7 +124,7 @@ async def test_replicas_with_own_working_directories_do_not_share_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    read, folders = await written(tmp_path, working_directory="own")
+    read, folders = await replica_files(tmp_path, working_directory="own")
     assert read == [1, 2, 3]
     assert len(folders - {str(tmp_path)}) == 3
     assert not [folder for folder in folders if Path(folder).exists()]

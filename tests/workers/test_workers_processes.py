@@ -1,4 +1,4 @@
-"""Worker processes: death, restart, crash loops, and what remains after closing."""
+"""Worker processes: exits, restarts, crash loops, and cleanup after closing."""
 
 import asyncio
 import os
@@ -53,13 +53,13 @@ async def test_a_dead_worker_fails_only_the_call_it_computed(death: str, tmp_pat
 
 async def test_a_dead_worker_of_an_async_model_fails_all_its_calls(tmp_path: Path) -> None:
     async with processes("AsyncActions") as pool:
-        held = [
+        running = [
             asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")) for n in range(3)
         ]
         await wait_until(lambda: len(list(tmp_path.glob("b*"))) == 3)
         with pytest.raises(WorkerLost):
             await call(pool, do="segfault")
-        assert [type(r) for r in await asyncio.gather(*held, return_exceptions=True)] == [WorkerLost] * 3
+        assert [type(r) for r in await asyncio.gather(*running, return_exceptions=True)] == [WorkerLost] * 3
         assert first_value(await call(pool, do="pid")) > 0
 
 
@@ -163,16 +163,16 @@ async def test_calls_succeed_after_one_of_two_replicas_died(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
-async def test_close_leaves_nothing_behind(model: str, tmp_path: Path) -> None:
+async def test_close_leaves_no_process_file_or_task(model: str, tmp_path: Path) -> None:
     await asyncio.to_thread(int)  # the loop's own threads and files exist from here on
     before, tasks = descriptors(), asyncio.all_tasks()
     async with processes(model, replicas=2) as pool:
         with pytest.raises(WorkerLost):
             await call(pool, do="kill")
-        held = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "b", go=tmp_path / "go"))
+        running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "b", go=tmp_path / "go"))
         await wait_until((tmp_path / "b").exists)
     with pytest.raises(NotReady, match="unloading"):
-        await held
+        await running
     assert not children()
     assert descriptors() == before
     assert asyncio.all_tasks() == tasks
@@ -185,14 +185,14 @@ async def test_close_while_a_worker_is_restarted() -> None:
                 await call(pool, do="kill")
             if wait:
                 await wait_until(children)
-            waits = asyncio.create_task(call(pool, do="pid"))
+            waiting = asyncio.create_task(call(pool, do="pid"))
             await asyncio.sleep(0)
         with pytest.raises(NotReady, match="unloading"):
-            await waits
+            await waiting
         assert not children()
 
 
-async def test_large_frames_both_ways_at_once() -> None:
+async def test_large_frames_in_both_directions() -> None:
     async with processes("AsyncEcho") as pool:
         arrays = [np.full(500_000 + n, n, np.float32) for n in range(24)]
         responses = await asyncio.gather(*(pool.call(Request(Infer({"a": Tensor.of(a)}))) for a in arrays))
@@ -205,8 +205,8 @@ def test_a_worker_imports_no_server_code() -> None:
         "print([m for m in sys.modules if m.split('.')[:2] in"
         " [['dragoman', r] for r in ('transports', 'protocols', 'engine', 'server', 'cli', 'console')]])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_workers_end_when_the_server_is_killed(tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_worker_processes_on_uvloop(tmp_path: Path) -> None:
             responses = await asyncio.gather(*(call(pool, do="pid") for _ in range(50)))
             assert all(first_value(response) > 0 for response in responses)
             await wait_until(lambda: pool.capacity == 2)
-            held = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "b", go=tmp_path / "go"))
+            running = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "b", go=tmp_path / "go"))
             await wait_until((tmp_path / "b").exists)
         with pytest.raises(NotReady):
-            await held
+            await running
 
     uvloop.run(main())
     assert not children()

@@ -1,4 +1,4 @@
-"""Worker processes that are killed and restarted, and the calls that they had."""
+"""Worker processes that are killed and restarted, and the calls sent to them."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ async def test_without_cancel_grace_cancelled_calls_continue(tmp_path: Path) -> 
 
 async def test_replicas_killed_together_fail_only_their_running_calls(tmp_path: Path) -> None:
     async with processes("Actions", replicas=3) as pool:
-        held = [
+        running = [
             asyncio.create_task(call(pool, do="hold", begun=tmp_path / f"b{n}", go=tmp_path / "go")) for n in range(3)
         ]
         await wait_until(lambda: len(list(tmp_path.glob("b*"))) == 3)
@@ -71,7 +71,7 @@ async def test_replicas_killed_together_fail_only_their_running_calls(tmp_path: 
         before = children()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        assert [type(r) for r in await asyncio.gather(*held, return_exceptions=True)] == [WorkerLost] * 3
+        assert [type(r) for r in await asyncio.gather(*running, return_exceptions=True)] == [WorkerLost] * 3
         late = [asyncio.create_task(call(pool, do="pid")) for _ in range(20)]
         assert not {first_value(response) for response in await asyncio.gather(*waiting, *late)} & before
 

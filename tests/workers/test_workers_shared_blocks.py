@@ -22,19 +22,19 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[BlockWriter, BlockReader, list[int]]]:
-    made = shared_blocks.create_arena_files()
-    assert made is not None
+def arena_ends() -> Iterator[tuple[BlockWriter, BlockReader, list[int]]]:
+    files = shared_blocks.create_arena_files()
+    assert files is not None
     unused: list[int] = []
-    yield BlockWriter(made[0]), BlockReader(made[0], unused.append), unused
-    shared_blocks.close_files(made)
+    yield BlockWriter(files[0]), BlockReader(files[0], unused.append), unused
+    shared_blocks.close_files(files)
 
 
-Ends = tuple[BlockWriter, BlockReader, list[int]]
+ArenaEnds = tuple[BlockWriter, BlockReader, list[int]]
 
 
-def test_blocks_are_read_in_place_and_reported_unused(ends: Ends) -> None:
-    arena, view, unused = ends
+def test_blocks_are_read_in_place_and_reported_unused(arena_ends: ArenaEnds) -> None:
+    arena, view, unused = arena_ends
     start = arena.put(b"abc")
     assert start == 0
     block = view.block(start, 3)
@@ -45,26 +45,26 @@ def test_blocks_are_read_in_place_and_reported_unused(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(
-    "keep", [lambda b: b[5:], lambda b: np.frombuffer(b, np.uint8)[2:][::2], lambda b: b.cast("I")]
+    "make_view", [lambda b: b[5:], lambda b: np.frombuffer(b, np.uint8)[2:][::2], lambda b: b.cast("I")]
 )
-def test_views_of_a_block_keep_it_in_use(ends: Ends, keep: Any) -> None:
-    arena, view, unused = ends
+def test_views_of_a_block_keep_it_in_use(arena_ends: ArenaEnds, make_view: Any) -> None:
+    arena, view, unused = arena_ends
     start = arena.put(bytes(100))
     assert start is not None
-    kept = keep(view.block(start, 100))
+    array = make_view(view.block(start, 100))
     gc.collect()
     assert unused == []
-    if isinstance(kept, np.ndarray):
-        kept = kept.reshape(-1, 1).view(np.int8)[:3]
+    if isinstance(array, np.ndarray):
+        array = array.reshape(-1, 1).view(np.int8)[:3]
         gc.collect()
         assert unused == []
-        assert not kept.flags.writeable
-    del kept
+        assert not array.flags.writeable
+    del array
     assert unused == [start]
 
 
-def test_a_full_arena_accepts_data_after_a_block_is_freed(ends: Ends) -> None:
-    arena, _, _ = ends
+def test_a_full_arena_accepts_data_after_a_block_is_freed(arena_ends: ArenaEnds) -> None:
+    arena, _, _ = arena_ends
     half = bytes(shared_blocks.ARENA_SIZE // 2)
     assert arena.put(half) == 0
     assert arena.put(half) == len(half)
@@ -77,83 +77,83 @@ def test_a_full_arena_accepts_data_after_a_block_is_freed(ends: Ends) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 300)), max_size=40))
 def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
-    made = shared_blocks.create_arena_files()
-    assert made is not None
-    arena = BlockWriter(made[0])
-    shared_blocks.close_files(made)
-    taken: dict[int, int] = {}
-    for puts, n in steps:
-        if puts or not taken:
+    files = shared_blocks.create_arena_files()
+    assert files is not None
+    arena = BlockWriter(files[0])
+    shared_blocks.close_files(files)
+    sizes: dict[int, int] = {}
+    for is_put, n in steps:
+        if is_put or not sizes:
             start = arena.put(bytes(n))
             assert start is not None
             assert start % 16 == 0
-            assert all(start + n <= s or s + size <= start for s, size in taken.items())
-            taken[start] = n
+            assert all(start + n <= s or s + size <= start for s, size in sizes.items())
+            sizes[start] = n
         else:
-            gone = sorted(taken)[n % len(taken)]
-            del taken[gone]
-            arena.free(gone)
-    assert arena.used >= sum(taken.values())
-    assert bool(arena.used) == bool(taken)
+            freed = sorted(sizes)[n % len(sizes)]
+            del sizes[freed]
+            arena.free(freed)
+    assert arena.used >= sum(sizes.values())
+    assert bool(arena.used) == bool(sizes)
 
 
-def test_frames_and_their_values_keep_blocks_in_use(ends: Ends) -> None:
-    arena, view, unused = ends
+def test_frames_and_their_values_keep_blocks_in_use(arena_ends: ArenaEnds) -> None:
+    arena, view, unused = arena_ends
     large, small = np.arange(MIN_SIZE, dtype=np.uint8), np.arange(9)
-    text = b"".join(encode(FrameKind.CHUNK, 1, [large, small], arena))
-    assert len(text) < MIN_SIZE
+    data = b"".join(encode(FrameKind.CHUNK, 1, [large, small], arena))
+    assert len(data) < MIN_SIZE
     parser = FrameParser(view)
-    parser.buffer()[: len(text)] = text
-    (frame,) = parser.feed(len(text))
-    found = frame.value()
-    assert np.array_equal(found[0], large)
-    assert np.array_equal(found[1], small)
+    parser.buffer()[: len(data)] = data
+    (frame,) = parser.feed(len(data))
+    values = frame.value()
+    assert np.array_equal(values[0], large)
+    assert np.array_equal(values[1], small)
     del frame
     assert unused == []
-    del found
+    del values
     assert unused == [0]
 
 
-def big(n: int, size: int = 100_000) -> Request[Any]:
+def large_request(n: int, size: int = 100_000) -> Request[Any]:
     return Request(Infer({"n": Tensor.of(np.full(size, n))}))
 
 
-def taken(pool: Any) -> int:
+def bytes_in_use(pool: Any) -> int:
     return int(pool.supervisor.running[0].channel.arena.used)
 
 
 async def test_calls_use_shared_memory_and_free_it() -> None:
     async with processes("Echo") as pool:
         for n in range(200):  # far more than the arena can hold at once
-            response = await pool.call(big(n))
+            response = await pool.call(large_request(n))
             assert first_value(response) == n
             assert not response.outputs["n"].data.flags.writeable
-        assert 0 < taken(pool) <= 2 * 800_064
+        assert 0 < bytes_in_use(pool) <= 2 * 800_064
 
 
-async def test_responses_that_are_kept_do_not_change() -> None:
+async def test_responses_that_the_caller_references_do_not_change() -> None:
     async with processes("Echo") as pool:
-        kept = [await pool.call(big(n)) for n in range(120)]  # more than fit into the arena
-        assert [first_value(response) for response in kept] == list(range(120))
-        assert all((response.outputs["n"].data == n).all() for n, response in enumerate(kept))
-    assert all((response.outputs["n"].data == n).all() for n, response in enumerate(kept))
+        responses = [await pool.call(large_request(n)) for n in range(120)]  # more than fit into the arena
+        assert [first_value(response) for response in responses] == list(range(120))
+        assert all((response.outputs["n"].data == n).all() for n, response in enumerate(responses))
+    assert all((response.outputs["n"].data == n).all() for n, response in enumerate(responses))
 
 
 async def test_concurrent_calls_through_shared_memory() -> None:
     async with processes("AsyncEcho", replicas=2) as pool:
-        responses = await asyncio.gather(*(pool.call(big(n, 10_000 + n)) for n in range(300)))
+        responses = await asyncio.gather(*(pool.call(large_request(n, 10_000 + n)) for n in range(300)))
         assert [first_value(response) for response in responses] == list(range(300))
 
 
 async def test_arrays_larger_than_the_arena_do_not_use_it() -> None:
     async with processes("Echo") as pool:
-        response = await pool.call(big(7, shared_blocks.ARENA_SIZE // 8 + 1))
+        response = await pool.call(large_request(7, shared_blocks.ARENA_SIZE // 8 + 1))
         assert first_value(response) == 7
-        assert taken(pool) == 0
+        assert bytes_in_use(pool) == 0
 
 
 async def test_without_shared_memory_arrays_are_sent_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "create_arena_files", lambda: None)
     async with processes("Echo") as pool:
-        assert first_value(await pool.call(big(3))) == 3
+        assert first_value(await pool.call(large_request(3))) == 3
         assert first_value(await call(pool, 4)) == 4

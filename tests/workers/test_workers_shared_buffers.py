@@ -18,27 +18,27 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 
 def test_a_shared_buffer_is_opened_by_path_and_freed_with_its_last_array() -> None:
     before = descriptors()
-    made = SharedBuffer.create(1000)
-    array = np.frombuffer(made, np.uint8)
+    buffer = SharedBuffer.create(1000)
+    array = np.frombuffer(buffer, np.uint8)
     array[:] = 7
-    seen = np.frombuffer(SharedBuffer.open(made.path), np.uint8)
-    assert (seen == 7).all()
+    view = np.frombuffer(SharedBuffer.open(buffer.path), np.uint8)
+    assert (view == 7).all()
     array[3] = 8
-    assert seen[3] == 8
-    assert not seen.flags.writeable
-    path = made.path
-    del made, array
+    assert view[3] == 8
+    assert not view.flags.writeable
+    path = buffer.path
+    del buffer, array
     gc.collect()
     with pytest.raises(OSError, match="No such file"):
         SharedBuffer.open(path)
-    assert seen[3] == 8
-    del seen
+    assert view[3] == 8
+    del view
     gc.collect()
     assert descriptors() == before
 
 
 @pytest.mark.parametrize("size", [0, 1, 1001, LARGE - 1, LARGE, LARGE + 5])
-def test_allocated_memory_ends_aligned(size: int) -> None:
+def test_the_end_of_allocated_memory_is_aligned(size: int) -> None:
     memory = allocate(size)
     assert len(memory) == size
     assert not memory.readonly
@@ -49,23 +49,23 @@ def test_allocated_memory_ends_aligned(size: int) -> None:
 def test_find_buffer_returns_buffer_and_offset() -> None:
     memory = allocate(LARGE)
     whole = find_buffer(memory)
-    found = find_buffer(np.frombuffer(memory, np.float32)[5:].data)
+    part = find_buffer(np.frombuffer(memory, np.float32)[5:].data)
     assert whole is not None
-    assert found is not None
-    assert found[0] is whole[0]
-    assert found[1] == whole[1] + 20
+    assert part is not None
+    assert part[0] is whole[0]
+    assert part[1] == whole[1] + 20
     assert find_buffer(memoryview(b"abc")) is None
 
 
 def test_allocate_works_without_memory_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
+    def raise_oserror(*_: Any) -> int:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(os, "memfd_create", raise_oserror)
     assert find_buffer(allocate(LARGE)) is None
 
 
-def lent(pool: Any) -> int:
+def shared_buffer_count(pool: Any) -> int:
     return int(pool.supervisor.running[0].channel.arena.shared_buffers)
 
 
@@ -76,13 +76,13 @@ async def test_a_tensor_in_a_shared_buffer_returns_in_the_same_buffer() -> None:
         array[:] = 3
         response = await pool.call(Request(Infer({"n": Tensor.of(array)})))
         data = response.outputs["n"].data
-        found, given = find_buffer(data.data), find_buffer(memory)
-        assert found is not None
-        assert given is not None
-        assert found[0].path == given[0].path
+        returned, sent = find_buffer(data.data), find_buffer(memory)
+        assert returned is not None
+        assert sent is not None
+        assert returned[0].path == sent[0].path
         assert (data == 3).all()
-        del response, data, found
-        await wait_until(lambda: not lent(pool))  # without another message
+        del response, data, returned
+        await wait_until(lambda: not shared_buffer_count(pool))  # without another message
 
 
 async def test_a_tensor_larger_than_the_arena_gets_a_shared_buffer() -> None:
@@ -96,10 +96,10 @@ async def test_a_tensor_larger_than_the_arena_gets_a_shared_buffer() -> None:
 async def test_tensors_are_sent_without_shared_buffers_if_none_can_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
     async with processes("Echo") as pool:
 
-        def refuse(*_: Any) -> SharedBuffer:
+        def raise_oserror(*_: Any) -> SharedBuffer:
             raise OSError("too many open files")
 
-        monkeypatch.setattr(SharedBuffer, "create", refuse)
+        monkeypatch.setattr(SharedBuffer, "create", raise_oserror)
         response = await pool.call(Request(Infer({"n": Tensor.of(np.full(shared_blocks.ARENA_SIZE // 8 + 1, 7))})))
         assert first_value(response) == 7
 

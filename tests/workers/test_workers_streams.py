@@ -67,11 +67,11 @@ async def test_a_slow_reader_does_not_block_other_calls(placement: str, monkeypa
 async def test_a_reader_that_continues_is_not_cut_off(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.workers.pool.STALL_S", 0.4)
     async with pool_of(placement, "Count") as pool:
-        taken = []
+        received = []
         async for chunk in pool.stream(make_request(60)):
-            taken.append(first_value(chunk))
-            await asyncio.sleep(0.1 if len(taken) < 10 else 0)
-        assert taken == list(range(60))
+            received.append(first_value(chunk))
+            await asyncio.sleep(0.1 if len(received) < 10 else 0)
+        assert received == list(range(60))
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])

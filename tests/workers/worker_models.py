@@ -55,39 +55,39 @@ def _trace(path: str) -> None:
 
 
 class Count(Model):
-    """Yields as many chunks as the input says; the file `trace` gets a byte for each."""
+    """Yields as many chunks as the input says and appends a byte to the file `trace` for each."""
 
     def infer(self, call: Infer) -> Iterator[Any]:
         trace = call.parameters.get("trace")
-        made = 0
+        count = 0
         try:
             for i in range(number(call)):
-                made = i + 1
+                count = i + 1
                 if trace:
                     _trace(str(trace))
                 yield {"i": np.array([i])}
         finally:
             if trace:
-                Path(f"{trace}.closed").write_text(str(made))
+                Path(f"{trace}.closed").write_text(str(count))
 
 
 class AsyncCount(Model):
     async def infer(self, call: Infer) -> AsyncIterator[Any]:
         trace = call.parameters.get("trace")
-        made = 0
+        count = 0
         try:
             for i in range(number(call)):
-                made = i + 1
+                count = i + 1
                 if trace:
                     _trace(str(trace))
                 yield {"i": np.array([i])}
         finally:
             if trace:
-                Path(f"{trace}.closed").write_text(str(made))
+                Path(f"{trace}.closed").write_text(str(count))
 
 
-def act(what: str, call: Infer) -> Any:
-    match what:
+def perform(action: str, call: Infer) -> Any:
+    match action:
         case "value":
             raise ValueError("seven is not allowed")
         case "input":
@@ -106,11 +106,11 @@ def act(what: str, call: Infer) -> Any:
             return {"pid": np.array([os.getpid()])}
         case "readonly":
             return {"writable": np.array([t.data.flags.writeable for t in call.inputs.values()])}
-    return fatal(what, call)
+    return perform_fatal(action, call)
 
 
-def fatal(what: str, call: Infer) -> Any:
-    match what:
+def perform_fatal(action: str, call: Infer) -> Any:
+    match action:
         case "exit":
             sys.exit(3)
         case "os._exit":
@@ -122,17 +122,17 @@ def fatal(what: str, call: Infer) -> Any:
         case "hold":
             path_parameter(call, "begun").touch()
             wait_for(path_parameter(call, "go"))
-            return act(str(call.parameters.get("then", "pid")), call)
+            return perform(str(call.parameters.get("then", "pid")), call)
         case "hold the lock":
             _hold_the_lock(call)
-            return act("pid", call)
+            return perform("pid", call)
         case "hold the lock afterwards":
             threading.Timer(0.05, _hold_the_lock, [call]).start()
-            return act("pid", call)
+            return perform("pid", call)
         case "start":
             program = subprocess.Popen(["sleep", "600"])
             return {"pid": np.array([program.pid])}
-    raise AssertionError(what)
+    raise AssertionError(action)
 
 
 def _hold_the_lock(call: Infer) -> None:
@@ -148,14 +148,14 @@ class Actions(Model):
     """Performs the action in the parameter `do`."""
 
     def infer(self, call: Infer) -> Any:
-        return act(str(call.parameters["do"]), call)
+        return perform(str(call.parameters["do"]), call)
 
 
 class AsyncActions(Model):
     async def infer(self, call: Infer) -> Any:
-        what = str(call.parameters["do"])
-        if what != "hold":
-            return act(what, call)
+        action = str(call.parameters["do"])
+        if action != "hold":
+            return perform(action, call)
         path_parameter(call, "begun").touch()
         try:
             while not path_parameter(call, "go").exists():
@@ -163,11 +163,11 @@ class AsyncActions(Model):
         except asyncio.CancelledError:
             path_parameter(call, "cancelled").touch()
             raise
-        return act(str(call.parameters.get("then", "pid")), call)
+        return perform(str(call.parameters.get("then", "pid")), call)
 
 
 class WritesFile(Model):
-    """WritesFile a file by a relative path, and reads it when three replicas have written it."""
+    """Writes a file by a relative path, and reads it after three replicas have written it."""
 
     def infer(self, call: Infer) -> Any:
         Path("input.txt").write_text(str(number(call)))

@@ -63,10 +63,10 @@ def first_value(response: Inference) -> int:
     return int(next(iter(response.outputs.values())).data.flat[0])
 
 
-async def wait_until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
-    """Wait until a condition is true; fail if it takes too long."""
+async def wait_until(condition: Callable[[], Any], limit_s: float = 15.0) -> None:
+    """Wait until `condition()` is true; fail after `limit_s`."""
     end_s = time.monotonic() + limit_s
-    while not true():
+    while not condition():
         assert time.monotonic() < end_s, "waited too long"
         await asyncio.sleep(0.002)
 
@@ -82,17 +82,17 @@ EARLIER: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def forget_children() -> None:
-    """Take the child processes of earlier tests out of `children`; modules that import this use it in each test."""
+    """Exclude the child processes of earlier tests from `children`; importing this applies it to each test."""
     EARLIER.clear()
     EARLIER.update(_all_children())
 
 
 def _all_children() -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # a thread that has exited meanwhile
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+            pids |= {int(pid) for pid in (task / "children").read_text().split()}
+    return pids
 
 
 def _is_worker(pid: int) -> bool:
