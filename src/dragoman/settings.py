@@ -305,7 +305,7 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     access_log_format: Annotated[
         Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
     ] = "text"
-    explain_batches: Annotated[bool, Option("log for each batch why it was dispatched when it was", LOGGING)] = False
+    explain_batches: Annotated[bool, Option("log for each batch why it was dispatched", LOGGING)] = False
 
     @property
     def can_add_models(self) -> bool:

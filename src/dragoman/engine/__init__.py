@@ -1,1 +1,1 @@
-"""From a call to an answer: the one door, the models behind it and how their calls are scheduled."""
+"""The engine: model lookup, admission, batching and model control, for the calls of every protocol."""

@@ -1,4 +1,4 @@
-"""Counters of the batches of one deployment: sizes, time in the queue, and why each was dispatched when it was."""
+"""Counters of the batches of one deployment: sizes, time in the queue, and the reason of each dispatch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class BatchCounters:
         self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
 
     def count(self, waits_s: Sequence[float], rows: int, reason: Reason) -> None:
-        """Count a batch whose calls waited so long."""
+        """Count a batch; `waits_s` are the times that its calls spent in the queue."""
         queue, calls, all_rows = self._histograms
         for wait_s in waits_s:
             queue.observe(wait_s)

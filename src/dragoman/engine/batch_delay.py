@@ -1,7 +1,7 @@
 """Adaptive batch delay: wait briefly for clients that send again as soon as they get a response."""
 
 # The delay is used while at least this fraction of the clients returns within it; otherwise it is tried again for one
-# of so many batches.
+# batch of each `_RETRY_EVERY`.
 _MIN_RETURNED = 0.7
 _RETRY_EVERY = 16
 # Weight of the newest value in the moving averages.

@@ -128,7 +128,7 @@ class _Batch:
 
 
 class Batcher:
-    """Batches the calls of one model. An idle worker takes at once what is queued; batches grow while all are busy.
+    """Batches the calls of one model. An idle worker takes all queued calls at once; batches grow while all are busy.
 
     Parameters
     ----------

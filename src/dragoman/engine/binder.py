@@ -60,7 +60,7 @@ class Binder:
     def bind(self, call: Any, to: ConfiguredSignature | None = None) -> Any:
         """Return the call with its tensors named, in order and checked against a signature, by default the model's.
 
-        Returns None if the signature depends on the config of the call, or is what the call asks for: see
+        Returns None if the signature depends on the config of the call, or if the call requests the signature: see
         `signature_for`.
         """
         if type(call) is SignatureFor:
@@ -88,15 +88,15 @@ class Binder:
         if not self._is_configurable or not (config or self._default.vectors is None):
             return self._default
         key = config_key(config)
-        found = self._cache.get(key)
-        if found is None:
+        configured = self._cache.get(key)
+        if configured is None:
             signature: Any = await get(structs.replace(request, call=SignatureFor(config)))
             if not isinstance(signature, Signature):
                 got = type(signature).__name__
                 raise InvalidOutput(f"model '{self._model}': expected a signature for its config, got {got}")
-            found = ConfiguredSignature.of(signature)
-        self._cache[key] = found
+            configured = ConfiguredSignature.of(signature)
+        self._cache[key] = configured
         self._cache.move_to_end(key)
         if len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
-        return found
+        return configured

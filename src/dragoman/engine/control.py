@@ -39,8 +39,8 @@ class ModelControl:
     """Changes the content of a registry. A change continues if its caller disconnects.
 
     changed: called whenever the readiness of anything may have changed. siblings: returns access to the other models
-    for the model of a name. gate: limits how many models load concurrently at the start. found: the result of a
-    repository scan, if there was one.
+    for the model of a name. gate: limits how many models load concurrently at the start. sources: the result of
+    a repository scan, if there was one.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class ModelControl:
         changed: Callable[[], None],
         siblings: Callable[[str], SiblingModels] | None = None,
         gate: asyncio.Semaphore | None = None,
-        found: Mapping[str, Source] | None = None,
+        sources: Mapping[str, Source] | None = None,
     ) -> None:
         self._repository = repository
         self._registry = registry
         self._changed = changed
         self._siblings = siblings
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
-        self._found = found
+        self._sources = sources
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
         self._loading: dict[str, _Loading] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -190,8 +190,8 @@ class ModelControl:
         return source
 
     def _initial_sources(self) -> Mapping[str, Source]:
-        found, self._found = self._found, None
-        return self._repository.scan() if found is None else found
+        sources, self._sources = self._sources, None
+        return self._repository.scan() if sources is None else sources
 
     async def _wait_for_loading(self, name: str) -> None:
         """Wait until no load of this model is in progress. Raises NotReady if the server is shutting down."""

@@ -152,7 +152,7 @@ class Deployment:
 
     @property
     def reported_reason(self) -> str:
-        """Why the model is not ready, "" if it is or its state says all."""
+        """Why the model is not ready; "" if it is ready or its state explains it."""
         return self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
 
     @property

@@ -44,7 +44,7 @@ from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
-from dragoman.engine.search import Skipped
+from dragoman.engine.search import SkippedFile
 from dragoman.engine.siblings import SiblingRegistry
 from dragoman.system.coroutines import begin, complete, ensure_task
 
@@ -74,19 +74,22 @@ class Engine:
     """Answers calls with the models of a repository.
 
     `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
-    and closes them. `started` is true once all have been tried. `found` is the result of a repository scan, if
+    and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one.
     """
 
     def __init__(
-        self, repository: Repository, identity: ServerIdentity | None = None, found: Mapping[str, Source] | None = None
+        self,
+        repository: Repository,
+        identity: ServerIdentity | None = None,
+        sources: Mapping[str, Source] | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._registry = ModelRegistry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.changed, gate)
         self._repository = repository
-        self._control = ModelControl(repository, self._registry, self._changed, self._siblings.of, gate, found)
+        self._control = ModelControl(repository, self._registry, self._changed, self._siblings.of, gate, sources)
         self.metric_sources: list[Callable[[], Iterable[Family]]] = []  # of transports, for `Measure`
         self._draining = False
         self._is_leaving = False
@@ -151,7 +154,7 @@ class Engine:
         """Return every model version."""
         return self._registry.all()
 
-    def skipped(self) -> Sequence[Skipped]:
+    def skipped(self) -> Sequence[SkippedFile]:
         """Return files in model folders that look like models and are not served."""
         return self._repository.skipped
 
@@ -258,10 +261,10 @@ class Engine:
             case Ready():
                 return self._ready(request)
             case Describe(able, otherwise):
-                wanted: type[Call[Any]] = able or Call
+                call_type: type[Call[Any]] = able or Call
                 if otherwise is not None and not request.model:
-                    wanted = self._choose_call_type(wanted, otherwise)
-                return self._description(self._registry.find(self._model_of(request, wanted), request.version))
+                    call_type = self._choose_call_type(call_type, otherwise)
+                return self._description(self._registry.find(self._model_of(request, call_type), request.version))
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
@@ -341,8 +344,8 @@ class Engine:
         )
 
     def _authorize(self, token: str) -> None:
-        wanted = self._identity.control_token
-        if not wanted and not self._identity.control_open:
+        expected = self._identity.control_token
+        if not expected and not self._identity.control_open:
             raise Forbidden("model control is off; an operator enables it with --control-token")
-        if wanted and not hmac.compare_digest(token.encode(), wanted.encode()):
+        if expected and not hmac.compare_digest(token.encode(), expected.encode()):
             raise Unauthorized("This API is restricted, expecting header 'Authorization: Bearer <control token>'")

@@ -1,4 +1,4 @@
-"""Settings in files beside models: `model-settings.json`, `serving.properties`, and tables of `dragoman.toml`."""
+"""Settings in files next to models: `model-settings.json`, `serving.properties`, and tables of `dragoman.toml`."""
 
 import json
 import os

@@ -84,21 +84,21 @@ class ModelRegistry:
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
         default = self.default(name)
-        found = versions.get(version or (default if default in versions else self._newest(name)))
-        if found is None:
+        deployment = versions.get(version or (default if default in versions else self._newest(name)))
+        if deployment is None:
             existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
             raise ModelNotFound(
                 f"Request for unknown model: '{name}' version '{version}' is not found; there are {existing}"
             )
-        return found
+        return deployment
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""
         call: Any = request.call
         for deployment in self.default_versions():
-            found = match_handler(deployment.handlers, call.method, call.path)
-            if found is not None:
-                handler, params = found
+            match = match_handler(deployment.handlers, call.method, call.path)
+            if match is not None:
+                handler, params = match
                 call = structs.replace(call, handler=handler, params=params)
                 return structs.replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
         raise PathNotFound(f"no such path: {call.path[:256]}")

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from dragoman.core.errors import Forbidden, InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.engine.search import Found, Search, Skipped
+from dragoman.engine.search import FoundModel, Search, SkippedFile
 from dragoman.runtimes.recognise import model_file, recognise, why_not
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -31,15 +31,15 @@ class Source:
 class Repository:
     """A fixed list of models. skipped: files that look like models and that the last scan did not serve."""
 
-    skipped: Sequence[Skipped] = ()
+    skipped: Sequence[SkippedFile] = ()
 
     def __init__(self, specs: Sequence[ModelSpec] = ()) -> None:
         self._fixed = tuple(specs)
-        seen: set[tuple[str, str]] = set()
+        names: set[tuple[str, str]] = set()
         for spec in specs:
-            if (spec.name, spec.version) in seen:
+            if (spec.name, spec.version) in names:
                 raise InvalidInput(f"two models are called '{spec.name}'; give one of them another name")
-            seen.add((spec.name, spec.version))
+            names.add((spec.name, spec.version))
 
     def scan(self) -> dict[str, Source]:
         """Return every model that may be loaded, by name. Raises InvalidInput if models on disk are invalid."""
@@ -88,7 +88,7 @@ class DiskRepository(Repository):
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
-        by_name: dict[str, list[Found]] = {}
+        by_name: dict[str, list[FoundModel]] = {}
         search = Search(self._run_code, self._may_be_empty)
         for path in self._paths:
             for found in search.models(path):
@@ -103,18 +103,18 @@ class DiskRepository(Repository):
                 same.append(found)
         self.skipped = tuple(search.skipped)
         if self._model_name:
-            by_name = self._renamed(by_name, sources)
+            by_name = self._rename(by_name, sources)
         return sources | {name: self._source(same) for name, same in by_name.items()}
 
-    def _renamed(self, by_name: dict[str, list[Found]], fixed: Mapping[str, Source]) -> dict[str, list[Found]]:
+    def _rename(self, by_name: dict[str, list[FoundModel]], fixed: Mapping[str, Source]) -> dict[str, list[FoundModel]]:
         """Return the only model under its name in the settings. Raises InvalidInput if there are several."""
         names = [*fixed, *by_name]
         if len(names) > 1:
             raise InvalidInput(
                 f"setting 'model_name': expected one model, found {len(names)}: {', '.join(names)[:256]}"
             )
-        found = [replace(each, name=self._model_name) for same in by_name.values() for each in same]
-        return {self._model_name: found} if found else {}
+        renamed = [replace(each, name=self._model_name) for same in by_name.values() for each in same]
+        return {self._model_name: renamed} if renamed else {}
 
     def at(self, name: str, url: str) -> Source:
         models = Search(self._run_code).models(str(_model_path(url, self._folders)))
@@ -124,7 +124,7 @@ class DiskRepository(Repository):
         source = self._source([replace(models[0], name=name)])
         return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.default_version)
 
-    def _source(self, same: Sequence[Found]) -> Source:
+    def _source(self, same: Sequence[FoundModel]) -> Source:
         default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
 
         def specs() -> list[ModelSpec]:
@@ -134,7 +134,7 @@ class DiskRepository(Repository):
 
         return Source(specs, default)
 
-    def _specs(self, found: Found) -> list[ModelSpec]:
+    def _specs(self, found: FoundModel) -> list[ModelSpec]:
         if found.error is not None:
             raise found.error
         fields = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
@@ -146,12 +146,12 @@ class DiskRepository(Repository):
         return [_with_runtime(replace(base, version=v, uri=""), found.versions[v]) for v in versions]
 
 
-def _location(found: Found) -> str:
+def _location(found: FoundModel) -> str:
     """Return the path of a model, for messages."""
     return str(found.path or found.settings["uri"])
 
 
-def _are_versions(same: Sequence[Found]) -> bool:
+def _are_versions(same: Sequence[FoundModel]) -> bool:
     """Return whether these, of one name, are one model: only one, or each with its own version in its settings."""
     versions = {found.settings.get("version", "") for found in same}
     return len(same) == 1 or (len(versions) == len(same) and not any(found.versions for found in same))

@@ -31,7 +31,7 @@ _UMBRIDGE_MARKS = (b"umbridge", b"get_input_sizes")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A model on disk, with the settings in its files. versions: their paths, by number."""
 
     name: str
@@ -42,7 +42,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedFile:
     """A file in a folder of models that looks like a model and is not served."""
 
     file: str
@@ -59,10 +59,10 @@ class Search:
 
     run_code: bool = True
     may_be_empty: bool = False
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
     _root: Path = field(default_factory=Path)
 
-    def models(self, path: str) -> list[Found]:
+    def models(self, path: str) -> list[FoundModel]:
         """Return the models at a path. Raises InvalidInput if there are none, or if it cannot be read."""
         before = len(self.skipped)
         if self.may_be_empty and not Path(path).exists() and not _OBJECT.fullmatch(path):
@@ -77,17 +77,17 @@ class Search:
             raise InvalidInput(f"found no model in '{path}'; {hint}")
         return models
 
-    def _search(self, name: str) -> Iterator[Found]:
+    def _search(self, name: str) -> Iterator[FoundModel]:
         path = Path(name)
         if _OBJECT.fullmatch(name) and not path.exists():
-            yield Found(self._object_name(name), None, {"runtime": "python", "uri": name}, {})
+            yield FoundModel(self._object_name(name), None, {"runtime": "python", "uri": name}, {})
         elif path.is_dir():
             self._root = path.resolve()
             settings = model_files.environment_settings(self._root)
             if settings is None:
                 yield from self._search_folder(self._root)
             else:
-                yield Found(settings.get("name") or _name(self._root), self._root, settings, {})
+                yield FoundModel(settings.get("name") or _name(self._root), self._root, settings, {})
         elif path.is_file():
             if recognise(path) is None:
                 hint = f"no runtime is known for the file '{name}'; expected a model file that docs/serving.md lists, "
@@ -105,21 +105,21 @@ class Search:
 
     def _file(
         self, file: Path, name: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
-    ) -> Iterator[Found]:
+    ) -> Iterator[FoundModel]:
         """Yield the models in a file, those of the `umbridge` package by their own names.
 
         folder: the folder of a model whose file this is.
         """
         own = _umbridge_names(file) if self.run_code and file.suffix == ".py" else {}
         if len(own) < 2:
-            yield Found(next(iter(own), name), folder or file, settings or {}, {})
+            yield FoundModel(next(iter(own), name), folder or file, settings or {}, {})
             return
         for each, attribute in own.items():
-            yield Found(each, None, {"runtime": "python", **(settings or {}), "uri": f"{file}:{attribute}"}, {})
+            yield FoundModel(each, None, {"runtime": "python", **(settings or {}), "uri": f"{file}:{attribute}"}, {})
 
     # --- folders -----------------------------------------------------------------------------------------------
 
-    def _search_folder(self, folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Found]:
+    def _search_folder(self, folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[FoundModel]:
         above = above or frozenset({folder.resolve()})
         settings = model_files.model_settings(folder)
         folders = [p for p in _entries(folder) if p.is_dir()]
@@ -136,7 +136,9 @@ class Search:
         if overrides:
             raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
 
-    def _model_folder(self, folder: Path, settings: Mapping[str, Any], versions: Mapping[str, Path]) -> Iterator[Found]:
+    def _model_folder(
+        self, folder: Path, settings: Mapping[str, Any], versions: Mapping[str, Path]
+    ) -> Iterator[FoundModel]:
         """Yield the one model of a folder, or those of its `model.py`."""
         if "uri" in settings:
             versions = {}
@@ -144,9 +146,9 @@ class Search:
         if not name and not versions and "uri" not in settings and _is_python(folder, settings):
             yield from self._file(folder / "model.py", folder.name, settings, folder)
         else:
-            yield Found(name or _name(folder), folder, settings, versions)
+            yield FoundModel(name or _name(folder), folder, settings, versions)
 
-    def _model_files(self, folder: Path) -> list[Found]:
+    def _model_files(self, folder: Path) -> list[FoundModel]:
         """Return models that are files: each one directly in the folder that is served, at most one in a sub-folder."""
         paths = [p for p in _entries(folder) if p.is_file()]
         files = [p for p in paths if p.suffix != ".py" and recognise(p) is not None]
@@ -154,7 +156,7 @@ class Search:
             if path not in files and (reason := why_skipped(path)):
                 self._skip(path, reason)
         if folder == self._root:
-            return [Found(folder.name if p.stem == "model" else _name(p), p, {}, {}) for p in files]
+            return [FoundModel(folder.name if p.stem == "model" else _name(p), p, {}, {}) for p in files]
         if not files:
             return []
         chosen = [p for p in files if p.stem == "model"] or files
@@ -165,16 +167,16 @@ class Search:
                 "move each to a sub-folder of its own, name one as `uri` in a dragoman.toml there, or serve the "
                 "sub-folder itself"
             )
-            return [Found(folder.name, folder, {}, {}, error)]
+            return [FoundModel(folder.name, folder, {}, {}, error)]
         for path in files:
             if path != chosen[0]:
                 self._skip(path, f"the sub-folder is one model, '{chosen[0].name}'; move it to a sub-folder of its own")
-        return [Found(folder.name, chosen[0], {}, {})]
+        return [FoundModel(folder.name, chosen[0], {}, {})]
 
     def _skip(self, path: Path, reason: str) -> None:
-        self.skipped.append(Skipped(str(Path(self._root.name) / path.relative_to(self._root)), reason))
+        self.skipped.append(SkippedFile(str(Path(self._root.name) / path.relative_to(self._root)), reason))
 
-    def _search_subfolder(self, folder: Path, above: frozenset[Path]) -> Iterator[Found]:
+    def _search_subfolder(self, folder: Path, above: frozenset[Path]) -> Iterator[FoundModel]:
         """As `_search_folder`, but yield an error as one of this folder, and nothing for a link to a folder above."""
         real = folder.resolve()
         if real in above:
@@ -183,9 +185,9 @@ class Search:
             yield from self._search_folder(folder, above | {real})
         except (InvalidInput, OSError) as error:
             reason = error if isinstance(error, InvalidInput) else InvalidInput(f"{folder} cannot be read: {error}")
-            yield Found(folder.name, folder, {}, {}, reason)
+            yield FoundModel(folder.name, folder, {}, {}, reason)
 
-    def _search_settings(self, folder: Path) -> Iterator[Found]:
+    def _search_settings(self, folder: Path) -> Iterator[FoundModel]:
         if _has_mlserver_settings(folder):
             yield from self._search_folder(folder)
         else:
@@ -224,15 +226,15 @@ def _umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:
         return {}
     key = str(file.resolve()), stat.st_mtime_ns, stat.st_size
     try:
-        found = _inspect(*key, attribute if "." in attribute else "")
-        if attribute in found["classes"]:
-            found = _inspect(*key, attribute)
+        names = _inspect(*key, attribute if "." in attribute else "")
+        if attribute in names["classes"]:
+            names = _inspect(*key, attribute)
     except ModelFailed as error:
         log.debug("names of models unknown: file=%s error=%s", file, error.message)
         return {}
-    if attribute in found["instances"]:
-        return {found["instances"][attribute]: attribute}
-    served: dict[str, str] = found["served"]
+    if attribute in names["instances"]:
+        return {names["instances"][attribute]: attribute}
+    served: dict[str, str] = names["served"]
     return served if not attribute else {name: a for name, a in served.items() if a == attribute}
 
 
@@ -241,5 +243,5 @@ def _inspect(file: str, _changed_ns: int, _size: int, attribute: str) -> dict[st
     log.info("importing a file for the names of its models: file=%s", file)
     model_names = plugins.runtime("python").model_names
     assert model_names is not None
-    found: dict[str, Any] = probe(model_names, [file, attribute], _IMPORT_TIMEOUT_S)
-    return found
+    names: dict[str, Any] = probe(model_names, [file, attribute], _IMPORT_TIMEOUT_S)
+    return names

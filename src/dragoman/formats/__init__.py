@@ -1,1 +1,1 @@
-"""The payload of the Open Inference Protocol as values, free of any transport: for servers, codecs and clients."""
+"""Message formats of Open Inference and UM-Bridge, without a transport: for servers, codecs and clients."""

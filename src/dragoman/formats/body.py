@@ -174,7 +174,7 @@ def _parse(
 ) -> Body:
     """Parse a message; a long one after its arrays were cut out, unless something in it is invalid.
 
-    Then it is parsed as it came, for an error that names the position, if it is short enough for that.
+    An invalid message is parsed again without cutting, if it is short enough, for an error that names the position.
     """
     if len(text) >= LONG and not text.startswith(_BYTE_ORDER_MARK):
         message = cut_arrays(text, (b'"data"',), LONG)
@@ -188,19 +188,19 @@ def _parse(
 
 
 def _parse_request(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> RequestBody:
-    found = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
-    inputs = _parse_tensors(found.inputs, cut, binary, "input", policy)
-    return RequestBody(inputs, found.outputs or (), parse_parameters(found.parameters), found.id)
+    message = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
+    inputs = _parse_tensors(message.inputs, cut, binary, "input", policy)
+    return RequestBody(inputs, message.outputs or (), parse_parameters(message.parameters), message.id)
 
 
 def _parse_response(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> ResponseBody:
-    found = _decode(text, _RESPONSE, _LiteralResponse, "an inference response", policy)
-    outputs = _parse_tensors(found.outputs, cut, binary, "output", policy)
-    parameters = parse_parameters(found.parameters)
-    return ResponseBody(outputs, parameters, found.model_name, found.model_version, found.id)
+    message = _decode(text, _RESPONSE, _LiteralResponse, "an inference response", policy)
+    outputs = _parse_tensors(message.outputs, cut, binary, "output", policy)
+    parameters = parse_parameters(message.parameters)
+    return ResponseBody(outputs, parameters, message.model_name, message.model_version, message.id)
 
 
-def _decode(text: bytes, decoder: Any, literal_type: Any, what: str, policy: Policy) -> Any:
+def _decode(text: bytes, decoder: Any, literal_type: Any, noun: str, policy: Policy) -> Any:
     check_json(text, policy)
     try:
         return decoder.decode(text.removeprefix(_BYTE_ORDER_MARK))
@@ -208,16 +208,16 @@ def _decode(text: bytes, decoder: Any, literal_type: Any, what: str, policy: Pol
         literal = _decode_literals(text, literal_type) if policy.nonfinite == "literal" else None
         if literal is not None:
             return literal
-        raise InvalidInput(f"the {what.rpartition(' ')[2]} is not {what}: {describe_parser_error(error)}") from error
+        raise InvalidInput(f"the {noun.rpartition(' ')[2]} is not {noun}: {describe_parser_error(error)}") from error
 
 
 def _decode_literals(text: bytes, literal_type: Any) -> Any:
     """Decode a message with NaN, Infinity and -Infinity as bare words, which only Python's own parser accepts."""
     try:
-        found = json.loads(text)
+        values = json.loads(text)
         if b"\\u" in text:  # that parser accepts lone surrogates, which no response could repeat
-            json.dumps(found, ensure_ascii=False).encode()
-        return msgspec.convert(found, literal_type)
+            json.dumps(values, ensure_ascii=False).encode()
+        return msgspec.convert(values, literal_type)
     except (ValueError, RecursionError):
         return None
 

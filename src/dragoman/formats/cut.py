@@ -43,7 +43,7 @@ class CutMessage(msgspec.Struct, frozen=True):
 
 
 def cut_arrays(text: bytes, keys: Container[bytes], min_bytes: int) -> CutMessage:
-    """Cut out the arrays of at least `min_bytes` that follow keys, which are given with their quotes."""
+    """Cut out the arrays of at least `min_bytes` that follow one of the keys, which include their quotes."""
     spans: dict[int, tuple[int, int]] = {}
     parts: list[bytes] = []
     size = done = at = strings = 0
@@ -69,7 +69,7 @@ def cut_arrays(text: bytes, keys: Container[bytes], min_bytes: int) -> CutMessag
 
 
 def _array_end(text: bytes, start: int) -> int | None:
-    """The index after the array that begins at `start`; 0 if it contains objects, None if it does not end.
+    """Return the index after the array that begins at `start`; 0 if it contains objects, None if it does not end.
 
     An array of numbers ends at the last bracket before a quote or brace.
     """

@@ -80,9 +80,9 @@ def _long_tensor(
     """
     count, nested = math.prod(shape), depth > 1
     if nested or datatype is BYTES:
-        wrong = find_mismatch(data, shape if nested else [count])
-        if wrong:
-            raise InvalidInput(f"{where}: {wrong}")
+        mismatch = find_mismatch(data, shape if nested else [count])
+        if mismatch:
+            raise InvalidInput(f"{where}: {mismatch}")
         if not count:
             dtype = np.dtype(object) if datatype is BYTES else datatype.dtype
             return Tensor(shaped(np.empty(0, dtype), shape, where), datatype, parameters)
@@ -91,12 +91,12 @@ def _long_tensor(
         tensor = pack_texts(
             _text_chunks(where, strip_brackets(data), nesting, policy.max_json_bytes), tuple(shape), parameters
         )
-        found = tensor.count
+        size = tensor.count
     else:
         array = parse_numbers(where, datatype, data, count, nesting, literal=policy.nonfinite == "literal")
-        found = array.size
-    if found != count:
-        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {found}")
+        size = array.size
+    if size != count:
+        raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {size}")
     return tensor if datatype is BYTES else Tensor(shaped(array, shape, where), datatype, parameters)
 
 
@@ -111,9 +111,9 @@ def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: in
                 raise InvalidInput(f"{where}: 'data' is ragged, expected rows of equal lengths")
             raw = np.frombuffer(raw, np.uint8)[(codes != _OPEN) & (codes != _CLOSE)].tobytes()
         at_first = first, () if nesting is None else nesting.shape
-        found: list[str] = parse_list(where, BYTES, msgspec.Raw(b"[" + raw + b"]"), 1, at_first)
-        first += len(found)
-        yield found
+        texts: list[str] = parse_list(where, BYTES, msgspec.Raw(b"[" + raw + b"]"), 1, at_first)
+        first += len(texts)
+        yield texts
 
 
 def nesting_depth(data: Any) -> int:

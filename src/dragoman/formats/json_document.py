@@ -68,7 +68,7 @@ def _infer_datatypes(text: memoryview) -> list[Datatype]:
 
 
 def _has_any(text: memoryview, characters: bytes) -> bool:
-    """Whether a text contains one of these; searched in blocks, without a copy of the whole."""
+    """Return whether a text contains one of these; search in blocks, without a copy of the whole."""
     blocks = (bytes(text[at : at + BLOCK]) for at in range(0, len(text), BLOCK))
     return any(each.encode() in block for block in blocks for each in characters.decode())
 
@@ -115,7 +115,7 @@ def cut_number_arrays(text: bytes, policy: Policy) -> tuple[bytes, list[memoryvi
 
 
 def _has_marker(text: bytes) -> bool:
-    """Whether a text contains the marker; searched in blocks, so that other threads run in between."""
+    """Return whether a text contains the marker; search in blocks, so that other threads run in between."""
     marker = _MARKER.encode()
     return any(text.find(marker, at, at + BLOCK + len(marker)) >= 0 for at in range(0, len(text), BLOCK))
 

@@ -44,11 +44,11 @@ def describe_parser_error(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "JSON is not valid UTF-8"
     text = str(error).replace("`", "'")
-    found = _WHERE.search(str(error))
-    if found is None:
+    match = _WHERE.search(str(error))
+    if match is None:
         return text
-    where, what = found[1].lstrip("."), text[: found.start()]
-    return f"{where}: {what[:1].lower()}{what[1:]}" if where else what
+    where, reason = match[1].lstrip("."), text[: match.start()]
+    return f"{where}: {reason[:1].lower()}{reason[1:]}" if where else reason
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ def parse_numbers(
     """Parse a long JSON array of numbers, flat or nested as `nesting`, in chunks.
 
     null: whether floats may be null, which is NaN. literal: whether they may be NaN and Infinity, as Python writes
-    them. If a flat array has not `count` elements, the result is good for its size only. Raises InvalidInput naming
-    `where`.
+    them. If a flat array does not have `count` elements, only the size of the result is valid. Raises InvalidInput
+    naming `where`.
     """
     data = strip_brackets(data)
     array = empty_array(min(count, len(data)), datatype.dtype)
@@ -122,7 +122,7 @@ def parse_list(
 ) -> Any:
     """Parse nested lists of this depth in `data`, JSON text or the values of another parser.
 
-    `first` is the position of the first element in what was sent, for error messages. Raises InvalidInput naming
+    `first` is the position of the first element in the message, for error messages. Raises InvalidInput naming
     `where`.
     """
     try:
@@ -142,7 +142,7 @@ _DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
 
 
 def _decode(data: Any, kind: str, depth: int) -> Any:
-    """The nested lists in `data`, each element of its kind."""
+    """Return the nested lists in `data`, with elements of one kind."""
     if not isinstance(data, msgspec.Raw):
         return msgspec.convert(data, _innermost(_ELEMENT[kind], depth))
     decoder = _DECODERS.get((kind, depth))
@@ -152,7 +152,7 @@ def _decode(data: Any, kind: str, depth: int) -> Any:
 
 
 def _with_literals(data: Any, datatype: Datatype, null: bool) -> Any:
-    """The numbers of a flat list with NaN and infinities as bare words, which only Python's own parser accepts."""
+    """Return a flat list of numbers with NaN and infinities as bare words, which only Python's parser accepts."""
     if datatype.kind != "float" or not isinstance(data, msgspec.Raw):
         return None
     try:
@@ -162,7 +162,7 @@ def _with_literals(data: Any, datatype: Datatype, null: bool) -> Any:
 
 
 def _integral(data: Any, datatype: Datatype, depth: int) -> Any:
-    """Integers of which some are written as floats (`1.0`); None if something else is wrong."""
+    """Return integers of which some are written as floats (`1.0`); None if the data is invalid for another reason."""
     if datatype.kind not in ("int", "uint"):
         return None
     try:
@@ -177,11 +177,11 @@ def _decode_numbers(data: Any, depth: int) -> Any:
 
 
 def _integers(values: Any, datatype: Datatype) -> Any:
-    """The integers in nested lists of numbers; None if one is not an integer, or is a float beyond the exact ones."""
+    """Return the integers in nested lists; None if a number is not an integer, or a float too large to be exact."""
     try:
         wide = np.array(values, np.float64)
     except (ValueError, OverflowError):
-        return values  # ragged, or too large for any datatype: `to_array` says so
+        return values  # ragged, or too large for any datatype: `to_array` raises
     if not (np.isfinite(wide) & (wide == np.trunc(wide))).all():
         return None
     if (np.abs(wide) < _EXACT).all():
@@ -229,17 +229,17 @@ def strip_brackets(data: memoryview) -> memoryview:
 
 
 def _find_comma(data: memoryview, at: int, end: int) -> int:
-    """The index of the next comma, or `end`."""
+    """Return the index of the next comma, or `end`."""
     while at < end:
-        found = bytes(data[at : min(at + _COMMA_BLOCK, end)]).find(b",")
-        if found >= 0:
-            return at + found
+        index = bytes(data[at : min(at + _COMMA_BLOCK, end)]).find(b",")
+        if index >= 0:
+            return at + index
         at += _COMMA_BLOCK
     return end
 
 
 def _shift_index(message: str, first: Position) -> str:
-    """The message of a parser for a chunk, with the element's index in the whole array."""
+    """Return a parser's message for a chunk, with the element's index in the whole array."""
     place = _PLACE.match(message)
     if place is None:
         return f": {message}"
@@ -281,7 +281,7 @@ def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
 
 
 def _narrow(wide: Array, datatype: Datatype) -> Array | None:
-    """Integers in their own dtype; None if one does not fit."""
+    """Return integers in their own dtype; None if one does not fit."""
     narrow: Array = wide.astype(datatype.dtype, copy=False)
     return narrow if (narrow == wide).all() else None
 

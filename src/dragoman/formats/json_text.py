@@ -73,7 +73,7 @@ def format_numbers(flat: Array, at_once: bool = False) -> Any:
     """Return a flat array as a value for `json_chunks`: floats in the fewest digits that identify them, NaN and
     infinities as null.
 
-    A long array is serialized here, in chunks; `at_once` lets orjson do it in one go, which spares a copy.
+    A long array is serialized here, in chunks; `at_once` lets orjson serialize it in one call, which avoids a copy.
     """
     compiled = float_text(flat.dtype) if flat.size >= _COMPILED_ELEMENTS else None
     if compiled is not None:

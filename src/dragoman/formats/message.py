@@ -44,17 +44,17 @@ class NamedTensor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values with flat `data`. NaN is None; bytes that are not UTF-8 stay bytes."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "datatype": self.datatype,
             "shape": self.shape,
             "data": elements(self.tensor),
         }
-        return found | ({"parameters": dict(self.parameters)} if self.parameters else {})
+        return fields | ({"parameters": dict(self.parameters)} if self.parameters else {})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From plain JSON values, checked as a server checks them. Raises InvalidInput."""
+        """Create a tensor from plain JSON values, checked as a server checks them. Raises InvalidInput."""
         name, kind, shape = values["name"], datatype(values["datatype"]), values["shape"]
         parameters = values.get("parameters") or NONE
         return cls(name, tensor_from_json(f"tensor '{name}'", kind, shape, values["data"], _POLICY, parameters))
@@ -98,24 +98,24 @@ class InferenceRequest:
         return {i.name: i.tensor for i in self.inputs}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, for `requests.post(json=...)` and the like."""
+        """Return plain JSON values, for example for `requests.post(json=...)`."""
         return self._with_fields([i.to_dict() for i in self.inputs], self.parameters)
 
     def to_json(self) -> bytes:
         """Return JSON. Raises NotSupported if JSON cannot carry an element."""
-        written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
-        return orjson.dumps(self._with_fields(written, self.parameters), option=_NUMPY)
+        inputs, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, "input", at_once=True)
+        return orjson.dumps(self._with_fields(inputs, self.parameters), option=_NUMPY)
 
     def to_binary(self, *, binary_output: bool = True) -> tuple[list[Buffer], int]:
         """Return the buffers of a body in binary form, and the length of its JSON for the header."""
-        written, blobs = serialize_tensors(self.tensors, lambda _: True, _POLICY, "input")
+        inputs, blobs = serialize_tensors(self.tensors, lambda _: True, _POLICY, "input")
         parameters = {**self.parameters, **({"binary_data_output": True} if binary_output else {})}
-        head = orjson.dumps(self._with_fields(written, parameters), option=_NUMPY)
+        head = orjson.dumps(self._with_fields(inputs, parameters), option=_NUMPY)
         return [head, *blobs], len(head)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From plain JSON values. Raises InvalidInput."""
+        """Parse plain JSON values. Raises InvalidInput."""
         return cls.from_json(orjson.dumps(values))
 
     @classmethod
@@ -150,7 +150,7 @@ class InferenceResponse:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], **fields: Any) -> Self:
-        """From tensors by name."""
+        """Create a response from tensors by name."""
         return cls(outputs=[ResponseOutput(name, tensor) for name, tensor in dict(outputs).items()], **fields)
 
     @property
@@ -159,17 +159,17 @@ class InferenceResponse:
         return {o.name: o.tensor for o in self.outputs}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return self._with_fields([o.to_dict() for o in self.outputs])
 
     def to_json(self) -> bytes:
         """Return JSON. Raises NotSupported if JSON cannot carry an element."""
-        written, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
-        return orjson.dumps(self._with_fields(written), option=_NUMPY)
+        outputs, _ = serialize_tensors(self.tensors, lambda _: False, _POLICY, at_once=True)
+        return orjson.dumps(self._with_fields(outputs), option=_NUMPY)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From plain JSON values. Raises InvalidInput."""
+        """Parse plain JSON values. Raises InvalidInput."""
         return cls.from_json(orjson.dumps(values))
 
     @classmethod

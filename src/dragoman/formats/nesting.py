@@ -26,15 +26,15 @@ class Nesting:
         self._at = 0
 
     def next_fits(self, chunk: bytes) -> bool:
-        """Whether the next chunk, with 0 in strings, has its brackets where the shape has them."""
-        found = chunk.translate(None, _NO_STRUCTURE) + b","
+        """Return whether the brackets of the next chunk, which has 0 in strings, agree with the shape."""
+        structure = chunk.translate(None, _NO_STRUCTURE) + b","
         size, start = len(self._unit), self._at % len(self._unit)
-        expected = self._unit[start : start + len(found)]
-        if len(expected) < len(found):
-            rest = len(found) - len(expected)
+        expected = self._unit[start : start + len(structure)]
+        if len(expected) < len(structure):
+            rest = len(structure) - len(expected)
             expected += self._unit * (rest // size) + self._unit[: rest % size]
-        self._at += len(found)
-        return found == expected and _has_separated_elements(chunk)
+        self._at += len(structure)
+        return structure == expected and _has_separated_elements(chunk)
 
 
 def find_mismatch(array: Buffer, shape: Sequence[int]) -> str:
@@ -46,10 +46,10 @@ def find_mismatch(array: Buffer, shape: Sequence[int]) -> str:
         if not empty or _is_only_brackets(array, shape, expected):
             return ""
         return "'data' has elements, expected none by its shape"
-    found = regular_shape(lists, commas)
-    if found is None:
+    nested_shape = regular_shape(lists, commas)
+    if nested_shape is None:
         return "'data' is ragged, expected rows of equal lengths"
-    return f"'data' nests as {found}, expected its shape {list(shape)}"
+    return f"'data' nests as {nested_shape}, expected its shape {list(shape)}"
 
 
 def regular_shape(lists: Sequence[int], commas: int) -> list[int] | None:
@@ -61,11 +61,11 @@ def regular_shape(lists: Sequence[int], commas: int) -> list[int] | None:
 
 
 def _list_counts(shape: Sequence[int]) -> list[int]:
-    """The number of lists at each depth of an array of a shape."""
-    found = [1]
+    """Return the number of lists at each depth of an array of a shape."""
+    counts = [1]
     for size in shape[:-1]:
-        found.append(found[-1] * size)
-    return [count for count in found if count]
+        counts.append(counts[-1] * size)
+    return [count for count in counts if count]
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -73,22 +73,22 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _is_only_brackets(array: Buffer, shape: Sequence[int], lists: Sequence[int]) -> bool:
-    """Whether an array without elements has nothing but brackets and commas."""
+    """Return whether an array without elements consists of brackets and commas only."""
     if sum(lists) * 2 > len(memoryview(array)):
         return False
     return bytes(array).translate(None, _SPACE) == _brackets(shape)
 
 
 def _brackets(shape: Sequence[int]) -> bytes:
-    """An array of a shape without its elements."""
-    found = b""
+    """Return an array of a shape in JSON without its elements."""
+    text = b""
     for size in reversed(shape):
-        found = b"[" + b",".join([found] * size) + b"]"
-    return found
+        text = b"[" + b",".join([text] * size) + b"]"
+    return text
 
 
 def _has_separated_elements(chunk: bytes) -> bool:
-    """Whether commas separate elements from brackets; brackets alone do not show `1[2]`."""
+    """Return whether commas separate elements from brackets; the brackets alone do not reveal `1[2]`."""
     codes = np.frombuffer(b",".join((b"", chunk.translate(None, _SPACE), b"")), np.uint8)
     before, after = codes[:-1], codes[1:]
     opens = (after == _OPEN) & (before != _OPEN) & (before != _COMMA)

@@ -24,13 +24,13 @@ DESCRIPTORS = files("dragoman.formats").joinpath("open_inference.binpb").read_by
 
 def _classes() -> dict[str, Any]:
     pool = DescriptorPool()
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     for file in FileDescriptorSet.FromString(DESCRIPTORS).file:
         pool.Add(file)
         for message in file.message_type:
             descriptor = pool.FindMessageTypeByName(f"{file.package}.{message.name}")
-            found[message.name] = GetMessageClass(descriptor)
-    return found
+            classes[message.name] = GetMessageClass(descriptor)
+    return classes
 
 
 # Classes created at run time have no static types.
@@ -67,15 +67,15 @@ def parse_message(kind: Any, body: Buffer) -> Any:
 
 def parameters_from_proto(message: Mapping[str, Any], where: str) -> dict[str, Scalar]:
     """Return the parameters of a message. Raises InvalidInput, beginning with `where`, if one has no value."""
-    found: dict[str, Scalar] = {}
+    parameters: dict[str, Scalar] = {}
     if not message:  # faster than an empty loop over a protobuf map
-        return found
+        return parameters
     for name, value in message.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:
             raise InvalidInput(f"{where}parameter '{name}': expected a value, got none")
-        found[name] = getattr(value, choice)
-    return found
+        parameters[name] = getattr(value, choice)
+    return parameters
 
 
 def parameters_to_proto(parameters: Parameters, message: Any) -> None:

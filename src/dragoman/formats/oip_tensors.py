@@ -130,20 +130,20 @@ def _encode_contents(tensor: Tensor) -> list[Buffer]:
 
 
 def _values(where: str, datatype: Datatype, contents: Any) -> Sequence[Any]:
-    """The elements of the only field that is set."""
-    found: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
-    if not found:
+    """Return the elements of the only field that is set."""
+    fields: dict[str, Sequence[Any]] = {field.name: values for field, values in contents.ListFields()}
+    if not fields:
         return ()
-    return found[_check_field(where, datatype, list(found))]
+    return fields[_check_field(where, datatype, list(fields))]
 
 
-def _check_field(where: str, datatype: Datatype, found: Sequence[str]) -> str:
+def _check_field(where: str, datatype: Datatype, fields: Sequence[str]) -> str:
     """Return the name of the field of a datatype. Raises InvalidInput if others are set."""
     expected = FIELDS.get(datatype)
     if expected is None:
         raise InvalidInput(f"{where}: {datatype} has no typed contents; send it in 'raw_input_contents'")
-    if list(found) != [expected]:
-        raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_join_names(found)}")
+    if list(fields) != [expected]:
+        raise InvalidInput(f"{where}: expected contents of {datatype} in '{expected}', got {_join_names(fields)}")
     return expected
 
 
@@ -200,13 +200,13 @@ def append_raw_contents(parts: list[Buffer], outputs: Mapping[str, Tensor]) -> b
 
 
 def _start(model: str, version: str) -> bytes:
-    """The fields that name the model."""
+    """Return the serialized fields that name the model."""
     message = ModelInferResponse(model_name=model, model_version=version)
     return cached(_starts, (model, version), message.SerializeToString())
 
 
 def _head(name: str, tensor: Tensor) -> bytes:
-    """The field that describes an output."""
+    """Return the serialized field that describes an output."""
     message = ModelInferResponse()
     message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
     return cached(_heads, (name, tensor.datatype.name, tensor.shape), message.SerializeToString())

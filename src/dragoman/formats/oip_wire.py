@@ -1,7 +1,7 @@
 """Contents of a ModelInferRequest taken from its wire form, so that protobuf neither copies nor parses them.
 
 Raw contents become views of the message. protobuf takes up to 16 bytes of memory for a typed element of two bytes, and
-holds the interpreter lock until it is done; so the elements of large messages are counted first, and numbers are
+holds the interpreter lock until it finishes; so the elements of large messages are counted first, and numbers are
 decoded here, without an object for each.
 """
 
@@ -128,17 +128,17 @@ class PackedContents:
             if len(self.wire) % FIXED[self.field].itemsize:
                 raise InvalidInput(f"'{self.field}' ends within an element")
             return np.frombuffer(self.wire, FIXED[self.field])
-        found = np.empty(len(self), _VARINTS[self.field])
+        array = np.empty(len(self), _VARINTS[self.field])
         view, at, done = np.frombuffer(self.wire, np.uint8), 0, 0
         while at < view.size:
             ends = np.flatnonzero(view[at : at + _DECODED_BYTES] < 0x80)
             if not ends.size:
                 raise InvalidInput(f"'{self.field}' ends within an element")
             values = _decode_varints(view[at : at + int(ends[-1]) + 1], ends)
-            found[done : done + values.size] = values.astype(found.dtype)
+            array[done : done + values.size] = values.astype(array.dtype)
             done += values.size
             at += int(ends[-1]) + 1
-        return found
+        return array
 
 
 def _decode_varints(view: Array, ends: Array) -> Array:
@@ -162,12 +162,12 @@ def encode_varints(integers: Array) -> bytes:
     for bits in range(7, 64, 7):
         sizes += values >> np.uint64(bits) > 0
     starts = np.cumsum(sizes) - sizes
-    found = np.empty(int(sizes.sum()), np.uint8)
+    encoded = np.empty(int(sizes.sum()), np.uint8)
     for at in range(int(sizes.max())):
         longer = sizes > at
         low = values[longer] >> np.uint64(7 * at) & np.uint64(0x7F)
-        found[starts[longer] + at] = low | np.where(sizes[longer] > at + 1, np.uint64(0x80), np.uint64(0))
-    return found.tobytes()
+        encoded[starts[longer] + at] = low | np.where(sizes[longer] > at + 1, np.uint64(0x80), np.uint64(0))
+    return encoded.tobytes()
 
 
 def split_typed_contents(body: Buffer, policy: Policy) -> tuple[bytes, Mapping[int, PackedContents]] | None:
@@ -178,8 +178,8 @@ def split_typed_contents(body: Buffer, policy: Policy) -> tuple[bytes, Mapping[i
     """
     view = memoryview(body).cast("B")
     rest: list[Buffer] = []
-    found: dict[int, PackedContents] = {}
-    done = place = 0
+    contents: dict[int, PackedContents] = {}
+    done = index = 0
     budget = _Budget(policy.max_json_values, policy.max_bytes_elements)
     try:
         for number, wire_type, tag, start, end in _fields(view, budget.field):
@@ -188,12 +188,12 @@ def split_typed_contents(body: Buffer, policy: Policy) -> tuple[bytes, Mapping[i
             packed, other = _without_contents(view[start:end], budget)
             if packed is not None:
                 rest += (view[done:tag], *length_delimited(number, other))
-                found[place] = packed
+                contents[index] = packed
                 done = end
-            place += 1
+            index += 1
     except (IndexError, ValueError):
         return None
-    return b"".join((*rest, view[done:])), found
+    return b"".join((*rest, view[done:])), contents
 
 
 class _Budget:

@@ -26,5 +26,5 @@ class Policy(ProtocolOptions):
 
     def forwarded_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""
-        wanted = self.forward_headers
-        return {n: v for n, v in headers.items() if n not in CREDENTIALS and any(fnmatchcase(n, p) for p in wanted)}
+        patterns = self.forward_headers
+        return {n: v for n, v in headers.items() if n not in CREDENTIALS and any(fnmatchcase(n, p) for p in patterns)}

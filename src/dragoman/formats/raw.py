@@ -36,7 +36,7 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
 
 
 def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
-    """Return the array, which has as many elements, in a shape, read-only."""
+    """Return the array reshaped and read-only; the number of elements must agree."""
     try:
         array = array.reshape(shape)
     except ValueError as error:  # for example [0, 2^62, 4]: no elements, but sizes beyond the address space

@@ -1,7 +1,7 @@
 """Small tensors of numbers in Open Inference messages, parsed and serialized in fewer steps.
 
 Parsing four FP32 takes a quarter of the time of `json_data` (2.5 us instead of 9.6 us). Functions return None for
-everything else, also for whatever is invalid: `json_data` and `body` give the same values, and all errors.
+everything else and for invalid data: `json_data` and `body` return the same values, and report all errors.
 """
 
 import math
@@ -65,7 +65,7 @@ def _packer(code: str, count: int) -> Callable[..., bytes]:
 
 
 def _join_rows(rows: list[list[Any]], shape: Sequence[int]) -> list[Any]:
-    """The elements of all rows; none if the rows do not have this shape."""
+    """Return the elements of all rows; an empty list if the rows do not have this shape."""
     if len(shape) != 2 or len(rows) != shape[0] or any(len(row) != shape[1] for row in rows):
         return []
     return [value for row in rows for value in row]
@@ -78,7 +78,7 @@ _MAX_CACHED = 512
 _TensorKey = tuple[str, str, tuple[int, ...]]  # name, datatype and shape of an output
 
 _starts: dict[tuple[str, str], bytes] = {}  # the beginning of a response, by model and version
-_json_heads: dict[_TensorKey, bytes] = {}  # what comes before the data of an output
+_json_heads: dict[_TensorKey, bytes] = {}  # the description of an output up to its data
 _binary_heads: dict[_TensorKey, bytes] = {}  # the description of an output whose data is binary
 
 
@@ -133,13 +133,13 @@ def serialize_binary_response(
 
 
 def _start(model: str, version: str) -> bytes:
-    """The fields of a response after its id, up to its outputs."""
+    """Return the fields of a response after its id, up to its outputs."""
     fields = {"model_name": model, "model_version": version} if version else {"model_name": model}
     return cached(_starts, (model, version), orjson.dumps({**fields, "outputs": []})[1:-2])
 
 
 def _json_head(name: str, tensor: Tensor) -> bytes:
-    """The description of an output up to its data; empty if the general serializer has to decide."""
+    """Return the description of an output up to its data; empty if the general serializer has to decide."""
     if tensor.datatype is BYTES or tensor.datatype is BF16 or tensor.data.size > SMALL_ELEMENTS:
         return b""
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
@@ -148,7 +148,7 @@ def _json_head(name: str, tensor: Tensor) -> bytes:
 
 
 def _binary_head(name: str, tensor: Tensor) -> bytes:
-    """The description of an output in binary form; empty if the general serializer has to decide."""
+    """Return the description of an output in binary form; empty if the general serializer has to decide."""
     if tensor.datatype is BYTES or not tensor.data.nbytes:
         return b""
     size = {"binary_data_size": tensor.data.nbytes}

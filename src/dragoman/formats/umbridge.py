@@ -89,8 +89,8 @@ def parse_umbridge_request(text: bytes, policy: Policy) -> UmBridgeRequest | Inv
             pass
     if len(text) < LONG:
         check_json(text, policy)
-    elif (found := _with_long_arrays(text, policy)) is not None:
-        return found
+    elif (request := _with_long_arrays(text, policy)) is not None:
+        return request
     else:
         check_json(text, policy)
     if len(text) < _MAX_LISTS or count_up_to(text, b"[", _MAX_LISTS) < _MAX_LISTS:
@@ -112,8 +112,8 @@ def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidU
         return None
     check_json(message.rest, policy)
     try:
-        found: Any = _RAW_DECODER.decode(message.rest)
-        fields = {key: raw for key in ("input", *VECTORS) if (raw := getattr(found, key)) is not msgspec.UNSET}
+        request: Any = _RAW_DECODER.decode(message.rest)
+        fields = {key: raw for key in ("input", *VECTORS) if (raw := getattr(request, key)) is not msgspec.UNSET}
         spans = {key: message.span(raw) for key, raw in fields.items()}
         if sum(span is not None for span in spans.values()) != len(message.spans):
             return None
@@ -127,10 +127,10 @@ def _with_long_arrays(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidU
                 value = [np.array(vector, np.float64) for vector in _VECTORS.decode(raw)]
             if value is None:
                 return None
-            setattr(found, key, value)
+            setattr(request, key, value)
     except PARSER_ERRORS:
         return None
-    return _checked_values(found, fields, policy)
+    return _checked_values(request, fields, policy)
 
 
 def _checked_values(
@@ -182,9 +182,9 @@ def parse_vector(text: memoryview) -> Array | None:
 
 
 def _skip_space(text: bytes, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
 
 
 def _check_vector_count(text: bytes, policy: Policy) -> InvalidUmBridgeRequest | None:
@@ -200,24 +200,24 @@ def _check_vector_count(text: bytes, policy: Policy) -> InvalidUmBridgeRequest |
     )
 
 
-def count_up_to(text: bytes, sought: bytes, most: int) -> int:
+def count_up_to(text: bytes, byte: bytes, most: int) -> int:
     """Count a byte, up to about `most`: faster than `count` where it is rare or the text is long."""
-    found, at = 0, text.find(sought)
-    while at >= 0 and found <= most:
-        found += 1
-        at = text.find(sought, at + 1)
-    return found
+    count, at = 0, text.find(byte)
+    while at >= 0 and count <= most:
+        count += 1
+        at = text.find(byte, at + 1)
+    return count
 
 
 def _to_arrays(lists: _Lists) -> UmBridgeRequest:
-    found: UmBridgeRequest = lists
+    request: UmBridgeRequest = lists
     if lists.input is not msgspec.UNSET:
-        found.input = [np.array(v, np.float64) for v in lists.input]
+        request.input = [np.array(v, np.float64) for v in lists.input]
     if lists.sens is not msgspec.UNSET:
-        found.sens = np.array(lists.sens, np.float64)
+        request.sens = np.array(lists.sens, np.float64)
     if lists.vec is not msgspec.UNSET:
-        found.vec = np.array(lists.vec, np.float64)
-    return found
+        request.vec = np.array(lists.vec, np.float64)
+    return request
 
 
 def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBridgeRequest:
@@ -241,24 +241,24 @@ def _parse_lenient(text: bytes, policy: Policy) -> UmBridgeRequest | InvalidUmBr
 
 
 def _build_request(name: str, values: Mapping[str, Any], policy: Policy) -> UmBridgeRequest:
-    found = UmBridgeRequest(name)
+    request = UmBridgeRequest(name)
     if "input" in values:
         vectors = _require_type(list, values["input"], "'input'", "an array of vectors")
         if len(vectors) > policy.max_tensors:
             raise InvalidInput(f"'input': expected at most {policy.max_tensors} vectors, got {len(vectors)}")
-        found.input = [_vector(v, f"input[{i}]", policy) for i, v in enumerate(vectors)]
+        request.input = [_vector(v, f"input[{i}]", policy) for i, v in enumerate(vectors)]
     for key in VECTORS:
         if key in values:
-            setattr(found, key, _vector(values[key], key, policy))
+            setattr(request, key, _vector(values[key], key, policy))
     for key in INDICES:
         if key in values:
             value = values[key]
             if type(value) is not int:
                 raise InvalidInput(f"'{key}': expected an integer, got {_describe(value)}")
-            setattr(found, key, value)
+            setattr(request, key, value)
     if values.get("config") is not None:
-        found.config = _require_type(dict, values["config"], "'config'", "an object")
-    return found
+        request.config = _require_type(dict, values["config"], "'config'", "an object")
+    return request
 
 
 def _require_type(kind: type, value: Any, where: str, expected: str) -> Any:

@@ -152,17 +152,17 @@ def check_headers(metadata: Mapping[str, str]) -> Headers:
 
     Raises InvalidOutput for one that is invalid or reserved.
     """
-    found = (_check_header(name, value) for name, value in metadata.items())
-    return tuple(header for header in found if header[0] != HEADER)
+    headers = (_check_header(name, value) for name, value in metadata.items())
+    return tuple(header for header in headers if header[0] != HEADER)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> Headers:
     """Return a model's headers as gRPC metadata, whose names and values are more limited."""
-    found = check_headers(metadata)
-    for name, value in found:
+    headers = check_headers(metadata)
+    for name, value in headers:
         if _METADATA_NAME.fullmatch(name) is None or _METADATA_VALUE.fullmatch(value) is None:
             raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not valid as gRPC metadata")
-    return found
+    return headers
 
 
 def _check_header(name: str, value: str) -> tuple[str, str]:

@@ -113,19 +113,21 @@ class OpenInferenceGenerate:
         self._policy = policy
 
     def generate(self, http: HttpRequest) -> EndpointResult:
-        prompt, found, sampling, id_ = self._parse(http)
-        is_shown = not found.options["nothing_new"]
+        prompt, params, sampling, id_ = self._parse(http)
+        is_shown = not params.options["nothing_new"]
 
         def format_response(response: Response[Generation]) -> HttpResponse:
             body = {**_metadata(response, id_), "text_output": response.answer.texts[0].whole * is_shown}
-            return json_response(body, 200, found.headers)
+            return json_response(body, 200, params.headers)
 
         call = Generate(prompts=(prompt,), sampling=sampling)
-        return EngineCall(build_request(call, http, self._policy), format_response, found.error_formatter(format_error))
+        return EngineCall(
+            build_request(call, http, self._policy), format_response, params.error_formatter(format_error)
+        )
 
     def generate_stream(self, http: HttpRequest) -> EndpointResult:
-        prompt, found, sampling, id_ = self._parse(http)
-        is_shown = not found.options["nothing_new"]
+        prompt, params, sampling, id_ = self._parse(http)
+        is_shown = not params.options["nothing_new"]
 
         def format_chunk(response: Response[Generation]) -> bytes:
             return b"".join(
@@ -135,28 +137,30 @@ class OpenInferenceGenerate:
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
-        headers = (*EVENT_STREAM, *found.headers)
+        headers = (*EVENT_STREAM, *params.headers)
         request = build_request(call, http, self._policy)
-        return HttpStream(request, format_chunk, _format_error_event, b"", headers, found.error_formatter(format_error))
+        return HttpStream(
+            request, format_chunk, _format_error_event, b"", headers, params.error_formatter(format_error)
+        )
 
     def _parse(self, http: HttpRequest) -> tuple[str, ParsedParameters, Sampling, str]:
         body = object_body(http.body, self._policy)
         prompt = body.get("text_input")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidInput(f"`text_input` must be a text that is not empty; got {format_value(prompt)}")
-        found = parse_parameters(get_object(body, "parameters"), _PARAMETERS, self._policy)
+        params = parse_parameters(get_object(body, "parameters"), _PARAMETERS, self._policy)
         unknown = [name for name in body if name not in _FIELDS]
         reject_unknown(unknown, _FIELDS, self._policy)
-        fields = found.fields
+        fields = params.fields
         if "do_sample" not in fields and "num_beams" not in fields:
             fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-        found.options["nothing_new"] = found.requests_no_tokens()  # OIP: 0 to 512 tokens
-        sampling = found.sampling(
+        params.options["nothing_new"] = params.requests_no_tokens()  # OIP: 0 to 512 tokens
+        sampling = params.sampling(
             self._policy, max_new_tokens=_DEFAULT_MAX_TOKENS, shorten="max_new_tokens" not in fields
         )
         id_ = check_value("id", body.get("id") or "", text())
-        names = {**found.names, "prompt": "text_input"}
-        return prompt, ParsedParameters(fields, found.options, names, (*unknown, *found.ignored)), sampling, id_
+        names = {**params.names, "prompt": "text_input"}
+        return prompt, ParsedParameters(fields, params.options, names, (*unknown, *params.ignored)), sampling, id_
 
 
 def _metadata(response: Response[Generation], id_: str) -> dict[str, Any]:

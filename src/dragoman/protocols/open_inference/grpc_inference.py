@@ -41,7 +41,7 @@ FINAL = "triton_final_response"
 
 
 class GrpcOutputOptions(msgspec.Struct, frozen=True):
-    """What the response takes from the request.
+    """Fields of the request that determine the format of the response.
 
     `raw` selects raw contents, `classes` the outputs to replace by how many of their top classes, and `final` marks
     the last response of a stream.
@@ -126,10 +126,10 @@ def require_model_name(model: str) -> str:
 
 def _pop_wants_final(parameters: dict[str, Scalar]) -> bool:
     """Remove and return the parameter that marks the last response of a stream; models must not see it."""
-    wanted = parameters.pop(WANTS_FINAL, False) if parameters else False
-    if not isinstance(wanted, bool):
-        raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {wanted!r}")
-    return wanted
+    final = parameters.pop(WANTS_FINAL, False) if parameters else False
+    if not isinstance(final, bool):
+        raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {final!r}")
+    return final
 
 
 def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
@@ -156,23 +156,23 @@ def _parse_inputs(
 ) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one for each input, got {len(raw)}")
-    found: dict[str, Tensor] = {}
-    for at, tensor in enumerate(message.inputs):
+    tensors: dict[str, Tensor] = {}
+    for index, tensor in enumerate(message.inputs):
         name = tensor.name
         where = f"input '{name}'"
-        if name in found:
+        if name in tensors:
             raise InvalidInput(f"{where} already exists in request")
-        if raw and (at in packed or tensor.HasField("contents")):
+        if raw and (index in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
         parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
         kind, shape = _parse_datatype(tensor.datatype, where), list(tensor.shape)
-        if at in packed:
-            found[name] = tensor_from_packed(where, kind, shape, packed[at], policy, parameters)
+        if index in packed:
+            tensors[name] = tensor_from_packed(where, kind, shape, packed[index], policy, parameters)
         elif raw:
-            found[name] = tensor_from_raw(where, kind, shape, raw[at], policy, parameters)
+            tensors[name] = tensor_from_raw(where, kind, shape, raw[index], policy, parameters)
         else:
-            found[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
-    return found
+            tensors[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
+    return tensors
 
 
 def _parse_datatype(name: str, where: str) -> Datatype:

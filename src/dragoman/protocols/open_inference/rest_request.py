@@ -37,10 +37,10 @@ _CONTROL = msgspec.json.Decoder(ControlBody | None)
 
 
 class RestOutputOptions(msgspec.Struct, frozen=True):
-    """How a client wants its outputs.
+    """Options of the outputs of a response.
 
-    `names` are the requested outputs. Of these, `outputs` says which are binary instead of `binary`, `classes` how many
-    top classes to return, and `content_types` the content type to encode.
+    `names` are the requested outputs. By name, `outputs` overrides `binary`, `classes` is the number of top classes to
+    return, and `content_types` the content type to encode.
     """
 
     binary: bool

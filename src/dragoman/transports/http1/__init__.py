@@ -1,1 +1,1 @@
-"""HTTP/1.1: what comes in and what goes out as pure state, and the connection that moves the bytes."""
+"""HTTP/1.1: parsing requests and writing responses, mostly without I/O, and the connection that moves the bytes."""

@@ -28,7 +28,7 @@ class ChunkedDecoder:
         self._trailer = self._overhead = self._size = 0
 
     def take(self, data: bytes, at: int) -> int:
-        """Decode `data` from `at` on; return where it stopped. Raises HttpError 400, or what `put` raises."""
+        """Decode `data` from `at` on; return where it stopped. Raises HttpError 400, and the errors of `put`."""
         while not self.done:
             if self._left:
                 chunk = data[at : at + self._left]
@@ -60,10 +60,10 @@ class ChunkedDecoder:
                 raise not_http("a chunk is longer than its size")
             self._ended = True
         else:
-            found = _SIZE.fullmatch(line)
-            if found is None:
+            match = _SIZE.fullmatch(line)
+            if match is None:
                 raise not_http("the size of a chunk")
-            self._left = int(found[1], 16)
+            self._left = int(match[1], 16)
             self._ended = False
             self._last = not self._left
 

@@ -23,7 +23,7 @@ from dragoman.transports.listener import Listener, end_output
 
 log = logging.getLogger("dragoman.http")
 
-# Bytes of pipelined requests that are held while a response is under way; then reading pauses.
+# Bytes of pipelined requests that are held while a response is in progress; then reading pauses.
 _MAX_PIPELINED_BYTES = 1 << 14
 # Requests of one connection that are handled in an iteration of the event loop.
 _MAX_REQUESTS = 16
@@ -78,7 +78,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._stage = Stage.NEW
         self._since_s = 0.0  # start of the stage
         self._is_responding = False
-        self._task: asyncio.Task[None] | None = None  # that responds, unless the response was there at once
+        self._task: asyncio.Task[None] | None = None  # that responds, unless the response was ready at once
         self._body_size = 0  # of the request that is responded to
         self._unread = 0  # bytes of responses that are counted because the client does not read them
         self._is_scheduled = False  # `_advance` will be called
@@ -233,11 +233,11 @@ class Http1Connection(asyncio.BufferedProtocol):
             return None
         match: Any = head.match
         try:
-            found = self._context.application.authorize(match, head.headers, partial(client_address, self._transport))
+            access = self._context.application.authorize(match, head.headers, partial(client_address, self._transport))
         except DragomanError as error:
             self._authorized_headers = NO_HEADERS
             return error
-        self._authorization, self._authorized_headers, self._application = found, head, found.application
+        self._authorization, self._authorized_headers, self._application = access, head, access.application
         return None
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
@@ -256,7 +256,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._update_stage(1)
 
     def _update_stage(self, handled: int) -> None:
-        """Set the stage after so many requests were handled, and pause or resume reading."""
+        """Set the stage after `handled` requests, and pause or resume reading."""
         reader = self._reader
         if not (self._is_responding or self._is_scheduled or self._writer.is_paused):
             stage = Stage.BODY if reader.in_body else Stage.HEAD if reader.unparsed_size else Stage.IDLE
@@ -413,9 +413,9 @@ class Http1Connection(asyncio.BufferedProtocol):
             return self._writer.check_timeouts(now_s, limits.write_timeout_s, self._listener.warnings)
         if self._is_responding or self._is_scheduled:
             return now_s + limits.header_timeout_s
-        due = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)
-        if now_s < due:
-            return due
+        deadline = deadline_s(self._stage, self._since_s, self._reader.body_size, limits)
+        if now_s < deadline:
+            return deadline
         error = self._stage.timeout_error(limits, self._reader.body_size)
         if error is not None:
             self._reject(RejectedRequest(None, error, fatal=True))
@@ -445,6 +445,6 @@ class Http1Connection(asyncio.BufferedProtocol):
 
 
 def http1(context: Http1Context) -> Callable[[Listener], Http1Connection]:
-    """Return what a `Listener` makes HTTP/1.1 connections with."""
+    """Return the function with which a `Listener` creates HTTP/1.1 connections."""
     outgoing, budget = ResponseHeaderWriter(), context.application.executor.budget
     return lambda listener: Http1Connection(context, outgoing, budget, listener)

@@ -27,7 +27,7 @@ MAX_CACHED_BYTES = 2048
 class Http1Headers(msgspec.Struct, frozen=True):
     """The parsed headers of a request. `length`: of the body, or CHUNKED.
 
-    `match` is None if there is no endpoint, and `error` says why. `plain`: the response may be there at once.
+    `match` is None if there is no endpoint, and `error` is the reason. `plain`: the response may be ready at once.
     `request_id`: the client's, or "". If the headers are cached too, which those with a request id are not, `raw` are
     their bytes and `whole` is the size of the request with its body.
     """

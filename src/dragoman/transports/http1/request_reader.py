@@ -29,7 +29,7 @@ class Http1Request:
 
 @dataclass(slots=True)
 class RejectedRequest:
-    """A request that is answered with an error. `fatal`: what follows on the connection cannot be parsed."""
+    """A request that is answered with an error. `fatal`: later bytes of the connection cannot be parsed."""
 
     head: Http1Headers | None
     error: HttpError | DragomanError
@@ -55,12 +55,12 @@ class Http1Context:
         self.counters = application.counters
         self.heads = HeaderCache(application)
         self.running = running_in_thread()
-        # A transport uses the buffer at once after it has asked for it, so that connections can share one.
+        # A transport fills the buffer right after requesting it, so that connections can share one.
         self.scratch = memoryview(bytearray(_SCRATCH))
 
 
 class RequestReader:
-    """Parses what is put in with `free_space` and `advance`, or with `append`; `next` returns requests, or None.
+    """Parses bytes received through `free_space` and `advance`, or `append`; `next` returns requests, or None.
 
     `authorize` returns why a request with these headers is rejected before its body is received, or None.
     """
@@ -167,18 +167,18 @@ class RequestReader:
             return None
         if self._parser is None:
             raw = data[at:end]
-            found = heads.get(raw) or self._parse(raw)
+            head = heads.get(raw) or self._parse(raw)
         else:
-            found = self._parse_rest(self._parser, data[at + self._parsed : end], end - at)
+            head = self._parse_rest(self._parser, data[at + self._parsed : end], end - at)
         self._at = end
-        return found
+        return head
 
     def _parse(self, raw: bytes) -> Http1Headers:
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
-        found, is_cached = self._context.heads.parse(raw)
-        self._last = None if is_cached or len(raw) > MAX_CACHED_BYTES else (raw, found)
-        return found
+        head, is_cached = self._context.heads.parse(raw)
+        self._last = None if is_cached or len(raw) > MAX_CACHED_BYTES else (raw, head)
+        return head
 
     def _skip_empty_lines(self) -> int:
         """Ignore empty lines before a request (RFC 9112, 2.2); they stay until the headers are complete."""

@@ -72,11 +72,11 @@ class ResponseHeaderWriter:
             if _FORBIDDEN.intersection(name) or _FORBIDDEN.intersection(value):
                 raise ValueError(f"the header {name!r} of a response contains a line break or NUL")
             lines.append(f"{name}: {value}\r\n")
-        found = "".join(lines).encode("latin-1", "replace"), ("connection", "close") in headers
+        start = "".join(lines).encode("latin-1", "replace"), ("connection", "close") in headers
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
-        self._cache[(status, headers)] = found
-        return found
+        self._cache[(status, headers)] = start
+        return start
 
 
 def _phrase(status: int) -> str:

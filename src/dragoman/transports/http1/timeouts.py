@@ -1,4 +1,4 @@
-"""Timeouts of an HTTP/1.1 connection, by what it waits for."""
+"""Timeouts of an HTTP/1.1 connection in each stage of a request."""
 
 from enum import Enum
 
@@ -7,14 +7,14 @@ from dragoman.transports.limits import Limits
 
 # How long a client may go on sending after its request was rejected.
 _LINGER_S = 2.0
-# The timeout of a body grows by a second for each so many bytes.
+# The timeout of a body grows by a second for this many bytes received.
 _MIN_BYTES_PER_S = 1 << 16
 _CLOSE = (("connection", "close"),)
 
 
 class Stage(Enum):
-    """What a connection waits for: its first request, the next one, the rest of headers or of a body, the client's
-    disconnection after an error; GONE once it is closed."""
+    """The event that a connection waits for: its first request, the next one, the rest of headers or of a body, the
+    client's disconnection after an error; GONE once it is closed."""
 
     NEW = 0
     IDLE = 1
@@ -35,7 +35,7 @@ class Stage(Enum):
 
 
 def deadline_s(stage: Stage, since_s: float, received: int, limits: Limits) -> float:
-    """Return the deadline of a stage that began at `since_s`, with so many bytes of a body received."""
+    """Return the deadline of a stage that began at `since_s`, after `received` bytes of a body."""
     if stage is Stage.IDLE:
         return since_s + limits.keep_alive_timeout_s
     if stage is Stage.BODY:
