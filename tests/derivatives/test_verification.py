@@ -199,7 +199,7 @@ def test_correct_derivatives_of_smooth_functions_are_confirmed(seed: int) -> Non
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), place=st.integers(0, 10), by=st.sampled_from([-1.0, -0.1, 0.1, 1e30]))
+@given(seed=st.integers(0, 2**32 - 1), index=st.integers(0, 10), error=st.sampled_from([-1.0, -0.1, 0.1, 1e30]))
 def test_one_wrong_element_of_a_gradient_is_an_error(seed: int, index: int, error: float) -> None:
     function, x, m = smooth(seed)
     index %= len(x)
