@@ -210,7 +210,10 @@ def test_a_server_whose_terminal_is_closed_drains() -> None:
         os.close(theirs)
         wait_until(lambda: "Ctrl-C stops" in os.pread(log.fileno(), 1 << 20, 0).decode(), "its start")
         server.send_signal(signal.SIGHUP)  # the terminal is there still
-        wait_until(lambda: "SIGHUP: keys and certificates are read anew" in os.pread(log.fileno(), 1 << 20, 0).decode(), "the line")
+        wait_until(
+            lambda: "SIGHUP: keys and certificates are read anew" in os.pread(log.fileno(), 1 << 20, 0).decode(),
+            "the line",
+        )
         os.close(ours)
         assert server.wait(TIMEOUT_S) == 0
         assert "stopping: requests in flight" in os.pread(log.fileno(), 1 << 20, 0).decode()
