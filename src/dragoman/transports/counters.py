@@ -1,7 +1,7 @@
 """Counters of all transports of a server: requests by protocol and status, connections, bytes, codec times."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,13 +28,13 @@ class TransportCounters:
         self.received = self.sent = self.accepted = 0
         self.rejected: Counter[str] = Counter()
         self.open_connections: list[Callable[[], int]] = []
-        self._statuses: dict[str, Counter[Any]] = {}
+        self._statuses: defaultdict[str, Counter[Any]] = defaultdict(Counter)
         self._codec: dict[tuple[str, str], Histogram] = {}
         self.unmatched = self.statuses("none")
 
     def statuses(self, protocol: str) -> Counter[Any]:
         """Return the responses of a protocol by status."""
-        return self._statuses.setdefault(protocol, Counter())
+        return self._statuses[protocol]
 
     def measure(self, protocol: str, stage: str, function: Callable[[Any], Any], weight: int) -> Callable[[Any], Any]:
         """Return a function that does the same and adds its time to a histogram, as the time of `weight` requests."""

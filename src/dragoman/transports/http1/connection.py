@@ -203,20 +203,20 @@ class Http1Connection(asyncio.BufferedProtocol):
             head = self._last_headers = context.heads.get(data[: data.find(b"\r\n\r\n") + 4], NO_HEADERS)
         if len(data) != head.whole or context.bodies.is_over_limit:
             return False
+        writer, running = self._writer, context.running
         try:
             match: Any = head.match
-            error = self._authorize(head) if self._is_guarded else None
-            request = HttpRequest(head.method, head.path, match.params, head.headers, data[len(head.raw) :], head.query)
-            self._writer.context = self._context.running.context = new_number()
-            response = (
-                copy_context().run(self._application.begin, match, request, self._writer)
-                if error is None
-                else match.protocol.format_error(error)
-            )
+            writer.context = running.context = new_number()
+            if self._is_guarded and (error := self._authorize(head)) is not None:
+                response: Any = match.protocol.format_error(error)
+            else:
+                body = data[len(head.raw) :]
+                request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
+                response = copy_context().run(self._application.begin, match, request, writer)
             if type(response) is HttpResponse:
                 self._since_s = self._listener.loop.time()
-                self._writer.write_plain(head, response)
-                if self._writer.close:
+                writer.write_plain(head, response)
+                if writer.close:
                     self._end_response(unread=False)
             else:
                 self._respond_later(response, head)
@@ -224,7 +224,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             log.exception("HTTP/1.1 connection failed")
             self._abort()
         finally:
-            self._context.running.context = ()
+            running.context = ()
         return True
 
     def _authorize(self, head: Http1Headers) -> DragomanError | None:

@@ -5,7 +5,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from dragoman.protocols.wire import Headers
-from dragoman.system.request_context import HEADER
+from dragoman.system.request_context import HEADER, PREFIX
 
 _MAX_CACHED = 512
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -15,6 +15,7 @@ _CLOSE = b"connection: close\r\n"
 _KEEP = b"connection: keep-alive\r\n"
 _FORBIDDEN = frozenset("\r\n\0")
 _REQUEST_ID = HEADER.encode()
+_NO_LENGTH = b"content-length: 0\r\n\r\n"
 
 
 class ResponseHeaderWriter:
@@ -32,14 +33,15 @@ class ResponseHeaderWriter:
         )  # the last result of `plain`, and until when it is valid
 
     def plain(self, status: int, headers: Headers) -> bytes:
-        """Return the headers of a response on a connection that is kept, up to the value of content-length.
+        """Return the headers of a response on a connection that is kept, up to the number in its request id.
 
-        Returns b"" if such a response has no length or closes the connection.
+        The number and the length follow. Returns b"" if such a response has no length or closes the connection.
         """
         last_status, last, until, text = self._plain
         if headers is not last or status != last_status or time.time() >= until:
             unusual = status in BODILESS or ("connection", "close") in headers
-            text = b"" if unusual else self.head(status, headers, 0, close=False, http10=False)[:-5]
+            head = b"" if unusual else self.head(status, headers, 0, close=False, http10=False)
+            text = b"" if unusual else b"%b%b: %b" % (head.removesuffix(_NO_LENGTH), _REQUEST_ID, PREFIX)
             self._plain = status, headers, self._second + 1, text
         return text
 

@@ -117,7 +117,7 @@ class Http1ResponseWriter:
         self.close = False
         self.size = size
         body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
-        message = b"%b%d\r\nx-request-id: %b%08x\r\n\r\n%b" % (text, size, PREFIX, self.context, body)
+        message = b"%b%08x\r\ncontent-length: %d\r\n\r\n%b" % (text, self.context, size, body)
         self._transport.write(message)
         head.match.statuses[response.status] += 1  # type: ignore[union-attr]  # a plain request has an endpoint
         self._counters.sent += len(message)

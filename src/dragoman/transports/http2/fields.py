@@ -250,15 +250,17 @@ def encode_fields(fields: Iterable[Field]) -> bytes:
     return b"".join(_encode_field(name, value) for name, value in fields)
 
 
-_REQUEST_ID: Final = b"\0%c%b" % (len(HEADER), HEADER.encode())
+_NUMBER_DIGITS: Final = 8
+# The header x-request-id up to the number in a generated value, and how many numbers have so many digits.
+_REQUEST_ID: Final = b"\0%c%b%c%b" % (len(HEADER), HEADER.encode(), len(PREFIX) + _NUMBER_DIGITS, PREFIX)
+_NUMBERS: Final = 16**_NUMBER_DIGITS
 
 
 def encode_request_id(context: Context) -> bytes:
     """Return the header x-request-id of a response."""
-    if type(context) is not int:
-        return encode_fields([(HEADER.encode(), request_id(context).encode())])
-    value = b"%b%08x" % (PREFIX, context)
-    return b"%b%c%b" % (_REQUEST_ID, len(value), value)
+    if type(context) is int and context < _NUMBERS:
+        return b"%b%08x" % (_REQUEST_ID, context)
+    return encode_fields([(HEADER.encode(), request_id(context).encode())])
 
 
 def _encode_field(name: bytes, value: bytes) -> bytes:

@@ -128,10 +128,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         transport = self._transport
-        self._counters.sent += sum(map(len, buffers))
         if len(buffers) == 1:
+            self._counters.sent += len(buffers[0])
             transport.write(buffers[0])
         else:
+            self._counters.sent += sum(map(len, buffers))
             transport.writelines(buffers)
         if self._paused_s and not self._full and transport.get_write_buffer_size() > _MOST_WAITING:
             self._full = True
