@@ -47,6 +47,11 @@ class Histogram:
         self._buckets[bisect_left(self._bounds, value)] += weight
         self._sum += value * weight
 
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self._buckets)
+
     def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
         """Return the samples of a family with this name."""
         count = 0

@@ -44,9 +44,7 @@ class CallCounters:
         counters.durations.observe(duration_s)
         if error is not None:
             counters.failed[outcome(error)] += 1
-            return
-        counters.succeeded += 1
-        if usage is not None:
+        elif usage is not None:
             self.generation.count(usage, duration_s)
 
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
@@ -67,12 +65,15 @@ class CallCounters:
 class _TypeCounters:
     """The counters of one type of call."""
 
-    __slots__ = ("durations", "failed", "succeeded")
+    __slots__ = ("durations", "failed")
 
     def __init__(self) -> None:
-        self.succeeded = 0
         self.failed: Counter[str] = Counter()
         self.durations = Histogram(SECONDS)
+
+    @property
+    def succeeded(self) -> int:
+        return self.durations.count - self.failed.total()
 
 
 def outcome(error: BaseException) -> str:

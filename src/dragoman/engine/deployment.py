@@ -228,7 +228,10 @@ class Deployment:
             raise
         if type(answer) is CoroutineType:
             return begin(self._complete(answer, request, start_s))
-        return self._response(answer, request, start_s)
+        if type(answer) is Generation:
+            return self._response(answer, request, start_s)  # type: ignore[arg-type]
+        self.counters.count(request.call, start_s)
+        return Response(answer, self.spec.name, self.spec.version)
 
     async def _complete(self, computing: Coroutine[Any, Any, A], request: Request[A], start_s: float) -> Response[A]:
         """Return the response once the pool has computed the answer."""

@@ -173,7 +173,27 @@ class Application:
         if not self._until_measured:
             self._until_measured = SAMPLED
             match = self._measured(match, SAMPLED)
-        progress = self._run_at_once(match, request)
+        format_error: Callable[[DragomanError], HttpResponse] = match.protocol.format_error
+        try:
+            progress: Progress = match.endpoint(request)  # type: ignore[misc]  # a plain request has an endpoint
+            while type(progress) is PreliminaryCall:
+                begun: Any = self._engine.begin(progress.request)
+                progress = progress.then(begun) if type(begun) is Response else StartedCall(progress, begun)
+            if type(progress) is EngineCall:
+                format_error = progress.format_error or format_error
+                begun = self._engine.begin(progress.request)
+                if type(begun) is not Response or weight(begun.answer) > LARGE:
+                    return self.answer(match, request, writer, StartedCall(progress, begun))
+                response: HttpResponse = progress.format_response(begun)
+                if len(response.body) == 1 and len(response.body[0]) < self._compress_min_bytes:
+                    return response
+                progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
+        except HttpError as error:
+            return match.protocol.format_error(error)
+        except DragomanError as error:
+            return format_error(error)
+        except Exception:
+            return match.protocol.format_error(_internal_error())
         if type(progress) is HttpResponse:
             return progress
         if type(progress) is CompressibleResponse and "accept-encoding" not in request.headers:
@@ -185,34 +205,6 @@ class Application:
         assert match.endpoint is not None
         endpoint = self.counters.measure_endpoint(match.protocol.name, match.endpoint, weight)
         return msgspec.structs.replace(match, endpoint=endpoint)
-
-    def _run_at_once(self, match: Match, request: HttpRequest) -> Progress:
-        """Handle a plain request as far as that is possible without waiting."""
-        format_error: Callable[[DragomanError], HttpResponse] | None = None
-        try:
-            assert match.endpoint is not None
-            result: EndpointResult = match.endpoint(request)
-            while type(result) is PreliminaryCall:
-                response = self._engine.begin(result.request)
-                if not isinstance(response, Response):
-                    return StartedCall(result, response)
-                result = result.then(response)
-            if type(result) is EngineCall:
-                format_error = result.format_error
-                response = self._engine.begin(result.request)
-                if type(response) is not Response or weight(response.answer) > LARGE:
-                    return StartedCall(result, response)
-                formatted = result.format_response(response)
-                if len(formatted.body) == 1 and len(formatted.body[0]) < self._compress_min_bytes:
-                    return formatted
-                return self._mark_compressible(formatted, isinstance(result.request.call, ModelCall))
-            return result
-        except HttpError as error:
-            return match.protocol.format_error(error)
-        except DragomanError as error:
-            return match.protocol.format_error(error) if format_error is None else format_error(error)
-        except Exception:
-            return match.protocol.format_error(_internal_error())
 
     def _mark_compressible(self, response: HttpResponse, is_of_model: bool) -> HttpResponse | CompressibleResponse:
         body = response.body

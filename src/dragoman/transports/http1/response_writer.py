@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
-from dragoman.system.request_context import PREFIX, request_id
+from dragoman.system.request_context import request_id
 from dragoman.transports.clients import Warnings
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.http1.headers import Http1Headers
