@@ -188,12 +188,10 @@ class Application:
                 if len(response.body) == 1 and len(response.body[0]) < self._compress_min_bytes:
                     return response
                 progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
-        except HttpError as error:
-            return match.protocol.format_error(error)
         except DragomanError as error:
             return format_error(error)
-        except Exception:
-            return match.protocol.format_error(_internal_error())
+        except Exception as error:
+            return match.protocol.format_error(error if isinstance(error, HttpError) else _internal_error())
         if type(progress) is HttpResponse:
             return progress
         if type(progress) is CompressibleResponse and "accept-encoding" not in request.headers:
