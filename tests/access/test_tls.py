@@ -49,12 +49,19 @@ class Authority:
 
         now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        certificate = (
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        usage = {"key_cert_sign": is_authority, "crl_sign": is_authority, "digital_signature": not is_authority}
+        others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+        usage |= dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+        certificate = (  # as Python 3.13 requires by default (RFC 5280)
             x509.CertificateBuilder(named(self.name), named(name), key.public_key(), x509.random_serial_number())
             .not_valid_before(now - day)
             .not_valid_after(now + day)
             .add_extension(address, False)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), True)
+            .add_extension(x509.KeyUsage(**usage), True)
+            .add_extension(issuer, False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
             .sign(self.key, hashes.SHA256())
         )
         found = Certificate(self.folder / f"{name}.pem", self.folder / f"{name}.key")

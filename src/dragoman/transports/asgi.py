@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ class AsgiRequest:
         self._send = send
         self._limits = limits
         self._is_aborted = False
-        self.statuses: Counter[int] = counters.unmatched
+        self.statuses: defaultdict[int, int] = counters.unmatched
 
     # --- request body --------------------------------------------------------------------------------------------
 

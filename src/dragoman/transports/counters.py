@@ -28,22 +28,27 @@ class TransportCounters:
         self.received = self.sent = self.accepted = 0
         self.rejected: Counter[str] = Counter()
         self.open_connections: list[Callable[[], int]] = []
-        self._statuses: defaultdict[str, Counter[Any]] = defaultdict(Counter)
+        # Storing in a Counter takes 1 us, as it calls a method of Python; in a defaultdict 0.05 us.
+        self._statuses: defaultdict[str, defaultdict[Any, int]] = defaultdict(lambda: defaultdict(int))
         self._codec: dict[tuple[str, str], Histogram] = {}
         self.unmatched = self.statuses("none")
 
-    def statuses(self, protocol: str) -> Counter[Any]:
+    def statuses(self, protocol: str) -> defaultdict[Any, int]:
         """Return the responses of a protocol by status."""
         return self._statuses[protocol]
 
+    def observe(self, protocol: str, stage: str, started_s: float, weight: int) -> None:
+        """Count the time since `started_s` as that of a stage of `weight` requests."""
+        histogram = self._codec.setdefault((protocol, stage), Histogram(_CODEC_SECONDS))
+        histogram.observe(time.monotonic() - started_s, weight)
+
     def measure(self, protocol: str, stage: str, function: Callable[[Any], Any], weight: int) -> Callable[[Any], Any]:
         """Return a function that does the same and adds its time to a histogram, as the time of `weight` requests."""
-        histogram = self._codec.setdefault((protocol, stage), Histogram(_CODEC_SECONDS))
 
         def measured(argument: Any) -> Any:
             started_s = time.monotonic()
             result = function(argument)
-            histogram.observe(time.monotonic() - started_s, weight)
+            self.observe(protocol, stage, started_s, weight)
             return result
 
         return measured
@@ -54,12 +59,14 @@ class TransportCounters:
 
         def measured(request: Any) -> Any:
             result = parse(request)
-            if type(result) is not EngineCall:
-                return result
-            format_response: Callable[[Response[Any]], Any] = result.format_response
-            return structs.replace(result, format_response=self.measure(protocol, "format", format_response, weight))
+            return self.measure_format(protocol, result, weight) if type(result) is EngineCall else result
 
         return measured
+
+    def measure_format(self, protocol: str, call: EngineCall[Any, Any], weight: int) -> EngineCall[Any, Any]:
+        """Return a call whose time to format the response is counted."""
+        format_response: Callable[[Response[Any]], Any] = call.format_response
+        return structs.replace(call, format_response=self.measure(protocol, "format", format_response, weight))
 
     def families(self) -> Iterable[Family]:
         """Return all counters as metrics."""

@@ -1,6 +1,6 @@
 """Find the endpoint of a path: the routes of all protocols in one tree."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
@@ -32,7 +32,7 @@ class Match(msgspec.Struct, frozen=True):
     allow: str
     health: bool = False
     role: Role = "infer"
-    statuses: Counter[int] = msgspec.field(default_factory=Counter)
+    statuses: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
 
 
 class Router:
