@@ -9,7 +9,6 @@ are taken within a round, so the result is usable on a machine that also does ot
 import argparse
 import contextlib
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -83,7 +82,7 @@ def _row(
     folder: Path,
     options: argparse.Namespace,
 ) -> str:
-    run = load.compiled if shutil.which("cc") else load.own
+    run = load.best_of_ours()
     intervals = [
         load.Load(
             check_request(workload, ports[workload.wire], echo=False),

@@ -1,6 +1,6 @@
 """Counters of the batches of one deployment: sizes, time in the queue, and the reason of each dispatch."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
@@ -25,7 +25,7 @@ class BatchCounters:
     __slots__ = ("_histograms", "queued", "reasons")
 
     def __init__(self, queued: Callable[[], int]) -> None:
-        self.reasons: Counter[Reason] = Counter()
+        self.reasons: defaultdict[Reason, int] = defaultdict(int)
         self.queued = queued
         self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
 

@@ -61,7 +61,7 @@ class Binder:
         """Return the call with its tensors named, in order and checked against a signature, by default the model's.
 
         Returns None if the signature depends on the config of the call, or if the call requests the signature: see
-        `signature_for`.
+        `bind_configured`.
         """
         if type(call) is SignatureFor:
             return None
@@ -79,12 +79,22 @@ class Binder:
             return bind_derivative(call, to.vectors, self._model)
         return call
 
-    async def signature_for(self, request: Request[Any], get: GetSignature) -> ConfiguredSignature:
-        """Return the signature under the config of a request, from the cache or by `get`."""
+    async def bind_configured(
+        self, request: Request[Any], get: GetSignature
+    ) -> tuple[Request[Any], ConfiguredSignature]:
+        """Return a request that `bind` cannot bind, bound to the signature under its config, and that signature.
+
+        The signature comes from the cache or from `get`. A request for the signature itself is returned as it is.
+        """
         call = request.call
         if type(call) is Infer and "config" in call.parameters:
             call = config_in(call)
-        config: Config = getattr(call, "config", NONE)
+        configured = await self._signature_for(request, getattr(call, "config", NONE), get)
+        if type(call) is SignatureFor:
+            return request, configured
+        return structs.replace(request, call=self.bind(call, configured)), configured
+
+    async def _signature_for(self, request: Request[Any], config: Config, get: GetSignature) -> ConfiguredSignature:
         if not self._is_configurable or not (config or self._default.vectors is None):
             return self._default
         key = config_key(config)

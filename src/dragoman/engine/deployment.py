@@ -8,8 +8,6 @@ from dataclasses import replace
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
-from msgspec import structs
-
 from dragoman import plugins
 from dragoman.core.calls import Call, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
@@ -297,12 +295,11 @@ class Deployment:
 
     async def _compute_with_config(self, request: Request[A]) -> A:
         """Return the answer of a model whose sizes depend on the config of the call, checked against those."""
-        configured = await self._binder.signature_for(request, self._call_pool)
+        request, configured = await self._binder.bind_configured(request, self._call_pool)
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
-        bound = self._binder.bind(request.call, configured)
-        answer = await complete(self._compute(structs.replace(request, call=bound)))
-        configured.check(answer, bound)
+        answer = await complete(self._compute(request))
+        configured.check(answer, request.call)
         return cast("A", answer)
 
     def _is_batched(self, request: Request[Any]) -> bool:
@@ -318,8 +315,7 @@ class Deployment:
         self._in_flight += 1
         try:
             if not is_bound:
-                configured = await self._binder.signature_for(request, self._call_pool)
-                request = structs.replace(request, call=self._binder.bind(request.call, configured))
+                request, _ = await self._binder.bind_configured(request, self._call_pool)
             async with aclosing(self._pool.stream(request)) as chunks:
                 while True:
                     try:

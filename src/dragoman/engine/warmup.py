@@ -44,8 +44,9 @@ async def _answer(request: Request[Any], pool: Pool, loaded: Loaded, binder: Bin
 
     bound = binder.bind(request.call)
     if bound is None:  # the sizes of the model depend on the config of the request
-        bound = binder.bind(request.call, await binder.signature_for(request, call_pool))
-    request = structs.replace(request, call=bound)
+        request, _ = await binder.bind_configured(request, call_pool)
+    else:
+        request = structs.replace(request, call=bound)
     if not loaded.streams:
         await call_pool(request)
         return

@@ -209,12 +209,6 @@ class Application:
         self._until_measured = SAMPLED
         return time.monotonic()
 
-    def _measured(self, match: Match, weight: int) -> Match:
-        """Return the endpoint with its codec times measured, as those of `weight` requests."""
-        assert match.endpoint is not None
-        endpoint = self.counters.measure_endpoint(match.protocol.name, match.endpoint, weight)
-        return msgspec.structs.replace(match, endpoint=endpoint)
-
     def _mark_compressible(self, response: HttpResponse, is_of_model: bool) -> HttpResponse | CompressibleResponse:
         body = response.body
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
@@ -257,8 +251,7 @@ class Application:
                 self.bodies.reserve(len(request.body))
                 decompressed_size = len(request.body)
             if progress is None:
-                measured = self._measured(match, 1).endpoint
-                assert measured is not None
+                measured = self.counters.measure_endpoint(match.protocol.name, match.endpoint)
                 progress = await self._run_endpoint(measured, request)
             elif isinstance(progress, StartedCall) and isinstance(progress.call, PreliminaryCall):
                 response = await _resolve(progress.response)

@@ -53,13 +53,13 @@ class TransportCounters:
 
         return measured
 
-    def measure_endpoint(self, protocol: str, endpoint: Callable[[Any], Any], weight: int) -> Callable[[Any], Any]:
+    def measure_endpoint(self, protocol: str, endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return an endpoint whose times to parse a request and to format its response are counted."""
-        parse = self.measure(protocol, "parse", endpoint, weight)
+        parse = self.measure(protocol, "parse", endpoint, 1)
 
         def measured(request: Any) -> Any:
             result = parse(request)
-            return self.measure_format(protocol, result, weight) if type(result) is EngineCall else result
+            return self.measure_format(protocol, result, 1) if type(result) is EngineCall else result
 
         return measured
 

@@ -33,7 +33,7 @@ from dragoman.system.request_context import Context, get_context, running_in_thr
 from dragoman.transports.application import Application, Progress
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
-from dragoman.transports.response_writer import ResponseWriter
+from dragoman.transports.response_writer import ForwardingWriter, ResponseWriter
 from dragoman.transports.routing import Match
 
 
@@ -198,37 +198,26 @@ def _observe_routes(protocol: HttpProtocol) -> HttpProtocol:
     return replace(protocol, routes=routes, fallback=fallback)
 
 
-class _ObservedWriter:
+class _ObservedWriter(ForwardingWriter):
     """Records status and size of a response."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._exchange = exchange
-
-    @property
-    def is_disconnected(self) -> bool:
-        return self._writer.is_disconnected
-
-    @property
-    def started(self) -> bool:
-        return self._writer.started
 
     async def send(self, response: HttpResponse) -> None:
         self._exchange.status = response.status
         self._exchange.sent += sum(map(len, response.body))
-        await self._writer.send(response)
+        await super().send(response)
 
     async def start(self, status: int, headers: Headers) -> None:
         self._exchange.status = status
-        await self._writer.start(status, headers)
+        await super().start(status, headers)
 
     async def write(self, chunk: Buffer) -> None:
         self._exchange.sent += len(chunk)
-        await self._writer.write(chunk)
+        await super().write(chunk)
 
     async def end(self, chunk: Buffer) -> None:
         self._exchange.sent += len(chunk)
-        await self._writer.end(chunk)
-
-    def abort(self) -> None:
-        self._writer.abort()
+        await super().end(chunk)

@@ -42,12 +42,11 @@ def with_headers(response: HttpResponse, added: Headers) -> HttpResponse:
     return HttpResponse(response.status, response.body, (*response.headers, *missing))
 
 
-class CorsResponseWriter:
-    """Adds CORS headers to each response."""
+class ForwardingWriter:
+    """Passes everything to another writer; subclasses change or observe a part of it."""
 
-    def __init__(self, writer: ResponseWriter, added: Headers) -> None:
+    def __init__(self, writer: ResponseWriter) -> None:
         self._writer = writer
-        self._added = added
 
     @property
     def is_disconnected(self) -> bool:
@@ -58,10 +57,10 @@ class CorsResponseWriter:
         return self._writer.started
 
     async def send(self, response: HttpResponse) -> None:
-        await self._writer.send(with_headers(response, self._added))
+        await self._writer.send(response)
 
     async def start(self, status: int, headers: Headers) -> None:
-        await self._writer.start(status, (*headers, *self._added))
+        await self._writer.start(status, headers)
 
     async def write(self, chunk: Buffer) -> None:
         await self._writer.write(chunk)
@@ -71,3 +70,17 @@ class CorsResponseWriter:
 
     def abort(self) -> None:
         self._writer.abort()
+
+
+class CorsResponseWriter(ForwardingWriter):
+    """Adds CORS headers to each response."""
+
+    def __init__(self, writer: ResponseWriter, added: Headers) -> None:
+        super().__init__(writer)
+        self._added = added
+
+    async def send(self, response: HttpResponse) -> None:
+        await super().send(with_headers(response, self._added))
+
+    async def start(self, status: int, headers: Headers) -> None:
+        await super().start(status, (*headers, *self._added))

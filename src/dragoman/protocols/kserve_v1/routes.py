@@ -113,8 +113,7 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
     if isinstance(error, HttpError):
         return json_response({"error": error.message}, error.status, error.headers)
     (status,) = find_error_row(error, _STATUS) or (500,)
-    headers = (("www-authenticate", "Bearer"),) if status == 401 else error_headers(error)
-    return json_response({"error": replace_surrogates(error.message)}, status, headers)
+    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
 
 
 # --- requests ------------------------------------------------------------------------------------------------
