@@ -16,7 +16,7 @@ from dragoman.system.coroutines import begin
 from dragoman.system.request_context import request_id
 from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Frame, FrameKind
-from dragoman.workers.supervisor import Heartbeat, is_stopped
+from dragoman.workers.supervisor import Heartbeat
 from dragoman.workers.worker import Worker
 
 log = logging.getLogger("dragoman.front_end")
@@ -98,7 +98,7 @@ class FrontEnd:
         self.has_responded = False
         self.was_killed = False
         self.exit_reason = ""
-        self.heartbeat = Heartbeat(lambda: is_stopped(self.pid), lambda: None)
+        self.heartbeat = Heartbeat(self._is_stopped, lambda: None)
 
     @property
     def pid(self) -> int:
@@ -133,6 +133,9 @@ class FrontEnd:
 
     def set_ready(self, ready: bool) -> None:
         self._worker.send(FrameKind.READY, ready)
+
+    def _is_stopped(self) -> bool:
+        return self._child is not None and self._child.is_stopped()
 
     def check_heartbeat(self) -> bool:
         return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung

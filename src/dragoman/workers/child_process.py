@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from dragoman.core.options import child_environment
@@ -15,6 +16,7 @@ from dragoman.system.threads import threads_per_replica
 from dragoman.workers.channel import socket_pair
 from dragoman.workers.process_group import signal_on_parent_exit
 from dragoman.workers.shared_blocks import close_files, create_arena_files
+from dragoman.workers.supervisor import is_stopped
 
 # How long data that a process has sent may take to arrive after its exit.
 _EXIT_S = 0.5
@@ -32,16 +34,19 @@ class ChildProcess:
 
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
     closed: set by the owner when the child has closed its end. exited: set when the child has exited and was reaped.
+    folder: its working directory, deleted when it has exited; by default that of this process.
     """
 
-    def __init__(self, module: str, replicas: int = 1, folder: str | None = None) -> None:
+    def __init__(self, module: str, replicas: int = 1, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
+        self._folder = folder
         self.socket, theirs = socket_pair()
         self.memory = create_arena_files()
         try:
             with theirs:
-                self._process = spawn(theirs.fileno(), replicas, self.memory or (), module, folder)
+                path = None if folder is None else folder.name
+                self._process = spawn(theirs.fileno(), replicas, self.memory or (), module, path)
         except OSError:
             self.socket.close()
             close_files(self.memory or ())
@@ -52,13 +57,20 @@ class ChildProcess:
         return self._process.pid
 
     @property
-    def exit_code(self) -> int | None:
-        """The exit code of a process that has exited; minus the number of the signal that ended it."""
-        return self._process.returncode
+    def description(self) -> str:
+        return f"worker process {self.pid}"
+
+    @property
+    def was_killed_by_system(self) -> bool:
+        """Whether it was ended by SIGKILL, as the kernel does if memory runs out."""
+        return self._process.returncode == -signal.SIGKILL
 
     @property
     def exit_reason(self) -> str:
         return describe_exit(self._process.returncode)
+
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         kill(self._process)
@@ -86,6 +98,8 @@ class ChildProcess:
             exited.cancel()
             closed.cancel()
             await asyncio.wait({exited, closed})
+            if self._folder is not None:
+                self._folder.cleanup()
             cleanup()
             self.exited.set()
 

@@ -16,6 +16,7 @@ from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.frames import Buffer
 from dragoman.workers.jobs import Job, JobRunner
+from dragoman.workers.launcher import LocalLauncher
 from dragoman.workers.local import unloading
 from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.replica import Replica
@@ -40,7 +41,7 @@ class ProcessPool(JobRunner):
         self._open = False
         self.supervisor = Supervisor(
             max(1, spec.replicas),
-            lambda _number: Replica(self._spec, self._dispatch),
+            lambda _number: Replica(self._spec, LocalLauncher(self._spec), self._dispatch),
             on_exit=self._handle_exit,
             on_restart=self._handle_restart,
             on_restart_failed=self._reject_if_given_up,
@@ -163,12 +164,12 @@ class ProcessPool(JobRunner):
     def _handle_heartbeats(self, changed: Sequence[Replica]) -> None:
         for replica in changed:
             if not replica.heartbeat.is_hung:
-                log.info("model '%s': worker process %d responds again", self._spec.name, replica.pid)
+                log.info("model '%s': %s responds again", self._spec.name, replica.description)
                 continue
             log.error(
-                "model '%s': worker process %d hangs: %s; calls go to the other workers",
+                "model '%s': %s hangs: %s; calls go to the other workers",
                 self._spec.name,
-                replica.pid,
+                replica.description,
                 replica.heartbeat.reason,
             )
             if self.ready and not self._concurrent:

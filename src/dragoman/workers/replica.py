@@ -1,8 +1,6 @@
-"""Server-side handle of a worker process: its start, the jobs that it has, and its exit."""
+"""Server-side handle of a replica: it has a worker process loaded with the model, and the jobs of that process."""
 
 import asyncio
-import signal
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,12 +8,12 @@ from functools import partial
 from dragoman.core.errors import DragomanError, ModelFailed, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.channel import Channel
-from dragoman.workers.child_process import ChildProcess
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
-from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement, load_error
+from dragoman.workers.launcher import Launcher
+from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement
 from dragoman.workers.shared_blocks import close_files
-from dragoman.workers.supervisor import Heartbeat, is_stopped
+from dragoman.workers.supervisor import Heartbeat
 
 # How long a process may take to exit after its socket is closed: an idle one closes its model first.
 _IDLE_GRACE_S = 2.0
@@ -31,9 +29,10 @@ class Replica(JobSender):
     (`was_killed`). unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
     """
 
-    def __init__(self, spec: ModelSpec, on_done: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None]) -> None:
         super().__init__()
         self._spec = spec
+        self._launcher = launcher
         self._on_done = on_done
         self._is_only = spec.replicas == 1
         self._has_short_calls = False
@@ -45,22 +44,17 @@ class Replica(JobSender):
         self.was_killed = False
         self.exit_reason = ""
         self.unavailable = ""
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
         spec_frame = self._encode_spec()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-        try:
-            child = ChildProcess("dragoman.workers.process_group", self._spec.replicas, self._create_folder())
-        except OSError as error:
-            raise load_error(self._spec.name, f"cannot start a process: {error}", error) from error
-        self._child = child
-        self.exited = child.exited
-        self.channel = Channel(child.socket, self._handle_frame, child.closed.set, memory=child.memory)
-        close_files(child.memory or ())
-        self.heartbeat = Heartbeat(partial(is_stopped, child.pid), partial(self.channel.send, encode(FrameKind.PING)))
-        self._waiting = asyncio.create_task(child.wait(self._grace_s, self._clean_up))
+        process = self._process = await self._launcher.launch()
+        self.exited = process.exited
+        self.channel = Channel(process.socket, self._handle_frame, process.closed.set, memory=process.memory)
+        close_files(process.memory or ())
+        self.heartbeat = Heartbeat(process.is_stopped, partial(self.channel.send, encode(FrameKind.PING)))
+        self._waiting = asyncio.create_task(process.wait(self._grace_s, self._clean_up))
         self.channel.send(spec_frame)
         try:
             loaded = await self._loaded
@@ -72,8 +66,9 @@ class Replica(JobSender):
         return loaded
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
+    def description(self) -> str:
+        """Names the process in log lines."""
+        return self._process.description
 
     @property
     def has_capacity(self) -> bool:
@@ -82,7 +77,7 @@ class Replica(JobSender):
         One may wait in the socket behind the one that runs, so that the process is never idle between two, unless
         another replica may be free sooner.
         """
-        if self._child.closed.is_set() or self.exited.is_set() or self.was_killed:
+        if self._process.closed.is_set() or self.exited.is_set() or self.was_killed:
             return False
         if self._concurrent:
             return len(self.held) < CONCURRENT
@@ -120,20 +115,13 @@ class Replica(JobSender):
             self._check_later(job)
             return
         self.was_killed = True
-        self._child.kill()
+        self._process.kill()
 
     async def stop(self) -> None:
         """End the process: close its socket, then kill it."""
         self.channel.close()
-        self._child.closed.set()
+        self._process.closed.set()
         await asyncio.wait({self._waiting})
-
-    def _create_folder(self) -> str | None:
-        """Return a new working directory for the process, or None if it shares the server's. Raises OSError."""
-        if self._spec.working_directory == "shared":
-            return None
-        self._folder = tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
-        return self._folder.name
 
     def _encode_spec(self) -> list[Buffer]:
         try:
@@ -179,16 +167,14 @@ class Replica(JobSender):
 
     def _clean_up(self) -> None:
         self.channel.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self.exit_reason = self._child.exit_reason
+        self.exit_reason = self._process.exit_reason
         if not self._loaded.done():
             self._loaded.set_exception(self._exited_while_loading())
             self._loaded.exception()  # mark as retrieved: `start` may have been cancelled
 
     def _exited_while_loading(self) -> ModelFailed:
         message = f"failed to load '{self._spec.name}', the worker process died ({self.exit_reason}) while it loaded"
-        if self._child.exit_code == -signal.SIGKILL:  # by the kernel: if we killed it, `start` was cancelled
+        if self._process.was_killed_by_system:  # if we killed it, `start` was cancelled
             return OutOfMemory(f"{message}, probably out of memory")
         return ModelFailed(message)
 

@@ -1,0 +1,72 @@
+"""How worker processes come to be and end: the interface of launchers, and the launcher of this machine."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.child_process import ChildProcess
+from dragoman.workers.pool import load_error
+
+
+class WorkerProcess(Protocol):
+    """A process that was started for one replica, wherever it runs, and the connection to it.
+
+    socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
+    closed: set by the owner when the other end of the socket is closed. exited: set when the process has ended.
+    """
+
+    socket: Any
+    memory: tuple[int, int] | None
+    closed: asyncio.Event
+    exited: asyncio.Event
+
+    @property
+    def description(self) -> str:
+        """Names the process in log lines, as `worker process 4711`."""
+
+    @property
+    def exit_reason(self) -> str:
+        """How it ended, as `exit code 1`."""
+
+    @property
+    def was_killed_by_system(self) -> bool:
+        """Whether it was ended by SIGKILL, as the kernel does if memory runs out."""
+
+    def is_stopped(self) -> bool:
+        """Return whether it does not run at the moment. Called at equal intervals."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    async def wait(self, grace_s: Callable[[], float], cleanup: Callable[[], None]) -> None:
+        """Wait until the process ends, or closes its socket and then has `grace_s()` seconds to exit; kill the rest.
+
+        `cleanup` is called when it has ended, before `exited` is set, also if this task is cancelled.
+        """
+
+
+class Launcher(Protocol):
+    """Starts the worker processes of one model."""
+
+    async def launch(self) -> WorkerProcess:
+        """Return a new process that is connected. Raises ModelFailed, then nothing is left running."""
+
+
+class LocalLauncher:
+    """Starts child processes of this one."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    async def launch(self) -> ChildProcess:
+        folder = None
+        try:
+            if self._spec.working_directory == "own":
+                folder = tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
+            return ChildProcess("dragoman.workers.process_group", self._spec.replicas, folder)
+        except OSError as error:
+            if folder is not None:
+                folder.cleanup()
+            raise load_error(self._spec.name, f"cannot start a process: {error}", error) from error
