@@ -1,9 +1,11 @@
 """This checkout beside another one of Dragoman: CPU per request of both, measured by turns in one run.
 
-usage: python -m benchmarks.compare OTHER_CHECKOUT [--only NAME] [--connections 16] [--rounds 20] [--seconds 0.5]
+usage: python -m benchmarks.compare OTHER_CHECKOUT [--only NAME] [--connections 16] [--starts 5] [--rounds 6]
+       [--seconds 0.5]
 
 The other checkout runs with the same interpreter and the same versions of its dependencies. Turns are short and ratios
 are taken within a round, so the result is usable on a machine that also does other work; the quartiles say how far.
+Both servers are started several times, because one start may be 5 % faster than the next by where its memory lies.
 """
 
 import argparse
@@ -31,19 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", type=Path, help="folder of the other checkout, the `before` of the table")
     parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each server for each workload")
+    parser.add_argument("--starts", type=int, default=5, help="how often both servers are started")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each server after a start, for each workload")
     parser.add_argument("--seconds", type=float, default=0.5, help="duration of one turn")
     options = parser.parse_args(arguments)
     cores = Cores.of_this_machine()
     selected = [w for w in (*workloads.identity(), *umbridge.workloads("Double")) if options.only in w.name]
+    measured: dict[str, list[tuple[float, float]]] = {workload.name: [] for workload in selected}
+    for _ in range(options.starts):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+            servers = [
+                _start(running, source, Path(folder) / name, cores)
+                for name, source in (("before", options.checkout.resolve()), ("now", ROOT))
+            ]
+            for workload in selected:
+                measured[workload.name] += _rounds(workload, servers, cores, Path(folder), options)
     print("| workload | CPU us before | CPU us now | now / before | quartiles |\n|---|---:|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        servers = [
-            _start(running, source, Path(folder) / name, cores)
-            for name, source in (("before", options.checkout.resolve()), ("now", ROOT))
-        ]
-        for workload in selected:
-            print(_row(workload, servers, cores, Path(folder), options), flush=True)
+    for name, rounds in measured.items():
+        print(_row(name, rounds))
     return 0
 
 
@@ -75,13 +82,14 @@ def _python_path(source: Path) -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def _row(
+def _rounds(
     workload: Workload,
     servers: Sequence[tuple[Process, Ports]],
     cores: Cores,
     folder: Path,
     options: argparse.Namespace,
-) -> str:
+) -> list[tuple[float, float]]:
+    """Return the CPU time per request of both servers in each round, in us."""
     run = load.best_of_ours()
     intervals = [
         load.Load(
@@ -96,14 +104,14 @@ def _row(
     ]
     for interval in intervals:  # warm up
         run(interval)
-    rounds = [
-        [_cpu_us(process, run, i) for (process, _), i in zip(servers, intervals, strict=True)]
-        for _ in range(options.rounds)
-    ]
+    (before, first), (now, second) = zip((process for process, _ in servers), intervals, strict=True)
+    return [(_cpu_us(before, run, first), _cpu_us(now, run, second)) for _ in range(options.rounds)]
+
+
+def _row(name: str, rounds: Sequence[tuple[float, float]]) -> str:
     before, now = (statistics.median(side) for side in zip(*rounds, strict=True))
-    ratios = [after / first for first, after in rounds]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"| {workload.name} | {before:.1f} | {now:.1f} | {middle:.2f} | {low:.2f} to {high:.2f} |"
+    low, middle, high = statistics.quantiles([after / first for first, after in rounds], n=4)
+    return f"| {name} | {before:.1f} | {now:.1f} | {middle:.2f} | {low:.2f} to {high:.2f} |"
 
 
 def _cpu_us(process: Process, run: Callable[[load.Load], load.Measured], interval: load.Load) -> float:

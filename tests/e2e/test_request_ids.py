@@ -49,7 +49,7 @@ class Process(Talkative):
     placement = "process"
 """
 PLACEMENTS = ("Inline", "Thread", "Process")
-GENERATED = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
+GENERATED = re.compile(r"[0-9a-f]{16}-[0-9]{10}")
 X = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
 UNLUCKY = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [13.0]}]}
 

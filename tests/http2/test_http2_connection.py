@@ -546,7 +546,7 @@ def test_resetting_all_streams_at_a_deadline_is_allowed() -> None:
         numbers = range(400 * round_ + 1, 400 * round_ + 400, 2)
         for number in numbers:
             wire.headers(number)
-        wire.connection.now_s += 0.1
+        wire.connection.sender.now_s += 0.1
         for number in numbers:
             wire.send(frames.rst_stream(number, frames.CANCEL))
     assert wire.closed < 1

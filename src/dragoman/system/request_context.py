@@ -14,12 +14,13 @@ FIELDS: Final = ("request_id", "trace_id", "span_id")
 # A client's id: printable ASCII without spaces. Others are ignored, because they would not be one word of a log line.
 _VALID: Final = re.compile(r"[!-~]{1,128}")
 
-# A generated id is this prefix, which differs between processes, and a number.
+# A generated id is this prefix, which differs between processes, and a number, of so many digits the first 9e9 times.
 PREFIX: Final = f"{secrets.token_hex(8)}-".encode()
+NUMBER_DIGITS: Final = 10
 Context = int | tuple[str, ...] | list[Any]  # a number, values of FIELDS, or the contexts of a batch
 
 # A request without an id of the client gets a number, which is formatted when it is needed.
-new_number: Final = itertools.count(1).__next__
+new_number: Final = itertools.count(10 ** (NUMBER_DIGITS - 1)).__next__
 _current: Final[ContextVar[Context]] = ContextVar("dragoman_request", default=())
 set_context: Final = _current.set
 
@@ -69,7 +70,7 @@ def new_context(client_id: str) -> Context:
 def values(context: Context) -> tuple[str, ...]:
     """Return the values of `FIELDS` that are known; for a batch the request ids of all."""
     if isinstance(context, int):
-        return (f"{PREFIX.decode()}{context:08x}",)
+        return (f"{PREFIX.decode()}{context}",)
     return context if isinstance(context, tuple) else (",".join(filter(None, map(request_id, context))),)
 
 

@@ -17,6 +17,9 @@ _CODEC_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, *SECONDS)
 _STAGES = ("parse", "format")
 
 
+Statuses = defaultdict[Any, int]  # HTTP statuses or names of gRPC's
+
+
 class TransportCounters:
     """Plain numbers, which the thread of the event loop counts.
 
@@ -29,11 +32,11 @@ class TransportCounters:
         self.rejected: Counter[str] = Counter()
         self.open_connections: list[Callable[[], int]] = []
         # Storing in a Counter takes 1 us, as it calls a method of Python; in a defaultdict 0.05 us.
-        self._statuses: defaultdict[str, defaultdict[Any, int]] = defaultdict(lambda: defaultdict(int))
+        self._statuses: defaultdict[str, Statuses] = defaultdict(lambda: defaultdict(int))
         self._codec: dict[tuple[str, str], Histogram] = {}
         self.unmatched = self.statuses("none")
 
-    def statuses(self, protocol: str) -> defaultdict[Any, int]:
+    def statuses(self, protocol: str) -> Statuses:
         """Return the responses of a protocol by status."""
         return self._statuses[protocol]
 

@@ -280,7 +280,7 @@ class GrpcCall:
 
     def count(self, status: str) -> None:
         """Count the end of the call."""
-        self._server.executor.counters.statuses(self.headers.service)[status] += 1
+        self.headers.statuses[status] += 1
 
     # --- the end -------------------------------------------------------------------------------------------------
 

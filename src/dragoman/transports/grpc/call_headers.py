@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from dragoman.protocols.wire import Headers
 from dragoman.system.request_context import client_request_id
+from dragoman.transports.counters import Statuses, TransportCounters
 from dragoman.transports.grpc.handlers import GrpcError, Handler
 from dragoman.transports.http2.fields import Field, encode_fields
 from dragoman.transports.http2.request import Http2Headers
@@ -82,20 +83,23 @@ _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 class CallHeaders:
     """Headers of a call. `metadata`: without the fields of gRPC itself and without binary values. `encoding`: of
     compressed messages, or "". `error`: why the call is rejected, or None. `health`: it is a health check.
-    `request_id`: the client's, or ""."""
+    `request_id`: the client's, or "". `statuses`: ended calls of the service by status."""
 
     handler: Handler | None
     metadata: Mapping[str, str]
     timeout_s: float | None
     encoding: str
     error: GrpcError | None
-    health: bool = False
-    request_id: str = ""
-    service: str = "none"
-    path: str = ""
+    health: bool
+    request_id: str
+    service: str
+    path: str
+    statuses: Statuses
 
 
-def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -> CallHeaders:
+def parse_call_headers(
+    headers: Http2Headers, handlers: Mapping[str, Handler], counters: TransportCounters
+) -> CallHeaders:
     """Return the headers of the call that a request begins."""
     fields = dict(headers.fields)
     handler, error = handlers.get(headers.path), None
@@ -118,8 +122,9 @@ def parse_call_headers(headers: Http2Headers, handlers: Mapping[str, Handler]) -
     health = handler is not None and handler.health
     encoding = "" if encoding == "identity" else encoding
     service = "none" if handler is None else headers.path.split("/")[1]
+    statuses, request_id = counters.statuses(service), client_request_id(fields)
     return CallHeaders(
-        handler, metadata, timeout_s, encoding, error, health, client_request_id(fields), service, headers.path
+        handler, metadata, timeout_s, encoding, error, health, request_id, service, headers.path, statuses
     )
 
 

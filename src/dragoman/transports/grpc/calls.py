@@ -4,6 +4,7 @@ import asyncio
 import errno
 import math
 import ssl
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -63,9 +64,10 @@ class ConnectionCalls:
 class Admission:
     """Counts the calls under way. A call counts until its work has ended, also if its client has left before."""
 
-    __slots__ = ("_addresses", "_calls", "_max_calls", "_max_calls_per_address")
+    __slots__ = ("_addresses", "_calls", "_max_calls", "_max_calls_per_address", "_rejected")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, rejected: Counter[str]) -> None:
+        self._rejected = rejected
         self._max_calls = limits.max_grpc_calls
         self._max_calls_per_address = limits.max_grpc_calls_per_address or math.inf
         self._calls = 0
@@ -79,17 +81,17 @@ class Admission:
             of = connection.calls = ConnectionCalls(self._addresses.setdefault(connection.address, AddressCalls()))
         if health:
             if of.health_checks >= MAX_HEALTH_CALLS:
-                return _resource_exhausted(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
+                return self._reject(f"this connection has {MAX_HEALTH_CALLS} health checks under way already")
             of.health_checks += 1
             return None
         if connection.reserved:
-            return GrpcError("UNAVAILABLE", TOO_MANY_CONNECTIONS.message)
+            return self._reject(TOO_MANY_CONNECTIONS.message, "UNAVAILABLE")
         if self._calls >= self._max_calls:
-            return _resource_exhausted(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
+            return self._reject(f"the server has {self._max_calls} calls under way already (max_grpc_calls)")
         address = of.address
         if address.calls >= self._max_calls_per_address:
             most = self._max_calls_per_address
-            return _resource_exhausted(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
+            return self._reject(f"this address has {most} calls under way already (max_grpc_calls_per_address)")
         self._calls += 1
         address.calls += 1
         return None
@@ -103,9 +105,9 @@ class Admission:
             self._calls -= 1
             of.address.calls -= 1
 
-
-def _resource_exhausted(message: str) -> GrpcError:
-    return GrpcError("RESOURCE_EXHAUSTED", message)
+    def _reject(self, message: str, status: str = "RESOURCE_EXHAUSTED") -> GrpcError:
+        self._rejected["grpc_calls"] += 1
+        return GrpcError(status, message)
 
 
 _NOT_GRPC = encode_fields([(b":status", b"415"), (b"content-length", b"0")])
@@ -141,7 +143,7 @@ class GrpcCalls:
         self._restricted: WeakKeyDictionary[Grant, Mapping[str, Handler]] = WeakKeyDictionary()
         self.handlers: Mapping[str, Handler] = make_handlers(engine, protocols, self.stopping, executor)
         self._calls: set[GrpcCall] = set()
-        self._admission = Admission(limits)
+        self._admission = Admission(limits, executor.counters.rejected)
         self._idle: asyncio.Future[None] | None = None
 
     # --- streams -------------------------------------------------------------------------------------------------
@@ -149,7 +151,8 @@ class GrpcCalls:
     def open(self, stream: Http2Stream, headers: Http2Headers, ended: bool) -> Http2Handler:
         """Begin a request."""
         if not headers.note:
-            headers.note.append(parse_call_headers(headers, self.handlers) if headers.is_grpc else None)
+            note = parse_call_headers(headers, self.handlers, self.executor.counters) if headers.is_grpc else None
+            headers.note.append(note)
         call_headers: CallHeaders | None = headers.note[0]
         if call_headers is None:
             return self._other(stream, headers, ended)
@@ -159,7 +162,7 @@ class GrpcCalls:
                 call_headers = self._authorize(self._access, call_headers, headers.path, stream.connection)
             except GrpcError as denied:
                 error = denied
-        error = error or self._admit(stream, call_headers)
+        error = error or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
         if isinstance(call_headers.handler, UnaryHandler):
@@ -188,14 +191,8 @@ class GrpcCalls:
             self._restricted[grant] = handlers
         return replace(call, handler=handlers[path])
 
-    def _admit(self, stream: Http2Stream, headers: CallHeaders) -> GrpcError | None:
-        error = self._admission.enter(stream.connection, headers.health)
-        if error is not None:
-            self.executor.counters.rejected["grpc_calls"] += 1
-        return error
-
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
-        self.executor.counters.statuses(headers.service)[error.status] += 1
+        headers.statuses[error.status] += 1
         if self.executor.observer is not None:
             record_rejected(self.executor.observer, headers, error.status)
         request_id = encode_request_id(new_context(headers.request_id))

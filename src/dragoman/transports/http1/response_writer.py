@@ -116,8 +116,7 @@ class Http1ResponseWriter:
         self.started = True
         self.close = False
         self.size = size
-        body: Any = parts[0] if len(parts) == 1 else b"".join(parts)
-        message = b"%b%08x\r\ncontent-length: %d\r\n\r\n%b" % (text, self.context, size, body)
+        message = b"".join((text, b"%d\r\ncontent-length: %d\r\n\r\n" % (self.context, size), *parts))
         self._transport.write(message)
         head.match.statuses[response.status] += 1  # type: ignore[union-attr]  # a plain request has an endpoint
         self._counters.sent += len(message)

@@ -147,18 +147,19 @@ _pack = frames.frame_header.pack
 class BodySender:
     """The windows that the client grants, and the bodies that wait for them.
 
-    While `paused`, the transport has no room and no body is sent. `on_sent(stream)` is called when the response of a
-    stream has been sent completely. `now_s` is a coarse clock that the owner of the connection sets.
+    While `paused`, the transport has no room and no body is sent. `waiting`: streams with bodies to send.
+    `on_sent(stream)` is called when the response of a stream has been sent completely. `now_s` is a coarse clock that
+    the owner of the connection sets.
     """
 
-    __slots__ = ("_on_sent", "_waiting", "_writer", "backlog", "moved_s", "now_s", "paused", "stream_window", "window")
+    __slots__ = ("_on_sent", "_writer", "backlog", "moved_s", "now_s", "paused", "stream_window", "waiting", "window")
 
     def __init__(
         self, writer: FrameWriter, backlog: Backlog, on_sent: Callable[[Http2Stream], None], now_s: float
     ) -> None:
         self._writer = writer
         self._on_sent = on_sent
-        self._waiting: deque[Http2Stream] = deque()
+        self.waiting: deque[Http2Stream] = deque()
         self.backlog = backlog
         self.paused = False
         self.window = frames.DEFAULT_WINDOW
@@ -201,7 +202,7 @@ class BodySender:
         writer = self._writer
         if size > self.window or size > stream.window_out or size > writer.max_frame:
             return False
-        if self.paused or stream.pending or not writer.fits_headers(len(headers) + len(trailers)):
+        if self.paused or stream.pending or len(headers) + len(trailers) > writer.max_whole_block:
             return False
         number = stream.number
         self.window -= size
@@ -227,8 +228,8 @@ class BodySender:
                 stream.pending_bytes += size
                 stream.held_bytes += size
                 self.backlog.size += size
-        if stream.pending and stream not in self._waiting:
-            self._waiting.append(stream)
+        if stream.pending and stream not in self.waiting:
+            self.waiting.append(stream)
         self.pump()
 
     def finish(self, stream: Http2Stream, trailers: bytes) -> None:
@@ -239,16 +240,15 @@ class BodySender:
 
     def drop(self, stream: Http2Stream) -> None:
         """Discard what waits to be sent on a stream."""
-        if stream.pending:
-            self._uncount(stream)
-            stream.pending, stream.pending_bytes = None, 0
-            if stream in self._waiting:
-                self._waiting.remove(stream)
-            self.backlog.changed()
+        self._uncount(stream)
+        stream.pending, stream.pending_bytes = None, 0
+        if stream in self.waiting:
+            self.waiting.remove(stream)
+        self.backlog.changed()
 
     def pump(self) -> None:
         """Send what waits, as far as the windows and the transport allow."""
-        waiting, writer, blocked = self._waiting, self._writer, 0
+        waiting, writer, blocked = self.waiting, self._writer, 0
         if not waiting:
             self.backlog.changed()
             return

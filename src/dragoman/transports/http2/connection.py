@@ -67,15 +67,6 @@ class Http2Connection:
         self.reserved = False
         self.calls: Any = None
 
-    @property
-    def now_s(self) -> float:
-        """A coarse clock, which the owner of the connection sets."""
-        return self.sender.now_s
-
-    @now_s.setter
-    def now_s(self, now_s: float) -> None:
-        self.sender.now_s = now_s
-
     # --- bytes in ------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
@@ -85,7 +76,7 @@ class Http2Connection:
 
     def _read(self, data: bytes) -> None:
         if self.reader.read(data) and not self._blocks.is_open:
-            self._incomplete_since_s = self.now_s
+            self._incomplete_since_s = self.sender.now_s
 
     def count_filled(self, size: int) -> None:
         """Count bytes that were read to `buffer()`."""
@@ -93,7 +84,8 @@ class Http2Connection:
 
     def buffer(self) -> memoryview | None:
         """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
-        return None if self.reader.unparsed else self._body.buffer()
+        body = self._body
+        return None if not body.left or self.reader.unparsed else body.buffer()
 
     def _in_batch(self, function: Callable[[Any], None], argument: Any) -> None:
         writer = self._writer
@@ -140,7 +132,7 @@ class Http2Connection:
             self._handle_block(number, flags & 1 == 1, block)
         else:
             self._blocks.begin(number, flags & 1 == 1, block)
-            self._incomplete_since_s = self.now_s
+            self._incomplete_since_s = self.sender.now_s
 
     def _handle_block(self, number: int, ended: bool, block: bytes) -> None:
         streams = self.streams
@@ -302,20 +294,22 @@ class Http2Connection:
     def _handle_window_update(self, number: int, increment: int) -> None:
         increment &= frames.LARGEST_WINDOW
         self._count_empty_frame()
+        sender = self.sender
         if number == 0:
-            self.sender.widen(increment)
+            sender.widen(increment)
         else:
             self.streams.check_opened(number)
             stream = self.streams.open.get(number)
             if stream is None:
                 return
-            self.sender.widen_stream(stream, increment)
-        self.sender.pump()
+            sender.widen_stream(stream, increment)
+        if sender.waiting:
+            sender.pump()
 
     def _handle_rst_stream(self, number: int, code: int) -> None:
         self.streams.check_opened(number)
         stream = self.streams.open.get(number)
-        if stream is None or self.now_s - stream.began_s < _EARLY_S:
+        if stream is None or self.sender.now_s - stream.began_s < _EARLY_S:
             self._rates.count_reset()
         if stream is not None:
             self.streams.drop(stream, code)
@@ -386,8 +380,10 @@ class Http2Connection:
         self._rates.count_reset()
 
     def _stream_removed(self, stream: Http2Stream) -> None:
-        self._body.forget(stream)
-        self.sender.drop(stream)
+        if self._body.left:
+            self._body.forget(stream)
+        if stream.pending:
+            self.sender.drop(stream)
         if self.draining:
             self._close_if_done()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import hpack
 
-from dragoman.system.request_context import HEADER, PREFIX, Context, request_id
+from dragoman.system.request_context import HEADER, NUMBER_DIGITS, PREFIX, Context, request_id
 from dragoman.transports.http2.frames import COMPRESSION_ERROR, Http2ConnectionError
 
 # Padding is the most significant bits of the code of the end-of-string symbol: ones, and fewer than 8.
@@ -250,16 +250,15 @@ def encode_fields(fields: Iterable[Field]) -> bytes:
     return b"".join(_encode_field(name, value) for name, value in fields)
 
 
-_NUMBER_DIGITS: Final = 8
 # The header x-request-id up to the number in a generated value, and how many numbers have so many digits.
-_REQUEST_ID: Final = b"\0%c%b%c%b" % (len(HEADER), HEADER.encode(), len(PREFIX) + _NUMBER_DIGITS, PREFIX)
-_NUMBERS: Final = 16**_NUMBER_DIGITS
+_REQUEST_ID: Final = b"\0%c%b%c%b" % (len(HEADER), HEADER.encode(), len(PREFIX) + NUMBER_DIGITS, PREFIX)
+_NUMBERS: Final = 10**NUMBER_DIGITS
 
 
 def encode_request_id(context: Context) -> bytes:
     """Return the header x-request-id of a response."""
     if type(context) is int and context < _NUMBERS:
-        return b"%b%08x" % (_REQUEST_ID, context)
+        return _REQUEST_ID + b"%d" % context
     return encode_fields([(HEADER.encode(), request_id(context).encode())])
 
 

@@ -146,10 +146,21 @@ class FrameWriter:
     """Sends frames to `sink`, which takes buffers in order.
 
     While `is_batching`, frames are collected until `flush`. `response_frames` and `body_bytes` count what was sent of
-    responses. `max_frame` is the largest payload that the client accepts.
+    responses. `max_frame` is the largest payload that the client accepts. A header block up to `max_whole_block` bytes
+    is one frame; while a change of the dynamic table is to be announced none is.
     """
 
-    __slots__ = ("_buffers", "_prefix", "_sink", "body_bytes", "is_batching", "max_frame", "response_frames", "size")
+    __slots__ = (
+        "_buffers",
+        "_prefix",
+        "_sink",
+        "body_bytes",
+        "is_batching",
+        "max_frame",
+        "max_whole_block",
+        "response_frames",
+        "size",
+    )
 
     def __init__(self, sink: Callable[[list[Buffer]], None]) -> None:
         self._sink = sink
@@ -158,6 +169,7 @@ class FrameWriter:
         self.size = 0  # about how many bytes wait for `flush`
         self.is_batching = False
         self.max_frame = SMALLEST_FRAME
+        self.max_whole_block = SMALLEST_FRAME
         self.response_frames = self.body_bytes = 0
 
     def send(self, frame: bytes) -> None:
@@ -171,6 +183,7 @@ class FrameWriter:
         """Send a header block: one HEADERS frame and, if it is long, CONTINUATION frames."""
         if self._prefix:
             block, self._prefix = self._prefix + block, b""
+            self.max_whole_block = SMALLEST_FRAME
         most = self.max_frame
         flags = END_STREAM if ended else 0
         first, rest = block[:most], block[most:]
@@ -182,10 +195,6 @@ class FrameWriter:
             kind, flags = CONTINUATION, 0
             first, rest = rest[:most], rest[most:]
         self.send(before + frame(kind, flags | END_HEADERS, number, first))
-
-    def fits_headers(self, size: int) -> bool:
-        """Return whether header blocks of this size need no CONTINUATION and no change of the dynamic table."""
-        return not self._prefix and size <= SMALLEST_FRAME
 
     def add_response(self, buffers: Sequence[Buffer], size: int) -> None:
         """Add the frames of a whole response, whose body has `size` bytes."""
@@ -215,4 +224,4 @@ class FrameWriter:
 
     def disable_dynamic_table(self) -> None:
         """Announce with the next header block that our encoder uses no dynamic table."""
-        self._prefix = _NO_TABLE
+        self._prefix, self.max_whole_block = _NO_TABLE, 0

@@ -68,7 +68,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return
         self.connection.address = client_address(transport)
         self.connection.reserved = not self._listener.admits(self, transport)
-        self._made_s = self._received_s = self.connection.now_s = self._loop.time()
+        self._made_s = self._received_s = self.connection.sender.now_s = self._loop.time()
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self.connection.start()
         self._watch_closely()
@@ -94,7 +94,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _handle_input(self, function: Any, argument: Any) -> None:
         connection = self.connection
-        connection.now_s = self._loop.time()
+        connection.sender.now_s = now_s = self._loop.time()
         self._has_received = True
         try:
             function(argument)
@@ -108,7 +108,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
         if connection.reserved and connection.streams.last and not connection.draining:
             self.drain()
-        if connection.streams.open or connection.incomplete_since_s() < connection.now_s:
+        if connection.streams.open or connection.incomplete_since_s() < now_s:
             self._watch_closely()
 
     def _go_on(self) -> None:
@@ -193,14 +193,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def _watch_closely(self) -> None:
         """Check timeouts soon, because something is expected from the client."""
-        self._listener.wheel.watch(self, self.connection.now_s + self._shortest_s)
+        self._listener.wheel.watch(self, self.connection.sender.now_s + self._shortest_s)
 
     def check_timeouts(self, now_s: float) -> float:
         """Apply the timeouts; return when to check again."""
         connection = self.connection
         if connection.is_closed:
             return 0.0
-        connection.now_s = now_s
+        connection.sender.now_s = now_s
         self._check(now_s)
         waits = (
             connection.streams.open
