@@ -13,6 +13,7 @@ from dragoman.core.calls import DescribeModels, Index, Infer, Load, Request, Unl
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.version_routing import VersionRouting
 
 
 class VersionedRepository(Repository):
@@ -24,7 +25,7 @@ class VersionedRepository(Repository):
         self.default = default
 
     def scan(self) -> dict[str, Source]:
-        return {"m": Source(self.specs, self.default)}
+        return {"m": Source(self.specs, VersionRouting(self.default))}
 
     def specs(self) -> list[ModelSpec]:
         return [ModelSpec(name="m", version=v, runtime="python", target=model) for v, model in self.models.items()]

@@ -6,6 +6,7 @@ from dragoman.core.errors import ModelNotFound
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
+from dragoman.engine.version_routing import VersionRouting
 
 
 def deployments(*versions: str) -> dict[str, Deployment]:
@@ -26,7 +27,7 @@ def deployments(*versions: str) -> dict[str, Deployment]:
 )
 async def test_default_version(versions: list[str], default: str, expected: str) -> None:
     registry = ModelRegistry()
-    registry.put("m", deployments(*versions), default)
+    registry.put("m", deployments(*versions), VersionRouting(default))
     assert registry.find("m").spec.version == expected
     assert all(registry.find("m", v).spec.version == v for v in versions if v)
 

@@ -271,11 +271,14 @@ class Index(ServerCall[tuple[IndexEntry, ...]]):
 class Load(ServerCall[None]):
     """Load the model of the request, or reload it from disk, without failing calls in flight.
 
-    With a `url`, register the model at that path under a name that is not in use.
+    With a `url`, register the model at that path under a name that is not in use. `version_weights`, such as
+    "1=90,2=10", replaces the shares of requests that versions get, and loads no more than the version of the request,
+    if it has one; "" removes the shares.
     """
 
     token: str = field(repr=False, default="")
     url: str = ""
+    version_weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

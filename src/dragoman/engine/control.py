@@ -11,6 +11,7 @@ from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
 
@@ -85,6 +86,7 @@ class ModelControl:
                     await _start_all(name, versions)
                 except DragomanError as error:
                     log.error("%s", error.message)
+            await self._check_routing(name, self._registry.by_version(name))
             if any(d.retries for d in versions):
                 numbers = [d.spec.version for d in versions]
                 self._start_loading(name, self._retry(name, versions), numbers, is_retry=True)
@@ -92,7 +94,7 @@ class ModelControl:
         tasks: list[asyncio.Task[None]] = []
         for name, source in self._initial_sources().items():
             versions = self._deployments(source.specs())
-            self._registry.put(name, versions, source.default_version)  # LOADING from now on
+            self._registry.put(name, versions, source.routing)  # LOADING from now on
             tasks.append(self._start_loading(name, load(name, list(versions.values())), versions))
         try:
             await asyncio.gather(*tasks)
@@ -102,18 +104,33 @@ class ModelControl:
             if current is not None and current.cancelling():
                 raise
 
-    async def load(self, name: str, version: str = "", url: str = "") -> None:
+    async def load(self, name: str, version: str = "", url: str = "", version_weights: str | None = None) -> None:
         """Load or reload a model, or one version of it; with a `url`, register the model at that path.
+
+        With `version_weights` only these are changed, after the version is loaded, if there is one. They stay until
+        the whole model is loaded again.
 
         Raises InvalidInput if there is no such model or it cannot be loaded, and OutOfMemory; the old version
         stays then. AlreadyLoaded for a `url` if the name is in use. NotReady if the server is shutting down.
         """
+        if version_weights is not None and not version:
+            await self._wait_for_loading(name)
+            self._registry.select(name)
+            self._registry.set_routing(name, self._registry.routing(name).override(version_weights))
+            self._changed()
+            return
         source = await asyncio.to_thread(self._find_source, name, url or self._url(name))
         await self._wait_for_loading(name)
         if url and self._registry.versions(name):
             raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
         versions = self._select_versions(name, source, version)
-        replacing = self._replace(name, versions, source.default_version, keep_others=bool(version))
+        routing, before = source.routing, self._registry.routing(name)
+        if version and before.is_override:
+            routing = before
+        if version_weights is not None:
+            routing = routing.override(version_weights)
+            routing.check_versions(name, {*self._registry.versions(name), version})
+        replacing = self._replace(name, versions, routing, keep_others=bool(version))
         await self._run_to_end(name, replacing, versions)
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
@@ -128,8 +145,8 @@ class ModelControl:
 
         async def replace() -> None:
             for spec in changed:
-                new, default = self._deployments([spec]), self._registry.default(name)
-                await self._replace(name, new, default, keep_others=bool(spec.version))
+                new, routing = self._deployments([spec]), self._registry.routing(name)
+                await self._replace(name, new, routing, keep_others=bool(spec.version))
 
         await self._run_to_end(name, replace(), [spec.version for spec in changed])
 
@@ -239,6 +256,7 @@ class ModelControl:
             try:
                 async with self._gate:
                     await _start_all(name, waiting)
+                await self._check_routing(name, self._registry.by_version(name))
                 log.info("model '%s': loaded after a retry", name)
             except DragomanError as error:
                 if error.message != logged:
@@ -267,15 +285,29 @@ class ModelControl:
         task.add_done_callback(done)
         return task
 
-    async def _replace(self, name: str, versions: dict[str, Deployment], default: str, *, keep_others: bool) -> None:
+    async def _check_routing(self, name: str, versions: Mapping[str, Deployment]) -> None:
+        """Make the versions of a model unavailable if some that share requests differ in what clients see of them."""
+        try:
+            self._registry.routing(name).check_compatible(versions)
+        except InvalidInput as error:
+            log.error("%s", error.message)
+            for deployment in versions.values():
+                deployment.reason = error.message
+                await deployment.close()
+
+    async def _replace(
+        self, name: str, versions: dict[str, Deployment], routing: VersionRouting, *, keep_others: bool
+    ) -> None:
         """Load new versions, then replace the old ones, which drain while the new ones answer."""
         # A registered model is listed once it is loaded: until then the readiness of the server does not change.
         is_registered = any(d.spec.url for d in versions.values())
         is_first = not is_registered and not self._registry.versions(name)
         if is_first:
-            self._registry.put(name, versions, default)
+            self._registry.put(name, versions, routing)
         try:
             await _start_all(name, list(versions.values()))
+            others = self._registry.by_version(name) if keep_others else {}
+            routing.check_compatible({**others, **versions})
         except BaseException as error:
             await asyncio.gather(*(d.close() for d in versions.values()))
             if is_first and self._registry.versions(name):  # restore the readiness of the server
@@ -288,7 +320,7 @@ class ModelControl:
         if not keep_others:  # every version on disk is loaded now, or not to be served
             self._unserved.pop(name, None)
         if not is_first:
-            self._retire(self._registry.put(name, versions, default, keep_others=keep_others))
+            self._retire(self._registry.put(name, versions, routing, keep_others=keep_others))
         self._changed()
 
     def _retire(self, old: Sequence[Deployment]) -> None:

@@ -46,6 +46,7 @@ from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.siblings import SiblingRegistry
+from dragoman.engine.version_routing import share_family
 from dragoman.system.coroutines import begin, complete, ensure_task
 
 A = TypeVar("A")
@@ -179,7 +180,7 @@ class Engine:
             request = self._registry.resolve_handler(request)
             self._model_of(request, Handle)
         if request.model and not self._draining:
-            return self._registry.find(request.model, request.version).begin(request)
+            return self._registry.route(request.model, request.version).begin(request)
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:
@@ -208,7 +209,7 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._registry.find(self._model_of(request, type(request.call)), request.version)
+        return self._registry.route(self._model_of(request, type(request.call)), request.version)
 
     def _model_of(self, request: Request[Any], able: type[Call[Any]]) -> str:
         """Return the name of the model that a request means. Raises Forbidden if the caller may not use it."""
@@ -280,8 +281,8 @@ class Engine:
         match request.call:
             case Index(_, ready):
                 return self._control.index(ready=ready)
-            case Load(_, url):
-                await self._control.load(check_name(request.model), request.version, url)
+            case Load(_, url, version_weights):
+                await self._control.load(check_name(request.model), request.version, url, version_weights)
             case ScaleModel(_, replicas):
                 await self._control.scale(check_name(request.model), request.version, replicas)
             case Unload():
@@ -290,7 +291,7 @@ class Engine:
 
     async def _call_all(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
         await ensure_task()
-        tasks = [asyncio.ensure_future(self.call(request)) for request in requests]
+        tasks = [asyncio.ensure_future(self.call(request)) for request in self._registry.name_versions(requests)]
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:
@@ -339,6 +340,7 @@ class Engine:
             *batch_families(batches),
             *counters.model_families(own),
             *counters.prometheus_families(),
+            *share_family(self._registry.weighted()),
             *counters.server_families(self._identity.version),
             *(family for source in self.metric_sources for family in source()),
         )

@@ -4,7 +4,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
+from dragoman.engine.version_routing import parse_weights
 from dragoman.settings import SETTINGS
 
 
@@ -23,6 +24,10 @@ class _ModelTable(ModelSpec):
 
     version_policy: Annotated[str, SETTINGS["version_policy"]] = SETTINGS["version_policy"].default
     default_version: Annotated[str, Option("version for requests that name none; default: the newest")] = ""
+    version_weights: Annotated[
+        Mapping[str, float],
+        Option('shares of the requests that name no version, by version (canary), e.g. { "1" = 90, "2" = 10 }'),
+    ] = field(default_factory=dict)
 
 
 MODEL_SETTINGS: Mapping[str, Option] = options(_ModelTable)
@@ -79,6 +84,8 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
     for name, parameters in settings.get("protocols", {}).items():
         if not isinstance(parameters, dict):
             raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
+    if "version_weights" in settings:
+        parse_weights(settings["version_weights"], f"{path}: setting 'version_weights'")
     if settings.get("warmup"):
         settings["warmup"] = str((path if path.is_dir() else path.parent) / settings["warmup"])
     for key in ("inputs", "outputs"):

@@ -1,5 +1,6 @@
 """Deployments by model name and version, and the default version of each model."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -8,8 +9,10 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 
 A = TypeVar("A")
+_NEWEST = VersionRouting()
 
 
 class ModelRegistry:
@@ -18,7 +21,8 @@ class ModelRegistry:
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Deployment]] = {}
         self._single: dict[str, Deployment] = {}  # of models with one version
-        self._defaults: dict[str, str] = {}
+        self._routing: dict[str, VersionRouting] = {}
+        self._weighted: dict[str, WeightedVersions] = {}  # of models with weights
 
     def names(self) -> list[str]:
         return sorted(self._models)
@@ -27,12 +31,17 @@ class ModelRegistry:
         return [self._models[name][version] for name in self.names() for version in self.versions(name)]
 
     def default_versions(self) -> list[Deployment]:
-        """Return the default version of each model."""
-        return [self.find(name) for name in self.names() if self._models[name]]
+        """Return the default version of each model, if it has one."""
+        weighted = self._weighted
+        return [self.find(n) for n in self.names() if self._models[n] and (n not in weighted or weighted[n].is_loaded)]
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, oldest first; empty for an unknown model."""
         return sorted(self._models.get(name, {}), key=_version_key)
+
+    def by_version(self, name: str) -> Mapping[str, Deployment]:
+        """Return the deployments of a model; empty for an unknown model."""
+        return self._models.get(name, {})
 
     def select(self, name: str, version: str = "") -> list[Deployment]:
         """Return all versions of a model, oldest first, or one of them. Raises ModelNotFound."""
@@ -40,19 +49,36 @@ class ModelRegistry:
             return [self.find(name, version)]
         return [self._models[name][each] for each in self.versions(name)]
 
-    def default(self, name: str) -> str:
-        """Return the configured default version, or ""."""
-        return self._defaults.get(name, "")
+    def routing(self, name: str) -> VersionRouting:
+        """Return which version answers requests that name none."""
+        return self._routing.get(name, _NEWEST)
+
+    def set_routing(self, name: str, routing: VersionRouting) -> None:
+        """Change which version answers requests that name none. Raises InvalidInput if it is not possible."""
+        versions = self._models.get(name, {})
+        routing.check_versions(name, versions)
+        routing.check_compatible(versions)
+        self._routing[name] = routing
+        self._update(name)
+
+    def weighted(self) -> list[WeightedVersions]:
+        """Return the models whose versions have weights."""
+        return [self._weighted[name] for name in sorted(self._weighted)]
 
     def put(
-        self, name: str, versions: dict[str, Deployment], default: str = "", *, keep_others: bool = False
+        self,
+        name: str,
+        versions: dict[str, Deployment],
+        routing: VersionRouting = _NEWEST,
+        *,
+        keep_others: bool = False,
     ) -> list[Deployment]:
         """Set the versions of a model; with `keep_others` its other versions stay. Return the replaced deployments."""
         before = self._models.get(name, {})
         others = {v: d for v, d in before.items() if keep_others and v not in versions}
         self._models[name] = {**others, **versions}
-        self._defaults[name] = default
-        self._update_single(name)
+        self._routing[name] = routing
+        self._update(name)
         return [d for v, d in before.items() if v not in others]
 
     def remove(self, name: str, version: str = "") -> list[Deployment]:
@@ -62,28 +88,57 @@ class ModelRegistry:
             del self._models[name][deployment.spec.version]
         if not self._models[name]:
             del self._models[name]
-            self._defaults.pop(name, None)
-        self._update_single(name)
+            self._routing.pop(name, None)
+        self._update(name)
         return removed
 
-    def _update_single(self, name: str) -> None:
-        versions = [*self._models.get(name, {}).values()]
-        if len(versions) == 1:
-            self._single[name] = versions[0]
-        else:
-            self._single.pop(name, None)
+    def _update(self, name: str) -> None:
+        """Derive what depends on the versions of a model and their weights."""
+        versions, weights = self._models.get(name, {}), self.routing(name).weights
+        self._single.pop(name, None)
+        self._weighted.pop(name, None)
+        if weights:
+            self._weighted[name] = WeightedVersions(name, self.routing(name), versions)
+        elif len(versions) == 1:
+            (self._single[name],) = versions.values()
+
+    def route(self, name: str, version: str = "") -> Deployment:
+        """Return the deployment for one call: chosen by weights if it names no version and the model has some.
+
+        Raises ModelNotFound, and NotReady if no version with a weight is loaded.
+        """
+        if not version:
+            if (single := self._single.get(name)) is not None:
+                return single
+            if (weighted := self._weighted.get(name)) is not None:
+                return weighted.choose()
+        return self.find(name, version)
+
+    def name_versions(self, requests: Iterable[Request[Any]]) -> list[Request[Any]]:
+        """Return requests that are one for the client so that one version of each model answers them."""
+        versions: dict[str, str] = {}
+        named = []
+        for each in requests:
+            if each.model in self._weighted and not each.version:
+                version = versions.get(each.model) or self.route(each.model).spec.version
+                each = structs.replace(each, version=versions.setdefault(each.model, version))
+            named.append(each)
+        return named
 
     def find(self, name: str, version: str = "") -> Deployment:
-        """Return the deployment of a model. Raises ModelNotFound.
+        """Return the deployment of a model, for its metadata and state. Raises ModelNotFound and NotReady.
 
-        Without a version it is the configured one if it is loaded, else the newest that is ready, else the newest.
+        Without a version it is the one with the largest weight, else the configured one if it is loaded, else the
+        newest that is ready, else the newest.
         """
         if not version and (single := self._single.get(name)) is not None:
             return single
         versions = self._models.get(name)
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
-        default = self.default(name)
+        if not version and (weighted := self._weighted.get(name)) is not None:
+            return weighted.largest()
+        default = self.routing(name).default_version
         deployment = versions.get(version or (default if default in versions else self._newest(name)))
         if deployment is None:
             existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
@@ -100,7 +155,9 @@ class ModelRegistry:
             if match is not None:
                 handler, params = match
                 call = structs.replace(call, handler=handler, params=params)
-                return structs.replace(request, call=call, model=deployment.spec.name, version=deployment.spec.version)
+                name = deployment.spec.name
+                version = "" if name in self._weighted else deployment.spec.version
+                return structs.replace(request, call=call, model=name, version=version)
         raise PathNotFound(f"no such path: {call.path[:256]}")
 
     def _newest(self, name: str) -> str:

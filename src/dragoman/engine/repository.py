@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -10,10 +10,12 @@ from urllib.parse import unquote, urlsplit
 from dragoman.core.errors import Forbidden, InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
 from dragoman.engine.search import FoundModel, Search, SkippedFile
+from dragoman.engine.version_routing import VersionRouting
 from dragoman.runtimes.recognise import model_file, recognise, why_not
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _EXPECTED_URL = "`url`: expected the absolute path, or the file:// URL, of a folder or file on the server's machine"
+_ROUTING = ("default_version", "version_weights")
 _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 
 
@@ -21,11 +23,11 @@ _POLICY = re.compile(r"latest|all|\d+(?:\s*,\s*\d+)*")
 class Source:
     """The source of a model. specs: returns the versions that are to be served, as they are on disk now.
 
-    default_version: answers requests that name no version; "" stands for the newest.
+    routing: which version answers requests that name none.
     """
 
     specs: Callable[[], list[ModelSpec]]
-    default_version: str = ""
+    routing: VersionRouting = field(default_factory=VersionRouting)
 
 
 class Repository:
@@ -122,27 +124,34 @@ class DiskRepository(Repository):
             names = ", ".join(found.name for found in models)
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
         source = self._source([replace(models[0], name=name)])
-        return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.default_version)
+        return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.routing)
 
     def _source(self, same: Sequence[FoundModel]) -> Source:
-        default = next((str(f.settings["default_version"]) for f in same if "default_version" in f.settings), "")
+        settings: dict[str, Any] = {}
+        for found in reversed(same):
+            settings |= {key: found.settings[key] for key in _ROUTING if key in found.settings}
+        routing = VersionRouting(str(settings.get("default_version", "")), settings.get("version_weights", {}))
 
         def specs() -> list[ModelSpec]:
             specs = [spec for each in same for spec in self._specs(each)]
-            _check_default(default, specs)
+            routing.check_versions(same[0].name, [spec.version for spec in specs])
             return specs
 
-        return Source(specs, default)
+        return Source(specs, routing)
 
     def _specs(self, found: FoundModel) -> list[ModelSpec]:
         if found.error is not None:
             raise found.error
-        fields = {k: v for k, v in found.settings.items() if k not in ("version_policy", "default_version")}
+        fields = {k: v for k, v in found.settings.items() if k not in ("version_policy", *_ROUTING)}
         base = ModelSpec(**{**self._defaults, **fields, "name": found.name})
         if not found.versions:
             return [_with_runtime(base, found.path)]
-        policy = _check_policy(str(found.settings.get("version_policy", self._version_policy)))
-        versions = _select_versions(sorted(found.versions, key=int), policy, found.name)
+        versions, weights = sorted(found.versions, key=int), found.settings.get("version_weights")
+        if weights and "version_policy" not in found.settings:  # `check_versions` reports those that are missing
+            versions = [version for version in versions if version in weights]
+        else:
+            policy = _check_policy(str(found.settings.get("version_policy", self._version_policy)))
+            versions = _select_versions(versions, policy, found.name)
         return [_with_runtime(replace(base, version=v, uri=""), found.versions[v]) for v in versions]
 
 
@@ -176,15 +185,6 @@ def _select_versions(versions: list[str], policy: str, name: str) -> list[str]:
             f"got {', '.join(missing)}"
         )
     return [v for v in versions if v in listed]
-
-
-def _check_default(default: str, served: Sequence[ModelSpec]) -> None:
-    versions = [spec.version for spec in served]
-    if default and default not in versions:
-        names = ", ".join(filter(None, versions)) or "none"
-        raise InvalidInput(
-            f"model '{served[0].name}': default_version '{default}' is not among the versions that are served: {names}"
-        )
 
 
 def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:

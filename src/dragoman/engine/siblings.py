@@ -42,7 +42,7 @@ class SiblingRegistry:
     def unavailable(self, name: str) -> str:
         try:
             deployment = self._registry.find(name)
-        except ModelNotFound as error:
+        except (ModelNotFound, NotReady) as error:
             return error.message
         if deployment.ready:
             return ""
@@ -84,7 +84,7 @@ class SiblingRegistry:
             await self._changed()
 
     async def call(self, request: Request[A]) -> A:
-        deployment = self._registry.find(request.model, request.version)
+        deployment = self._registry.route(request.model, request.version)
         return (await complete(deployment.begin(request, nested=True))).answer
 
 

@@ -73,6 +73,14 @@ def check_load_parameters(parameters: Iterable[str]) -> None:
             )
 
 
+def parse_version_weights(parameters: Mapping[str, object]) -> str | None:
+    """Return the parameter of a load request that divides requests between versions. Raises InvalidInput."""
+    weights = parameters.get("version_weights")
+    if weights is not None and not isinstance(weights, str):
+        raise InvalidInput(f"parameter 'version_weights': expected text such as '1=90,2=10', got {weights!r}")
+    return weights
+
+
 def parse_content_type(parameters: Parameters, name: str) -> str:
     """Return the content type of a requested output, "" without one. Raises InvalidInput unless it is a string."""
     content_type = parameters.get("content_type", "")

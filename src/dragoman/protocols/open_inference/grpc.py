@@ -246,7 +246,8 @@ def _repository_index(request: GrpcRequest) -> EngineCall[tuple[IndexEntry, ...]
 
 def _repository_load(request: GrpcRequest) -> EngineCall[None, bytes]:
     message = m.parse_message(m.RepositoryModelLoadRequest, request.body)
-    load = _control_request(Load(bearer_token(request.metadata)), message, request)
+    weights = oip.parse_version_weights(m.parameters_from_proto(message.parameters, ""))
+    load = _control_request(Load(bearer_token(request.metadata), version_weights=weights), message, request)
     return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
 
 

@@ -45,6 +45,7 @@ from dragoman.protocols.open_inference.extensions import (
     check_load_parameters,
     classify_outputs,
     metadata_tensors,
+    parse_version_weights,
 )
 from dragoman.protocols.open_inference.rest_request import (
     RestOutputOptions,
@@ -206,7 +207,8 @@ class OpenInferenceRest:
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
         check_load_parameters(parameters)
-        return self._control(Load(control_token(http.headers)), http, parameters)
+        weights = parse_version_weights(parameters)
+        return self._control(Load(control_token(http.headers), version_weights=weights), http, parameters)
 
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}

@@ -1,0 +1,330 @@
+"""Canary: requests that name no version are divided between versions by weights."""
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman import errors
+from dragoman.core.calls import (
+    ConcurrentCalls,
+    Describe,
+    DescribeModels,
+    Handle,
+    Index,
+    Infer,
+    Load,
+    Measure,
+    Ready,
+    Request,
+    ScaleModel,
+    Unload,
+)
+from dragoman.core.tensor import Tensor
+from dragoman.engine.engine import Engine
+from dragoman.server import open_engine
+
+MODEL = """
+import pathlib
+import numpy as np
+import dragoman
+from dragoman import FP64, TensorSpec
+from dragoman.core.calls import Handled
+
+class Model(dragoman.Model):
+    placement = "inline"
+    inputs = (TensorSpec("x", FP64, (-1,)),)
+    outputs = (TensorSpec("version", {datatype}, (-1,)),)
+    {extra}
+
+    def infer(self, call):
+        return {{"version": np.full_like(call.inputs["x"].data, {version})}}
+
+    def unavailable(self):
+        return "maintenance" if pathlib.Path(__file__).with_name("down").exists() else ""
+"""
+HANDLER = """
+    handlers = ("POST /version",)
+
+    def handle(self, call):
+        return Handled(b"{version}")
+"""
+GRADIENT = "def gradient(self, call): return np.zeros(1)"
+X = {"x": np.zeros(1)}
+
+
+def write(folder: Path, version: str, datatype: str = "dragoman.FP64", extra: str = "", source: str = "") -> None:
+    (folder / version).mkdir(parents=True, exist_ok=True)
+    text = MODEL.format(version=version, datatype=datatype, extra=extra.replace("{version}", version))
+    (folder / version / "model.py").write_text(source or text)
+
+
+def write_settings(folder: Path, weights: str = "", **settings: object) -> None:
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    folder.mkdir(exist_ok=True)
+    (folder / "dragoman.toml").write_text(f"[model]\n{lines}{weights and f'version_weights = {weights}'}\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with the versions 1, 2 and 3."""
+    for version in ("1", "2", "3"):
+        write(tmp_path / "m", version)
+    return tmp_path / "m"
+
+
+async def count(engine: Engine, requests: int = 40) -> dict[str, int]:
+    """Return how many of the requests each version answered."""
+    found: Counter[str] = Counter()
+    for _ in range(requests):
+        response = await engine.call(Request(Infer({"x": Tensor.of(X["x"])}), "m"))
+        assert response.answer.outputs["version"].data.tolist() == [float(response.version)]
+        found[response.version] += 1
+    return dict(found)
+
+
+async def load(engine: Engine, version: str = "", weights: str | None = None) -> None:
+    await engine.call(Request(Load("", version_weights=weights), "m", version))
+
+
+async def shares(engine: Engine) -> dict[str, float]:
+    families = {family.name: family for family in (await engine.call(Request(Measure()))).answer}
+    family = families.get("dragoman_version_share_ratio")
+    return {s.labels["version"]: s.value for s in family.samples} if family is not None else {}
+
+
+async def test_requests_are_divided_in_proportion_to_the_weights(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 3, "2" = 1.0, "3" = 0 }')
+    async with open_engine(folder) as engine:
+        found = await count(engine, 400)
+        # The standard deviation of 400 draws is 8.7: six of them are exceeded once in 5e8 runs.
+        assert set(found) == {"1", "2"}
+        assert abs(found["1"] - 300) < 52
+        assert await shares(engine) == {"1": 0.75, "2": 0.25}
+        calls = {f.name: f for f in (await engine.call(Request(Measure()))).answer}["dragoman_calls_total"]
+        assert {s.labels["version"]: s.value for s in calls.samples} == found
+
+
+async def test_a_request_that_names_a_version_gets_that_version(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 0 }')
+    async with open_engine(folder) as engine:
+        assert (await engine.infer("m", X, version="2"))["version"].tolist() == [2]
+        assert await count(engine) == {"1": 40}
+
+
+async def test_versions_with_weights_are_served_beside_no_others(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 1 }')
+    async with open_engine(folder) as engine:
+        assert {d.spec.version for d in engine.deployments()} == {"1", "2"}
+
+
+async def test_weights_change_at_run_time_without_a_reload(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 0 }')
+    async with open_engine(folder, control_open=True) as engine:
+        before = engine.deployments()
+        assert await count(engine) == {"1": 40}
+        await load(engine, weights="1=0, 2=5")
+        assert await count(engine) == {"2": 40}
+        await load(engine, weights="")  # the newest again
+        assert await count(engine) == {"2": 40}
+        assert await shares(engine) == {}
+        await load(engine, weights="1=1")
+        assert await count(engine) == {"1": 40}
+        assert engine.deployments() == before
+
+
+async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
+    write_settings(folder, version_policy="1")
+    async with open_engine(folder, control_open=True) as engine:
+        (first,) = engine.deployments()
+        write_settings(folder, version_policy="all")
+        await load(engine, "2", "1=1,2=0")
+        assert engine.deployments()[0] is first
+        assert await count(engine) == {"1": 40}
+        await load(engine, "3")  # weights that a load call set are kept by loads of one version
+        assert await count(engine) == {"1": 40}
+        assert await shares(engine) == {"1": 1.0}
+        await load(engine)  # and end when the whole model is loaded
+        assert await count(engine) == {"3": 40}
+
+
+async def test_scaling_keeps_the_weights(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 0 }', placement="thread")
+    async with open_engine(folder, control_open=True) as engine:
+        await engine.call(Request(ScaleModel("", 2), "m"))
+        assert await count(engine, 5) == {"1": 5}
+
+
+@pytest.mark.parametrize(
+    ("version", "weights", "message"),
+    [
+        ("", "1=1,7=1", "version_weights: version '7' is not among the versions that are served: 1, 2"),
+        ("2", "1=1,7=1", "version_weights: version '7' is not among the versions that are served"),
+        ("", "1", "expected text such as '1=90,2=10', got '1'"),
+        ("", "1=1,1=2", "expected text such as '1=90,2=10'"),
+        ("", "=1", "expected text such as '1=90,2=10'"),
+        ("", "1=nan", "expected text such as '1=90,2=10'"),
+        ("", "1=-1", "expected text such as '1=90,2=10'"),
+        ("", "1=0,2=0", "at least one above 0"),
+        ("", "1=1e308,2=1e308", "at least one above 0"),
+    ],
+)
+async def test_invalid_weights_at_run_time_change_nothing(
+    folder: Path, version: str, weights: str, message: str
+) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 0 }')
+    async with open_engine(folder, control_open=True) as engine:
+        with pytest.raises(errors.InvalidInput, match=message):
+            await load(engine, version, weights)
+        assert await count(engine, 5) == {"1": 5}
+        with pytest.raises(errors.ModelNotFound):
+            await engine.call(Request(Load("", version_weights="1=1"), "unknown"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "settings", "message"),
+    [
+        ('{ "1" = 1, "7" = 1 }', {}, "version_weights: version '7' is not among the versions that are served: 1"),
+        ('{ "7" = 1 }', {}, "version_weights: version '7' is not among the versions that are served: none"),
+        ('{ "1" = 1, "2" = 1 }', {"version_policy": "latest"}, "version '1' is not among .* served: 3"),
+        ('{ "1" = 1 }', {"default_version": "1"}, "expected default_version or version_weights, got both"),
+        ('{ "1" = "x" }', {}, "setting 'version_weights': expected versions with numbers.* got 'x' for version '1'"),
+        ('{ "1" = true }', {}, "got True for version '1'"),
+        ('{ "1" = -1 }', {}, "got -1 for version '1'"),
+        ('{ "1" = inf }', {}, "got inf for version '1'"),
+        ('{ "1" = 0 }', {}, "at least one above 0"),
+        ("3", {}, "setting 'version_weights': expected table, got 3"),
+    ],
+)
+async def test_invalid_weights_in_the_settings(
+    folder: Path, weights: str, settings: dict[str, Any], message: str
+) -> None:
+    write_settings(folder, weights, **settings)
+    with pytest.raises(errors.InvalidInput, match=message):
+        async with open_engine(folder):
+            pass
+    (folder / "dragoman.toml").unlink()
+    async with open_engine(folder, control_open=True) as engine:
+        write_settings(folder, weights, **settings)
+        with pytest.raises(errors.InvalidInput, match=message):
+            await load(engine)
+        assert await count(engine, 5) == {"3": 5}
+
+
+async def test_a_version_that_is_not_ready_gets_no_requests(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 1, "3" = 0 }')
+    write(folder, "1", source="raise ValueError('bad file')")
+    async with open_engine(folder, control_open=True) as engine:
+        with caplog.at_level(logging.WARNING, "dragoman.engine"):
+            assert await count(engine) == {"2": 40}
+            assert await shares(engine) == {"1": 0, "2": 1}
+        warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        assert warnings == ["shares of versions changed, those that are not ready get 0: model=m 1=0 2=1"]
+        write(folder, "1")
+        await load(engine, "1")
+        assert set(await count(engine)) == {"1", "2"}  # all of one version: once in 5e11 runs
+        await engine.call(Request(Unload(""), "m", "1"))
+        assert await count(engine) == {"2": 40}
+        await engine.call(Request(Unload(""), "m", "2"))
+        with pytest.raises(errors.NotReady, match="no version with a weight is loaded: expected 1, 2"):
+            await count(engine)
+        assert (await engine.infer("m", X, version="3"))["version"].tolist() == [3]
+        assert [d.name for d in (await engine.call(Request(DescribeModels()))).answer] == []
+
+
+async def test_shares_follow_the_availability_of_a_version(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 3, "2" = 1 }')
+    for version in ("1", "2"):
+        (folder / version / "down").touch()
+    async with open_engine(folder) as engine:
+        while engine.deployments()[0].ready or engine.deployments()[1].ready:
+            await engine.changed()
+        assert not (await engine.call(Request(Ready(), "m"))).answer
+        assert await shares(engine) == {"1": 0, "2": 0}
+        assert await count(engine, 5) == {"1": 5}  # the largest weight, whose error or response the client gets
+        (folder / "2" / "down").unlink()
+        while not engine.deployments()[1].ready:
+            await engine.changed()
+        assert (await engine.call(Request(Ready(), "m"))).answer
+        assert await count(engine, 5) == {"2": 5}
+
+
+async def test_metadata_is_that_of_the_version_with_the_largest_weight(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 60, "2" = 40 }')
+    async with open_engine(folder) as engine:
+        assert engine.deployments()[0].spec.version == "1"
+        description = (await engine.call(Request(Describe(), "m"))).answer
+        assert description.path == str(folder / "1")
+        assert description.versions == ("1", "2")
+
+
+INCOMPATIBLE = {
+    "inputs": MODEL.format(version=2, datatype="FP64", extra="").replace('"x"', '"z"'),
+    "outputs: expected 'version' FP64 .-1., got 'version' FP32": MODEL.format(
+        version=2, datatype="dragoman.FP32", extra=""
+    ),
+    "supported calls": MODEL.format(version=2, datatype="FP64", extra=GRADIENT),
+    "supported calls: expected Infer, got Handle": MODEL.format(version=2, datatype="FP64", extra=HANDLER),
+    "handlers: expected POST /other": MODEL.format(version=2, datatype="FP64", extra=HANDLER),
+    "streaming": MODEL.format(version=2, datatype="FP64", extra="").replace("return {", "yield {"),
+}
+
+
+@pytest.mark.parametrize("difference", INCOMPATIBLE)
+async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Path, difference: str) -> None:
+    message = f"model 'm': version_weights: versions '1' and '2' differ in {difference}"
+    write(folder, "2", source=INCOMPATIBLE[difference])
+    if difference.startswith("handlers"):
+        write(folder, "1", extra=HANDLER.replace("/version", "/other"))
+    write_settings(folder, '{ "1" = 1, "2" = 0 }')
+    async with open_engine(folder, control_open=True) as engine:
+        with pytest.raises(errors.InvalidInput, match=message):
+            await load(engine, weights="1=1,2=1")
+        with pytest.raises(errors.InvalidInput, match=message):
+            await load(engine, "2", "1=1,2=1")
+        write_settings(folder, '{ "1" = 1, "2" = 1 }')
+        with pytest.raises(errors.InvalidInput, match=message):
+            await load(engine)
+        assert await count(engine) == {"1": 40}
+    async with open_engine(folder, control_open=True) as engine:  # at the start
+        with pytest.raises(errors.NotReady, match=message):
+            await engine.infer("m", X)
+        assert not engine.ready()
+        states = (await engine.call(Request(Index("")))).answer
+        assert {(e.state, e.reason[:31]) for e in states} == {("UNAVAILABLE", message[:31])}
+
+
+async def test_handlers_follow_the_weights(folder: Path) -> None:
+    for version in ("1", "2"):
+        write(folder, version, extra=HANDLER)
+    write_settings(folder, '{ "1" = 0, "2" = 1 }')
+    async with open_engine(folder, control_open=True) as engine:
+        call = Request(Handle(method="POST", path="/version"))
+        assert (await engine.call(call)).answer.content == b"2"
+        await load(engine, weights="1=1")
+        assert (await engine.call(call)).answer.content == b"1"
+
+
+async def test_streams_follow_the_weights(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 0 }')
+    async with open_engine(folder) as engine:
+        call = Request(Infer({"x": Tensor.of(X["x"])}), "m")
+        assert [response.version async for response in engine.stream(call)] == ["1"]
+
+
+async def test_one_version_answers_the_calls_of_one_request(folder: Path) -> None:
+    write_settings(folder, '{ "1" = 1, "2" = 1 }')
+    async with open_engine(folder) as engine:
+        call = Infer({"x": Tensor.of(X["x"])})
+        seen = set()
+        for _ in range(20):
+            several = ConcurrentCalls((Request(call, "m"), Request(call, "m"), Request(call, "m", "1")))
+            first, second, third = (await engine.call(Request(several))).answer
+            assert first.version == second.version
+            assert third.version == "1"
+            seen.add(first.version)
+        assert seen == {"1", "2"}  # otherwise in one of 5e5 runs
