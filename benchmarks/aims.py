@@ -17,11 +17,11 @@ class MinRatio:
     bench: str
     workload: str
     base: str
-    least: float
+    minimum: float
     connections: int = 16
 
     def describe(self) -> str:
-        return f"at least {self.least:g} times {self.base}"
+        return f"at least {self.minimum:g} times {self.base}"
 
     def measured(self, rows: Rows) -> float | None:
         return self._find(rows, "ratios")
@@ -31,15 +31,15 @@ class MinRatio:
         return self._find(rows, "cpu_ratios")
 
     def _find(self, rows: Rows, key: str) -> float | None:
-        wanted = (self.workload, self.connections, OURS)
+        row_key = (self.workload, self.connections, OURS)
         for row in rows:
-            if (row["workload"], row["connections"], row["server"]) == wanted:
+            if (row["workload"], row["connections"], row["server"]) == row_key:
                 ratio: float | None = row[key].get(self.base)
                 return ratio
         return None
 
     def is_met(self, measured: float) -> bool:
-        return measured >= self.least
+        return measured >= self.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Maximum:
     workload: str
     key: str
     unit: str
-    most: float
+    maximum: float
     server: str = OURS
 
     def describe(self) -> str:
-        return f"at most {self.most:.3g} {self.unit}"
+        return f"at most {self.maximum:.3g} {self.unit}"
 
     def measured(self, rows: Rows) -> float | None:
         values = [row[self.key] for row in rows if row["server"] == self.server and self.key in row]
@@ -64,7 +64,7 @@ class Maximum:
         """Return None: the value is not a ratio."""
 
     def is_met(self, measured: float) -> bool:
-        return measured <= self.most
+        return measured <= self.maximum
 
 
 _MIB_IN_MB = 1.048576

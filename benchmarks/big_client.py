@@ -1,4 +1,4 @@
-"""Clients that send a tensor of any size and check what comes back, and hold no more than a piece of it."""
+"""Clients that send a tensor of any size and check the response, without holding more than a chunk of it."""
 
 import json
 import socket
@@ -14,85 +14,85 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields
 
 _BLOCK = 1 << 20
-# Of a length that no page or frame has, so that a piece at a wrong place shows.
+# Its length is no multiple of a page or frame, so that a misplaced chunk is detected.
 _PATTERN = np.random.default_rng(7).bytes(_BLOCK - 3)
 _REPEATED = memoryview(_PATTERN * 3)
-_PATIENCE_S = 300
-_FRAME = 1 << 18  # our server takes them four times as large; the first waits for it to say so
+_TIMEOUT_S = 300
+_FRAME = 1 << 18  # our server accepts frames four times as large
 
 
-class Checked:
-    """Compares what comes with the pattern. Raises ValueError at the first byte that is wrong."""
+class PatternCheck:
+    """Compare received bytes with the pattern. Raises ValueError at the first chunk that differs."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.at = 0
+        self.offset = 0
 
-    def take(self, piece: memoryview) -> None:
-        begin = self.at % len(_PATTERN)
-        if self.at + len(piece) > self.size or _REPEATED[begin : begin + len(piece)] != piece:
-            raise ValueError(f"the answer is not right within {len(piece)} bytes from byte {self.at} on")
-        self.at += len(piece)
+    def feed(self, chunk: memoryview) -> None:
+        begin = self.offset % len(_PATTERN)
+        if self.offset + len(chunk) > self.size or _REPEATED[begin : begin + len(chunk)] != chunk:
+            raise ValueError(f"wrong response within {len(chunk)} bytes from byte {self.offset} on")
+        self.offset += len(chunk)
 
-    def done(self) -> None:
-        if self.at != self.size:
-            raise ValueError(f"expected {self.size} bytes, got {self.at}")
+    def finish(self) -> None:
+        if self.offset != self.size:
+            raise ValueError(f"expected {self.size} bytes, got {self.offset}")
 
 
-def pieces(size: int, most: int = _BLOCK) -> Any:
-    """The tensor, piece by piece."""
-    at = 0
-    while at < size:
-        count, begin = min(most, size - at), at % len(_PATTERN)
+def pattern_chunks(size: int, max_size: int = _BLOCK) -> Any:
+    """Yield the tensor in chunks."""
+    offset = 0
+    while offset < size:
+        count, begin = min(max_size, size - offset), offset % len(_PATTERN)
         yield _REPEATED[begin : begin + count]
-        at += count
+        offset += count
 
 
 # --- REST ------------------------------------------------------------------------------------------------------
 
 
 def rest(port: int, model: str, size: int) -> None:
-    """Binary tensor data there and back."""
+    """Send and receive binary tensor data."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     request_headers = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(head) + size}\r\n"
         f"inference-header-content-length: {len(head)}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         connection.sendall(request_headers.encode() + head)
-        for piece in pieces(size):
-            connection.sendall(piece)
+        for chunk in pattern_chunks(size):
+            connection.sendall(chunk)
         _read_rest(connection, size)
 
 
 def _read_rest(connection: socket.socket, size: int) -> None:
-    came: Any  # a reader with a buffer
-    with connection.makefile("rb", 1 << 16) as came:
-        status, headers = came.readline(), {}
-        while line := came.readline().strip():
+    received: Any
+    with connection.makefile("rb", 1 << 16) as received:
+        status, headers = received.readline(), {}
+        while line := received.readline().strip():
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.lower()] = value.strip()
         length = int(headers["content-length"])
         if b" 200 " not in status:
-            raise ValueError(f"refused with {status!r}: {came.read(min(length, 500))!r}")
-        came.read(int(headers["inference-header-content-length"]))
-        checked, room = Checked(size), memoryview(bytearray(_BLOCK))
-        while count := came.readinto(room[: min(_BLOCK, size - checked.at)]):
-            checked.take(room[:count])
-        checked.done()
+            raise ValueError(f"rejected with {status!r}: {received.read(min(length, 500))!r}")
+        received.read(int(headers["inference-header-content-length"]))
+        check, buffer = PatternCheck(size), memoryview(bytearray(_BLOCK))
+        while count := received.readinto(buffer[: min(_BLOCK, size - check.offset)]):
+            check.feed(buffer[:count])
+        check.finish()
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------
 
 
 def grpc(port: int, model: str, size: int) -> None:
-    """Raw contents there and back, in frames of HTTP/2 made by hand."""
+    """Send and receive raw contents, with hand-written HTTP/2 frames."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [size // 4]}
     message = ModelInferRequest(model_name=model, inputs=[tensor]).SerializeToString()
     message += b"\x3a" + _varint(size)  # raw_input_contents
     start = b"\0" + (len(message) + size).to_bytes(4) + message
-    with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         call = _Call(connection, size)
         reading = threading.Thread(target=call.read)
         reading.start()
@@ -102,56 +102,58 @@ def grpc(port: int, model: str, size: int) -> None:
 
 
 class _Call:
-    """One call: its frames are sent in one thread, and read in another."""
+    """One call: its frames are sent in one thread and received in another."""
 
     def __init__(self, connection: socket.socket, size: int) -> None:
         self._connection = connection
         self._size = size
-        self._room = threading.Condition()
+        self._window_changed = threading.Condition()
         self._windows = {0: frames.DEFAULT_WINDOW, 1: frames.DEFAULT_WINDOW}
         self._first = frames.DEFAULT_WINDOW
-        self._checked = Checked(size)
-        self._head = bytearray()  # of the message: its prefix, and what comes before the tensor
+        self._check = PatternCheck(size)
+        self._head = bytearray()  # the message prefix and the bytes before the tensor
         self._skip = -1
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
 
     def send(self, start: bytes) -> None:
         fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", GRPC_PATH.encode()), (b":authority", b"x")]
         fields += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
-        said = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.LARGEST_WINDOW})
-        said += frames.window_update(0, frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
-        said += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, encode_fields(fields))
-        self._connection.sendall(said + frames.frame(frames.DATA, 0, 1, start))
+        preface = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.LARGEST_WINDOW})
+        preface += frames.window_update(0, frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
+        preface += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, encode_fields(fields))
+        self._connection.sendall(preface + frames.frame(frames.DATA, 0, 1, start))
         self._spend(len(start))
-        left = self._size
-        for piece in pieces(self._size, _FRAME):
-            left -= len(piece)
-            self._spend(len(piece))
-            flags = 0 if left else frames.END_STREAM
-            self._connection.sendall(frames.frame(frames.DATA, flags, 1, bytes(piece)))
+        remaining = self._size
+        for chunk in pattern_chunks(self._size, _FRAME):
+            remaining -= len(chunk)
+            self._spend(len(chunk))
+            flags = 0 if remaining else frames.END_STREAM
+            self._connection.sendall(frames.frame(frames.DATA, flags, 1, bytes(chunk)))
 
     def _spend(self, count: int) -> None:
-        with self._room:
-            if not self._room.wait_for(lambda: self._fault or min(self._windows.values()) >= count, _PATIENCE_S):
-                raise TimeoutError("the server makes no room")
-            if self._fault is not None:
-                raise self._fault
+        with self._window_changed:
+            if not self._window_changed.wait_for(
+                lambda: self._error or min(self._windows.values()) >= count, _TIMEOUT_S
+            ):
+                raise TimeoutError("the flow-control window stays closed")
+            if self._error is not None:
+                raise self._error
             for number in self._windows:
                 self._windows[number] -= count
 
     def read(self) -> None:
         try:
-            with self._connection.makefile("rb", 1 << 20) as came:
-                while self._frame(came):
+            with self._connection.makefile("rb", 1 << 20) as received:
+                while self._frame(received):
                     pass
-        except Exception as fault:
-            self._fault = fault
-        with self._room:
-            self._room.notify()
+        except Exception as error:
+            self._error = error
+        with self._window_changed:
+            self._window_changed.notify()
 
-    def _frame(self, came: Any) -> bool:
-        high, low, kind, flags, number = frames.frame_header.unpack(came.read(9))
-        payload = memoryview(came.read(high << 8 | low))
+    def _frame(self, received: Any) -> bool:
+        high, low, kind, flags, number = frames.frame_header.unpack(received.read(9))
+        payload = memoryview(received.read(high << 8 | low))
         match kind:
             case frames.DATA:
                 self._data(payload)
@@ -162,37 +164,37 @@ class _Call:
                 self._widen({1: window - self._first})
                 self._first = window
             case frames.RST_STREAM | frames.GOAWAY:
-                raise ValueError(f"the server gave up: frame {kind}, {bytes(payload)!r}")
+                raise ValueError(f"the call failed: frame {kind}, {bytes(payload)!r}")
         return not (flags & frames.END_STREAM and kind in (frames.DATA, frames.HEADERS))
 
     def _widen(self, more: dict[int, int]) -> None:
-        with self._room:
+        with self._window_changed:
             for number, size in more.items():
                 self._windows[number] += size
-            self._room.notify()
+            self._window_changed.notify()
 
-    def _data(self, piece: memoryview) -> None:
+    def _data(self, chunk: memoryview) -> None:
         if self._skip < 0:
-            self._head += piece[:5]
-            piece = piece[5:]
+            self._head += chunk[:5]
+            chunk = chunk[5:]
             self._skip = int.from_bytes(self._head[1:5]) - self._size
-        skipped = min(self._skip, len(piece))
+        skipped = min(self._skip, len(chunk))
         self._skip -= skipped
-        if len(piece) > skipped:
-            self._checked.take(piece[skipped:])
+        if len(chunk) > skipped:
+            self._check.feed(chunk[skipped:])
 
     def end(self) -> None:
-        if self._fault is not None:
-            raise self._fault
-        self._checked.done()
+        if self._error is not None:
+            raise self._error
+        self._check.finish()
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 WIRES: dict[str, Callable[[int, str, int], None]] = {"rest": rest, "grpc": grpc}

@@ -1,4 +1,4 @@
-"""The memory that one large tensor takes of the server: there and back over each wire, wherever the model runs.
+"""Peak memory of the server while one large tensor is sent and returned, for each protocol and placement.
 
 usage: python -m benchmarks.big_tensors [--quick] [--mib 1024] [--wires rest,grpc] [--placements inline,thread,process]
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.big_client import WIRES
-from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, peak_memory, peak_mib, started
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, peak_memory, peak_mib, run_process
 
 Row = dict[str, Any]
 MODELS = {"inline": "Numbers", "thread": "NumbersInThread", "process": "NumbersInProcess"}
@@ -21,17 +21,17 @@ MODELS = {"inline": "Numbers", "thread": "NumbersInThread", "process": "NumbersI
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="64 MiB, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="64 MiB, to check that it works")
     parser.add_argument("--mib", type=int, default=0)
     parser.add_argument("--wires", default=",".join(WIRES))
     parser.add_argument("--placements", default=",".join(MODELS))
-    given = parser.parse_args(arguments)
-    size = (given.mib or (64 if given.quick else 1024)) << 20
-    print(machine.described() + "\n")
+    options = parser.parse_args(arguments)
+    size = (options.mib or (64 if options.quick else 1024)) << 20
+    print(machine.describe() + "\n")
     rows = []
-    for placement in given.placements.split(","):
-        for wire in given.wires.split(","):
-            rows.append(measured(wire, placement, size))
+    for placement in options.placements.split(","):
+        for wire in options.wires.split(","):
+            rows.append(measure_tensor(wire, placement, size))
             print(rows[-1], flush=True)
     found = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -40,25 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if size >= 1 << 30 and any(row["times"] >= 3 for row in rows) else 0
 
 
-def measured(wire: str, placement: str, size: int) -> Row:
-    """One tensor there and back, checked byte by byte, on a server that has just started."""
+def measure_tensor(wire: str, placement: str, size: int) -> Row:
+    """Send and receive one tensor, checked byte by byte, on a server that has just started."""
     http, grpc = free_port(), free_port()
-    room = str(size + (1 << 20))
+    body_limit = str(size + (1 << 20))
     model = f"{ROOT / 'benchmarks' / 'models.py'}:{MODELS[placement]}"
-    limits = ["--max-body-bytes", room, "--max-bodies-bytes", str(2 * size + (1 << 20))]
+    limits = ["--max-body-bytes", body_limit, "--max-bodies-bytes", str(2 * size + (1 << 20))]
     with tempfile.TemporaryDirectory() as folder:
         command = dragoman([model], http, grpc, *limits, "--body-timeout-s", "120")
-        with started(command, Path(folder) / "log") as server:
-            server.until(lambda: http_ready(http))
+        with run_process(command, Path(folder) / "log") as server:
+            server.wait_until(lambda: http_ready(http))
             before = server.memory_mib()["pss_mib"]
             with peak_memory(server, "pss_mib") as peak:
                 began_s = time.monotonic()
                 WIRES[wire](http if wire == "rest" else grpc, MODELS[placement], size)
-                took_s = time.monotonic() - began_s
-            largest = max(*peak, *map(peak_mib, server.pids()))  # at least what one process has had at a time
+                durations_s = time.monotonic() - began_s
+            largest = max(*peak, *map(peak_mib, server.pids()))  # at least the peak of one process
     mib = size / (1 << 20)
     row: Row = {"wire": wire, "placement": placement, "tensor_mib": mib, "idle_mib": before, "peak_mib": largest}
-    return row | {"times": round(largest / mib, 3), "seconds": round(took_s, 2)}
+    return row | {"times": round(largest / mib, 3), "seconds": round(durations_s, 2)}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
-"""Our own load generator: connections that each send one question, wait for its answer, compare it and go on.
+"""Closed-loop load generator in Python: each connection sends a request, compares the response, and sends the next.
 
-usage: python -m benchmarks.closed_loop FOLDER, where `question.json`, `question` and `answer` lie
+usage: python -m benchmarks.closed_loop FOLDER, which contains `plan.json`, `request` and `response`
 """
 
 import asyncio
@@ -16,98 +16,98 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.messages import Answers, question
+from benchmarks.messages import ResponseReader
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else all channels share one connection
 ]
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 @dataclass(slots=True)
-class Tally:
-    """What all connections have seen; none asks again after `end_s` of the performance counter."""
+class Results:
+    """Durations and errors of all connections. `end_s`, of the performance counter, ends the load."""
 
-    answer: bytes
+    expected_body: bytes
     end_s: float
-    took_s: list[float] = field(default_factory=list)
-    faults: int = 0
+    durations_s: list[float] = field(default_factory=list)
+    errors: int = 0
 
-    def note(self, body: bytes, began_s: float) -> bool:
-        """Count one answer; whether to go on."""
+    def add(self, body: bytes, began_s: float) -> bool:
+        """Count a response. Return whether to send another request."""
         now_s = time.perf_counter()
-        self.took_s.append(now_s - began_s)
-        self.faults += body != self.answer
+        self.durations_s.append(now_s - began_s)
+        self.errors += body != self.expected_body
         return now_s < self.end_s
 
 
-class Asker(Answers):
+class HttpClient(ResponseReader):
     """One connection over HTTP."""
 
-    def __init__(self, asking: bytes, tally: Tally) -> None:
+    def __init__(self, request: bytes, results: Results) -> None:
         super().__init__()
-        self.asking = asking
-        self.tally = tally
-        self.over = asyncio.get_running_loop().create_future()
+        self.request = request
+        self.results = results
+        self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         self.began_s = time.perf_counter()
-        self.transport.write(self.asking)
+        self.transport.write(self.request)
 
-    def answered(self, body: bytes) -> None:
-        if self.tally.note(body, self.began_s):
-            self._ask()
+    def on_response(self, body: bytes) -> None:
+        if self.results.add(body, self.began_s):
+            self._send()
         else:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.tally.faults += time.perf_counter() < self.tally.end_s
-            self.over.set_result(None)
+        if not self.closed.done():
+            self.results.errors += time.perf_counter() < self.results.end_s
+            self.closed.set_result(None)
 
 
-async def over_http(plan: Mapping[str, Any], body: bytes, tally: Tally) -> None:
-    asking = question(plan, body)
+async def load_http(plan: Mapping[str, Any], request: bytes, results: Results) -> None:
     loop = asyncio.get_running_loop()
     connections = [
-        await loop.create_connection(lambda: Asker(asking, tally), "127.0.0.1", plan["port"])
+        await loop.create_connection(lambda: HttpClient(request, results), "127.0.0.1", plan["port"])
         for _ in range(plan["connections"])
     ]
-    await asyncio.gather(*(asker.over for _, asker in connections))
+    await asyncio.gather(*(client.closed for _, client in connections))
 
 
-async def over_grpc(plan: Mapping[str, Any], body: bytes, tally: Tally) -> None:
-    async def ask() -> None:
+async def load_grpc(plan: Mapping[str, Any], request: bytes, results: Results) -> None:
+    async def run_client() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{plan['port']}", options=_OPTIONS) as channel:
             call = channel.unary_unary(plan["path"])
             again = True
             while again:
                 began_s = time.perf_counter()
-                again = tally.note(await call(body), began_s)
+                again = results.add(await call(request), began_s)
 
-    await asyncio.gather(*(ask() for _ in range(plan["connections"])))
+    await asyncio.gather(*(run_client() for _ in range(plan["connections"])))
 
 
 async def run(folder: Path) -> dict[str, float]:
-    plan = json.loads((folder / "question.json").read_text())
+    plan = json.loads((folder / "plan.json").read_text())
     began_s = time.perf_counter()
-    tally = Tally((folder / "answer").read_bytes(), began_s + plan["seconds"])
-    wire = {"http": over_http, "grpc": over_grpc}[plan["wire"]]
-    async with asyncio.timeout(plan["seconds"] + _PATIENCE_S):
-        await wire(plan, (folder / "question").read_bytes(), tally)
-    cuts = statistics.quantiles(tally.took_s or [0.0], n=100) if len(tally.took_s) > 1 else tally.took_s * 99
+    results = Results((folder / "response").read_bytes(), began_s + plan["seconds"])
+    load = {"http": load_http, "grpc": load_grpc}[plan["wire"]]
+    async with asyncio.timeout(plan["seconds"] + _TIMEOUT_S):
+        await load(plan, (folder / "request").read_bytes(), results)
+    durations_s = results.durations_s
+    cuts = statistics.quantiles(durations_s, n=100) if len(durations_s) > 1 else durations_s * 99
     return {
-        "answers": len(tally.took_s),
+        "responses": len(durations_s),
         "seconds": time.perf_counter() - began_s,
         "p50_ms": cuts[49] * 1000,
         "p99_ms": cuts[98] * 1000,
-        "faults": tally.faults,
+        "errors": results.errors,
     }
 
 

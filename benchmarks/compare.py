@@ -1,10 +1,10 @@
-"""This checkout beside another one of Dragoman: CPU per request of both, measured by turns in one run.
+"""This checkout compared with another one: CPU time per request of both, measured by turns in one run.
 
 usage: python -m benchmarks.compare OTHER_CHECKOUT [--only NAME] [--connections 16] [--starts 5] [--rounds 6]
        [--seconds 0.5]
 
 The other checkout runs with the same interpreter and the same versions of its dependencies. Turns are short and ratios
-are taken within a round, so the result is usable on a machine that also does other work; the quartiles say how far.
+are taken within a round, so the result is usable on a machine with other load; the quartiles show how reliable it is.
 Both servers are started several times, because one start may be 5 % faster than the next by where its memory lies.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import load, umbridge, workloads
 from benchmarks.checked_request import check_request
 from benchmarks.identity import Cores
-from benchmarks.processes import ROOT, Process, dragoman, family, free_port, http_ready, started
+from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, process_tree, run_process
 from benchmarks.workloads import Workload
 
 MODELS = ROOT / "benchmarks" / "models.py"
@@ -65,8 +65,8 @@ def _start(running: contextlib.ExitStack, source: Path, folder: Path, cores: Cor
     models = [str(double.parent), f"{MODELS}:Identity", f"{MODELS}:IdentityImage"]
     with _python_path(source / "src"):
         command = dragoman(models, ports["http"], ports["grpc"])
-        process = running.enter_context(started(command, folder / "log", cores.server, source))
-    process.until(partial(http_ready, ports["http"]))
+        process = running.enter_context(run_process(command, folder / "log", cores.server, source))
+    process.wait_until(partial(http_ready, ports["http"]))
     return process, ports
 
 
@@ -114,18 +114,18 @@ def _row(name: str, rounds: Sequence[tuple[float, float]]) -> str:
     return f"| {name} | {before:.1f} | {now:.1f} | {middle:.2f} | {low:.2f} to {high:.2f} |"
 
 
-def _cpu_us(process: Process, run: Callable[[load.Load], load.Measured], interval: load.Load) -> float:
+def _cpu_us(process: Process, run: Callable[[load.Load], load.Measurement], interval: load.Load) -> float:
     """Return the CPU time that one request takes, in us. Raises RuntimeError if a response is not the checked one."""
     before_ns = _cpu_ns(process)
     measured = run(interval)
-    if measured.faults or not measured.answers:
-        raise RuntimeError(f"{measured.faults} of {measured.answers} responses were wrong")
-    return (_cpu_ns(process) - before_ns) / measured.answers / 1e3
+    if measured.errors or not measured.responses:
+        raise RuntimeError(f"{measured.errors} of {measured.responses} responses were wrong")
+    return (_cpu_ns(process) - before_ns) / measured.responses / 1e3
 
 
 def _cpu_ns(process: Process) -> int:
     """Return the CPU time of a server and its children: the scheduler's own count, which is exact to the nanosecond."""
-    tasks = (task for pid in family(process.child.pid) for task in Path(f"/proc/{pid}/task").iterdir())
+    tasks = (task for pid in process_tree(process.child.pid) for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 

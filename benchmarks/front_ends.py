@@ -1,4 +1,4 @@
-"""One process beside several front ends around one engine, on all cores, over JSON small and large.
+"""One process compared with several front ends that share an engine, on all cores, with small and large JSON.
 
 usage: python -m benchmarks.front_ends [--quick] [--front-ends 2] [--only NAME] [--connections 16]
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.checked_request import check_request
-from benchmarks.load import Load, compiled
-from benchmarks.processes import _TICKS, RESULTS, ROOT, Process, _stat, dragoman, free_port, http_ready, started
+from benchmarks.load import Load, c_generator
+from benchmarks.processes import _TICKS, RESULTS, ROOT, Process, _stat, dragoman, free_port, http_ready, run_process
 from benchmarks.workloads import Workload, identity
 
 MODELS = ROOT / "benchmarks" / "models.py"
@@ -25,7 +25,7 @@ MODELS = ROOT / "benchmarks" / "models.py"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One interval: answers a second, and microseconds of a core each, in the engine's process and in all others."""
+    """One interval: responses per second, and CPU time per response of the engine's process and of all others."""
 
     workload: str
     front_ends: int
@@ -34,36 +34,36 @@ class Row:
     p50_ms: float
     engine_us: float
     others_us: float
-    faults: int
+    errors: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    rounds, seconds = (1, 0.5) if given.quick else (given.rounds, given.seconds)
-    counts = [1, given.front_ends]
+    options = _parser().parse_args(arguments)
+    rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
+    counts = [1, options.front_ends]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        served = {count: _served(running, Path(folder), count) for count in counts}
+        servers = {count: _start_server(running, Path(folder), count) for count in counts}
         for workload in identity():
-            if workload.name not in ("rest-json-small", "rest-json-large") or given.only not in workload.name:
+            if workload.name not in ("rest-json-small", "rest-json-large") or options.only not in workload.name:
                 continue
-            for number in range(rounds + 1):  # the first one warms up
+            for number in range(rounds + 1):  # the first one is a warm-up
                 for count in counts if number % 2 else counts[::-1]:
-                    row = _row(workload, count, number, served[count], given.connections, seconds, Path(folder))
-                    rows += [row] * (number > 0 or given.quick)
-    report = f"{machine.described()}\n\n{table(rows, counts[1])}"
+                    row = _row(workload, count, number, servers[count], options.connections, seconds, Path(folder))
+                    rows += [row] * (number > 0 or options.quick)
+    report = f"{machine.describe()}\n\n{table(rows, counts[1])}"
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "front_ends.json").write_text(json.dumps([asdict(row) for row in rows], indent=2))
     print(report)
-    return 1 if any(row.faults for row in rows) else 0
+    return 1 if any(row.errors for row in rows) else 0
 
 
-def _served(running: contextlib.ExitStack, folder: Path, count: int) -> tuple[Process, int]:
+def _start_server(running: contextlib.ExitStack, folder: Path, count: int) -> tuple[Process, int]:
     port = free_port()
     models = [f"{MODELS}:{name}" for name in ("Identity", "IdentityImage")]
     command = dragoman(models, port, -1, "--front-ends", str(count))
-    process = running.enter_context(started(command, folder / f"{count}.log"))
-    process.until(partial(http_ready, port))
+    process = running.enter_context(run_process(command, folder / f"{count}.log"))
+    process.wait_until(partial(http_ready, port))
     return process, port
 
 
@@ -71,32 +71,32 @@ def _row(
     workload: Workload,
     count: int,
     number: int,
-    served: tuple[Process, int],
+    server: tuple[Process, int],
     connections: int,
     seconds: float,
     folder: Path,
 ) -> Row:
-    process, port = served
+    process, port = server
     checked = check_request(workload, port, echo=False)
     before = _cpu_s(process)
-    measured = compiled(Load(checked, connections, seconds, None, folder))
-    engine_s, others_s = (after - then for after, then in zip(_cpu_s(process), before, strict=True))
-    each = 1e6 / max(1, measured.answers)
+    measured = c_generator(Load(checked, connections, seconds, None, folder))
+    engine_s, others_s = (after_s - before_s for after_s, before_s in zip(_cpu_s(process), before, strict=True))
+    each = 1e6 / max(1, measured.responses)
     return Row(
-        workload.name, count, number, measured.rate, measured.p50_ms, engine_s * each, others_s * each, measured.faults
+        workload.name, count, number, measured.rate, measured.p50_ms, engine_s * each, others_s * each, measured.errors
     )
 
 
 def _cpu_s(process: Process) -> tuple[float, float]:
-    """Seconds of a core that the engine's process has taken, and all others."""
-    taken = [int(s[11]) + int(s[12]) for s in filter(None, map(_stat, process.pids()))]
-    return taken[0] / _TICKS, sum(taken[1:]) / _TICKS
+    """Return the CPU time of the engine's process and that of all others."""
+    ticks = [int(s[11]) + int(s[12]) for s in filter(None, map(_stat, process.pids()))]
+    return ticks[0] / _TICKS, sum(ticks[1:]) / _TICKS
 
 
 def table(rows: Sequence[Row], many: int) -> str:
-    """Medians of the rounds, and of the rounds' own ratios to one process."""
+    """Return medians of the rounds, and of the ratios in each round to one process."""
     lines = [
-        "| workload | front ends | answers/s | p50 ms | CPU us in the engine's process | in front ends | times one |",
+        "| workload | front ends | responses/s | p50 ms | CPU us of the engine's process | of front ends | times one |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in dict.fromkeys(row.workload for row in rows):
@@ -121,9 +121,9 @@ def table(rows: Sequence[Row], many: int) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.front_ends", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short run of each, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one short run of each, to check that it works")
     parser.add_argument("--front-ends", type=int, default=2)
-    parser.add_argument("--only", default="", help="small or large")
+    parser.add_argument("--only", default="", help="workloads with this in their name: small or large")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)

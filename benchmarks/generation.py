@@ -32,7 +32,7 @@ CASES = ("100M-float32", "100M-bfloat16", "tiny-float32", "tiny-bfloat16")
 PAGE = ROOT / "docs" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
 _COLUMNS = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
-Ask = Callable[[int, int, int], dict[str, float]]
+Measure = Callable[[int, int, int], dict[str, float]]
 _TRAIN = ROOT / "examples" / "text" / "train_models.py"
 
 
@@ -52,13 +52,13 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = argument_parser().parse_args(arguments)
-    if given.page:
-        PAGE.write_text(filled(PAGE.read_text(), json.loads((RESULTS / "generation.json").read_text())))
+    options = argument_parser().parse_args(arguments)
+    if options.page:
+        PAGE.write_text(fill_page(PAGE.read_text(), json.loads((RESULTS / "generation.json").read_text())))
         return
-    plan, busy = plan_runs(given), machine.busy_cores()
+    plan, busy = plan_runs(options), machine.busy_cores()
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for case in plan.cases for row in measured(Path(folder), case, plan)]
+        rows = [row for case in plan.cases for row in measure_case(Path(folder), case, plan)]
     results = {
         "machine": machine.machine(),
         "versions": machine.versions() | {name: version(name) for name in plan.peers if name in ENGINES},
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "generation.json").write_text(json.dumps(results, indent=2))
-    print(machine.described() + "\n\n" + table(rows))
+    print(machine.describe() + "\n\n" + table(rows))
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -77,41 +77,45 @@ def argument_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="one short round of a tiny model, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one short round of a tiny model, to check that it works")
     parser.add_argument("--only", default=",".join(CASES[:3]), metavar="CASES", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--peers", metavar="NAMES", help=f"of {', '.join((*TRANSFORMERS, *ENGINES))}; all there are")
+    parser.add_argument(
+        "--peers", metavar="NAMES", help=f"of {', '.join((*TRANSFORMERS, *ENGINES))}; default: all installed ones"
+    )
     parser.add_argument("--clients", default="1,8,32", metavar="NUMBERS")
-    parser.add_argument("--new", type=int, default=32, help="how many tokens each client asks for")
+    parser.add_argument("--new", type=int, default=32, help="tokens that each client requests")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=9.0, help="after which no further round begins")
+    parser.add_argument("--seconds", type=float, default=9.0, help="no further round begins after this time")
     parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the results")
     return parser
 
 
-def plan_runs(given: argparse.Namespace) -> Plan:
+def plan_runs(options: argparse.Namespace) -> Plan:
     """Return the plan of the arguments. Peers that are not installed are left out, with a message."""
     known = (*TRANSFORMERS, *ENGINES)
-    peers = _chosen("--peers", given.peers, known) if given.peers is not None else known
+    peers = _parse_names("--peers", options.peers, known) if options.peers is not None else known
     for name in [name for name in peers if name in ENGINES and name not in installed_engines()]:
         print(f"{name} is not installed, and left out: python -m benchmarks.peers install {name}")
-    there = tuple(name for name in peers if name in TRANSFORMERS or name in installed_engines())
-    if given.quick:
-        return Plan(8, 1, 0.0, (1, 4), ("tiny-float32",), there if given.peers is not None else ("generate",))
-    clients = tuple(map(int, given.clients.split(",")))
-    return Plan(given.new, given.rounds, given.seconds, clients, _chosen("--only", given.only, CASES), there)
+    available = tuple(name for name in peers if name in TRANSFORMERS or name in installed_engines())
+    if options.quick:
+        return Plan(8, 1, 0.0, (1, 4), ("tiny-float32",), available if options.peers is not None else ("generate",))
+    clients = tuple(map(int, options.clients.split(",")))
+    return Plan(
+        options.new, options.rounds, options.seconds, clients, _parse_names("--only", options.only, CASES), available
+    )
 
 
-def _chosen(option: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(filter(None, given.split(",")))
-    if strange := [name for name in names if name not in known]:
-        raise SystemExit(f"{option}: expected some of {', '.join(known)}, got {strange[0]!r}")
+def _parse_names(option: str, options: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(filter(None, options.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{option}: expected some of {', '.join(known)}, got {unknown[0]!r}")
     return names
 
 
-def made(folder: Path, name: str) -> Path:
-    """A Llama with random weights, tiny or of about 100 million parameters, and a tokenizer.
+def make_model(folder: Path, name: str) -> Path:
+    """Save a Llama with random weights, tiny or of about 100 million parameters, and a tokenizer.
 
-    The tiny one has heads of 32, the least that vLLM has kernels for.
+    The tiny one has heads of size 32, the minimum for the kernels of vLLM.
     """
     train: Any = import_file(_TRAIN)
     if (folder / name).exists():
@@ -121,8 +125,8 @@ def made(folder: Path, name: str) -> Path:
     train.train(folder / name, "llama", replace(train.TINY, heads=2), steps=1)
     if name != "tiny":
         weights = ("config.json", "generation_config.json", "model.safetensors")
-        for each in weights:
-            (folder / name / each).unlink()
+        for name in weights:
+            (folder / name / name).unlink()
         config = transformers.LlamaConfig(
             vocab_size=32000,
             hidden_size=768,
@@ -136,17 +140,17 @@ def made(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
+def measure_case(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
     """Yield a row for each engine, number of clients and round. Engines take turns.
 
     A peer that does not start, or fails, is left out from then on, with a message.
     """
     model, dtype = case.split("-")
     with contextlib.ExitStack() as running:
-        sides: dict[str, Ask] = {}
+        sides: dict[str, Measure] = {}
         for name in (OURS, *plan.peers):
             with _left_out(case, name, sides):
-                sides[name] = running.enter_context(running_engine(name, made(folder, model), dtype))
+                sides[name] = running.enter_context(running_engine(name, make_model(folder, model), dtype))
         for clients in plan.clients:
             # `generate` serves clients one after another, so more of them only take longer.
             active = [name for name in sides if name != "generate" or clients == plan.clients[0]]
@@ -165,7 +169,7 @@ def measured(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _left_out(case: str, name: str, sides: dict[str, Ask]) -> Iterator[None]:
+def _left_out(case: str, name: str, sides: dict[str, Measure]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -183,18 +187,18 @@ def side_command(side: str, folder: Path, dtype: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
+def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Measure]:
     """Run an engine in a process that is stopped between measurements. Raises RuntimeError if it exits."""
     log = (RESULTS / "logs").resolve()
     log.mkdir(parents=True, exist_ok=True)
     # On a busy machine spinning threads slow down the engine that spins longest; all engines have the same limit.
     environment = {"GOMP_SPINCOUNT": "8000", **os.environ, "HF_HUB_OFFLINE": "1"}
-    with (log / "generation.log").open("ab") as said:
+    with (log / "generation.log").open("ab") as log_file:
         child = subprocess.Popen(
             side_command(side, folder, dtype),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=log_file,
             text=True,
             env=environment,
             cwd=ROOT,
@@ -204,7 +208,7 @@ def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
         assert child.stdout is not None
         source, target = child.stdout, child.stdin
 
-        def ask(clients: int, new: int, seed: int) -> dict[str, float]:
+        def measure_resumed(clients: int, new: int, seed: int) -> dict[str, float]:
             _signal(child, signal.SIGCONT)
             try:
                 return measure(clients, new, seed)
@@ -215,18 +219,18 @@ def running_engine(side: str, folder: Path, dtype: str) -> Iterator[Ask]:
             try:
                 print(json.dumps({"clients": clients, "new": new, "seed": seed}), file=target, flush=True)
             except BrokenPipeError:
-                raise RuntimeError(f"'{side}' ended; see {said.name}") from None
+                raise RuntimeError(f"'{side}' ended; see {log_file.name}") from None
             line = source.readline()
             if not line:
-                raise RuntimeError(f"'{side}' ended; see {said.name}")
+                raise RuntimeError(f"'{side}' ended; see {log_file.name}")
             found: dict[str, float] = json.loads(line)
             return found
 
         try:
             if source.readline() != "ready\n":
-                raise RuntimeError(f"'{side}' does not start; see {said.name}")
+                raise RuntimeError(f"'{side}' does not start; see {log_file.name}")
             _signal(child, signal.SIGSTOP)
-            yield ask
+            yield measure_resumed
         finally:
             _signal(child, signal.SIGCONT)
             # It exits when its input ends, which frees shared memory; otherwise its session is killed.
@@ -265,7 +269,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def filled(text: str, found: dict[str, Any]) -> str:
+def fill_page(text: str, found: dict[str, Any]) -> str:
     """Return the page with its marked section replaced."""
     m = found["machine"]
     line = f"{m['processor']}, {m['cores']} cores, {m['when'][:16].replace('T', ' ')} UTC; prompts of 64 tokens, "

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's side of the benchmark of text generation: its continuous batching, in this process.
+"""OpenVINO GenAI in the text generation benchmark: its continuous batching, in this process.
 
 usage, in an environment that has it and optimum-intel: python -m benchmarks.generation_openvino FOLDER DTYPE
 """
@@ -10,23 +10,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.generation_side import Ask, Times, served
+from benchmarks.generation_side import Generate, Times, config
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(folder: Path) -> Path:
-    """The folder as OpenVINO reads it, written beside it where there is none yet, with weights in FP32."""
+    """Export the model for OpenVINO with FP32 weights, if that has not been done, and return the folder."""
     target = folder.with_name(f"{folder.name}-openvino")
     if not target.exists():
         program = str(Path(sys.executable).with_name("optimum-cli"))
-        what = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp32")
-        subprocess.run([program, *what, "--model", str(folder), str(target)], check=True)
+        arguments = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp32")
+        subprocess.run([program, *arguments, "--model", str(folder), str(target)], check=True)
     return target
 
 
-def openvino(folder: str, dtype: str) -> Ask:
-    """A ContinuousBatchingPipeline with a thread for each core; keys and values are kept as `dtype` too."""
+def openvino(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with ContinuousBatchingPipeline, one thread per core, KV cache in `dtype`."""
     import numpy as np
     from openvino import Tensor
     from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, GenerationStatus, SchedulerConfig
@@ -62,4 +62,4 @@ def openvino(folder: str, dtype: str) -> Ask:
 
 
 if __name__ == "__main__":
-    served(openvino, *sys.argv[1:])
+    config(openvino, *sys.argv[1:])

@@ -1,4 +1,4 @@
-"""One engine of the benchmark of text generation, in its own process: reads and writes lines of JSON.
+"""One engine of the text generation benchmark, in its own process; it reads and writes lines of JSON.
 
 usage: python -m benchmarks.generation_side SIDE FOLDER DTYPE
 """
@@ -16,23 +16,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import cpu_s, family, peak_mib
+from benchmarks.processes import cpu_s, peak_mib, process_tree
 
 PROMPT = 64
 
 # The times, in seconds from the start of a round, at which each client got its tokens.
 Times = list[list[float]]
-Ask = Callable[[list[list[int]], int], Times]
+Generate = Callable[[list[list[int]], int], Times]
 
 
 def prompts(clients: int, seed: int) -> list[list[int]]:
-    """Prompts of 64 tokens, alike with no other."""
+    """Return random prompts of 64 tokens."""
     draw = random.Random(seed)
     return [[draw.randrange(7, 600) for _ in range(PROMPT)] for _ in range(clients)]
 
 
-def ours(folder: str, dtype: str) -> Ask:
-    """Our engine, behind the model class that the server holds."""
+def ours(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with our engine, through the model class of the server."""
     from dragoman.core.calls import Generate
     from dragoman.core.spec import ModelSpec
     from dragoman.core.text import Sampling
@@ -45,8 +45,8 @@ def ours(folder: str, dtype: str) -> Ask:
     async def client(prompt: list[int], new: int, began_s: float) -> list[float]:
         sampling = Sampling(max_new_tokens=new, ignore_eos=True)
         times: list[float] = []
-        async for piece in model.generate(Generate(prompts=(tuple(prompt),), sampling=sampling, stream=True)):
-            times += [time.perf_counter() - began_s] * len(piece.texts[0].tokens)
+        async for chunk in model.generate(Generate(prompts=(tuple(prompt),), sampling=sampling, stream=True)):
+            times += [time.perf_counter() - began_s] * len(chunk.texts[0].tokens)
         return times
 
     async def together(prompts: list[list[int]], new: int) -> Times:
@@ -64,8 +64,8 @@ def _transformers(folder: str, dtype: str) -> Any:
     return torch, model
 
 
-def one(folder: str, dtype: str) -> Ask:
-    """transformers' generate, one prompt after another."""
+def transformers_generate(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with `generate` of transformers, one prompt after another."""
     torch, model = _transformers(folder, dtype)
 
     class Clock:
@@ -95,8 +95,8 @@ def one(folder: str, dtype: str) -> Ask:
     return generate
 
 
-def static(folder: str, dtype: str) -> Ask:
-    """transformers' generate on one batch of all prompts: every client waits for the end."""
+def transformers_static_batch(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with `generate` of transformers on one batch: all clients wait for the end."""
     torch, model = _transformers(folder, dtype)
 
     def generate(prompts: list[list[int]], new: int) -> Times:
@@ -107,8 +107,8 @@ def static(folder: str, dtype: str) -> Ask:
     return generate
 
 
-def continuous(folder: str, dtype: str) -> Ask:
-    """transformers' continuous batching."""
+def transformers_continuous_batching(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with continuous batching of transformers."""
     _, model = _transformers(folder, dtype)
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -133,45 +133,54 @@ def continuous(folder: str, dtype: str) -> Ask:
     return generate
 
 
-SIDES = {"dragoman": ours, "generate": one, "static batch": static, "continuous batching": continuous}
+SIDES = {
+    "dragoman": ours,
+    "generate": transformers_generate,
+    "static batch": transformers_static_batch,
+    "continuous batching": transformers_continuous_batching,
+}
 
 
-def measured(ask: Ask, clients: int, new: int, seed: int) -> dict[str, float]:
-    """Tokens a second of time and of CPU time, medians of the first token and the gaps, and the most memory so far.
+def measure_round(generate: Generate, clients: int, new: int, seed: int) -> dict[str, float]:
+    """Return tokens per second and per CPU second, medians of the first token and of the gaps, and peak memory.
 
-    CPU time and memory are of this process and all below it, where some engines compute.
+    CPU time and memory include child processes, in which some engines compute.
     """
     busy_before_s = _cpu_s()
-    times = ask(prompts(clients, seed), new)
-    # Until the last token: transformers' continuous batching then takes half a second to stop.
-    taken_s, busy_s = max(each[-1] for each in times), _cpu_s() - busy_before_s
+    times = generate(prompts(clients, seed), new)
+    # Until the last token, because continuous batching of transformers takes half a second to stop.
+    duration_s, cpu_time_s = max(each[-1] for each in times), _cpu_s() - busy_before_s
     assert [len(each) for each in times] == [new] * clients, [len(each) for each in times]
     gaps = [after - before for each in times for before, after in pairwise(each)]
     return {
-        "tokens_per_s": clients * new / taken_s,
-        "tokens_per_cpu_s": clients * new / busy_s,
+        "tokens_per_s": clients * new / duration_s,
+        "tokens_per_cpu_s": clients * new / cpu_time_s,
         "first_ms": 1e3 * statistics.median(each[0] for each in times),
         "gap_ms": 1e3 * statistics.median(gaps),
-        "peak_mib": sum(map(peak_mib, family(os.getpid()))),
+        "peak_mib": sum(map(peak_mib, process_tree(os.getpid()))),
     }
 
 
 def _cpu_s() -> float:
-    return sum(map(cpu_s, family(os.getpid())))
+    return sum(map(cpu_s, process_tree(os.getpid())))
 
 
-def served(make: Callable[[str, str], Ask], folder: str, dtype: str) -> None:
-    """Answers lines of JSON until there are no more; whatever else is printed goes to the log."""
+def config(make: Callable[[str, str], Generate], folder: str, dtype: str) -> None:
+    """Answer lines of JSON until the input ends. All other output goes to the log."""
     warnings.simplefilter("ignore")
-    # The processes that an engine starts print into what they inherit: that is the log.
+    # Child processes of an engine inherit the log as standard output.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ask = make(str(Path(folder)), dtype)
+    generate = make(str(Path(folder)), dtype)
     print("ready", file=out, flush=True)
     for line in sys.stdin:
-        given = json.loads(line)
-        print(json.dumps(measured(ask, given["clients"], given["new"], given["seed"])), file=out, flush=True)
+        options = json.loads(line)
+        print(
+            json.dumps(measure_round(generate, options["clients"], options["new"], options["seed"])),
+            file=out,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    served(SIDES[sys.argv[1]], *sys.argv[2:])
+    config(SIDES[sys.argv[1]], *sys.argv[2:])

@@ -1,4 +1,4 @@
-"""vLLM's side of the benchmark of text generation: its engine for servers, with all cores, as its manual advises.
+"""vLLM in the text generation benchmark: its asynchronous engine on all cores, as its manual recommends.
 
 usage, in an environment that has vLLM: python -m benchmarks.generation_vllm FOLDER DTYPE
 """
@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.generation_side import Ask, Times, served
+from benchmarks.generation_side import Generate, Times, config
 
 
-def vllm(folder: str, dtype: str) -> Ask:
-    """An AsyncLLM, which computes in a process of its own. One event loop is kept, as its tasks live there."""
+def vllm(folder: str, dtype: str) -> Generate:
+    """Return a function that generates with AsyncLLM, which computes in its own process and needs one event loop."""
     os.environ.update(_environment())
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -37,8 +37,8 @@ def vllm(folder: str, dtype: str) -> Ask:
         delta = RequestOutputKind.DELTA
         sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, output_kind=delta)
         times: list[float] = []
-        async for piece in engine.generate({"prompt_token_ids": prompt}, sampling, str(next(names))):
-            times += [time.perf_counter() - began_s] * len(piece.outputs[0].token_ids)
+        async for chunk in engine.generate({"prompt_token_ids": prompt}, sampling, str(next(names))):
+            times += [time.perf_counter() - began_s] * len(chunk.outputs[0].token_ids)
         return times
 
     async def together(prompts: list[list[int]], new: int) -> Times:
@@ -49,7 +49,7 @@ def vllm(folder: str, dtype: str) -> Ask:
 
 
 def _environment() -> dict[str, str]:
-    """Of the processes that it starts. By default it would leave a core to itself, which is half of two."""
+    """Return the environment of its processes. By default vLLM leaves one core free."""
     found = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
@@ -61,4 +61,4 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    served(vllm, *sys.argv[1:])
+    config(vllm, *sys.argv[1:])

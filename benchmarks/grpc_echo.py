@@ -1,4 +1,4 @@
-"""Bare gRPC servers that answer each message with itself: what the same bytes cost without a model server.
+"""Echo servers over gRPC: grpc.aio, its synchronous server, and one on our transport.
 
 usage: python -m benchmarks.grpc_echo aio|aio-uvloop|sync|own PORT
 """
@@ -30,11 +30,11 @@ def _handlers(method: Any) -> Any:
 
 
 async def aio(port: int) -> None:
-    async def same(message: bytes, context: object) -> bytes:
+    async def echo(message: bytes, context: object) -> bytes:
         return message
 
     server = grpc.aio.server(options=_UNLIMITED)
-    server.add_generic_rpc_handlers([_handlers(same)])
+    server.add_generic_rpc_handlers([_handlers(echo)])
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
@@ -48,7 +48,7 @@ def sync(port: int) -> None:
     server.wait_for_termination()
 
 
-class _Nothing:
+class _NoEngine:
     """An engine that is not used."""
 
     async def call(self, request: Any) -> Any:
@@ -59,8 +59,8 @@ class _Nothing:
 
     async def stream(self, request: Any) -> AsyncGenerator[Any, None]:
         nothing: tuple[Any, ...] = ()
-        for piece in nothing:
-            yield piece
+        for chunk in nothing:
+            yield chunk
 
     def ready(self) -> bool:
         return True
@@ -71,17 +71,17 @@ class _Nothing:
 
 class _EchoServer(GrpcServer):
     def make_calls(self) -> GrpcCalls:
-        async def same(request: GrpcRequest) -> Any:
+        async def echo(request: GrpcRequest) -> Any:
             return request.body
 
         calls = super().make_calls()
-        calls.handlers = {GRPC_PATH: UnaryHandler(same)}
+        calls.handlers = {GRPC_PATH: UnaryHandler(echo)}
         return calls
 
 
-async def own(port: int) -> None:
+async def python_generator(port: int) -> None:
     keep_freed_memory()
-    server = _EchoServer(_Nothing(), (), limits=Limits(), executor=MessageExecutor(BodyMemory(0)))
+    server = _EchoServer(_NoEngine(), (), limits=Limits(), executor=MessageExecutor(BodyMemory(0)))
     await server.start("127.0.0.1", port)
     await asyncio.Event().wait()
 
@@ -96,4 +96,4 @@ if __name__ == "__main__":
         case "sync":
             sync(port)
         case "own":
-            uvloop.run(own(port))
+            uvloop.run(python_generator(port))

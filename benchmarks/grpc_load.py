@@ -1,4 +1,4 @@
-"""What our load generator of gRPC, `grpc_load.c`, reads."""
+"""Files that the gRPC load generator `grpc_load.c` reads."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from hpack import Encoder
 from benchmarks.workloads import GRPC_PATH
 
 
-def write_question(folder: Path, port: int, question: bytes, answer: bytes) -> None:
-    """What it sends, and the answer that it expects."""
+def write_load_files(folder: Path, port: int, request: bytes, response: bytes) -> None:
+    """Write the header blocks, the request message and the expected response message."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -20,7 +20,7 @@ def write_question(folder: Path, port: int, question: bytes, answer: bytes) -> N
         ("grpc-accept-encoding", "identity, deflate, gzip"),
     ]
     encoder = Encoder()
-    for name in ("first", "next"):  # clients name the fields by their place in the table from the second time on
+    for name in ("first", "next"):  # after the first request the fields are indices into the HPACK table
         (folder / name).write_bytes(encoder.encode(fields))
-    (folder / "question").write_bytes(question)
-    (folder / "answer").write_bytes(answer)
+    (folder / "request").write_bytes(request)
+    (folder / "response").write_bytes(response)

@@ -1,6 +1,6 @@
-"""What one request costs in process, from the bytes of its body to those of its answer, stage by stage.
+"""Time of one request in process, from the bytes of its body to those of the response, stage by stage.
 
-Beside it stands the floor: the parsers and printers that Python has for the same bytes, with nothing checked.
+It is compared with `floor`: the parsers and serializers available in Python on the same bytes, without checks.
 
 usage: python -m benchmarks.hot_path [--quick] [--only NAME] [--profile]
 """
@@ -32,62 +32,64 @@ from dragoman.protocols.open_inference import rest as oip_rest
 from dragoman.protocols.wire import GrpcMethod, GrpcRequest, HttpRequest
 from dragoman.server import Server
 
-STAGES = ("read", "engine", "write")
+STAGES = ("parse", "engine", "format")
 _BATCH_S = 0.02  # how long one stage runs at a time
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hot_path", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one round, to check that it works")
     parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
-    parser.add_argument("--profile", action="store_true", help="show where the time goes")
-    given = parser.parse_args(arguments)
-    selected = [w for w in workloads.identity() if given.only in w.name]
-    rows = asyncio.run(measured(selected, 1 if given.quick else 15, profile=given.profile))
+    parser.add_argument("--profile", action="store_true", help="print a profile")
+    options = parser.parse_args(arguments)
+    selected = [w for w in workloads.identity() if options.only in w.name]
+    rows = asyncio.run(measure_workloads(selected, 1 if options.quick else 15, profile=options.profile))
     results = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "hot_path.json").write_text(json.dumps(results, indent=2))
-    print(machine.described() + "\n\n" + table(rows))
+    print(machine.describe() + "\n\n" + table(rows))
 
 
-async def measured(selected: Sequence[Workload], rounds: int, *, profile: bool = False) -> list[dict[str, Any]]:
-    """A row a workload: the median of the rounds for each stage and the floor, in us."""
+async def measure_workloads(
+    selected: Sequence[Workload], rounds: int, *, profile: bool = False
+) -> list[dict[str, Any]]:
+    """Return a row for each workload: medians of the rounds for each stage and the floor, in us."""
     server = Server(models.Identity, models.IdentityImage)
     rows = []
     async with server.engine as engine:
         for workload in selected:
-            path = Path.of(workload, engine)
+            path = RequestPath.of(workload, engine)
             if profile:
-                profiled(path)
-            rows.append({"workload": workload.name} | timed(path, floor(workload), rounds))
+                print_profile(path)
+            rows.append({"workload": workload.name} | time_stages(path, floor(workload), rounds))
     return rows
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """The way of one request, in stages that each take what the one before gave."""
+class RequestPath:
+    """The stages of one request; each takes the result of the one before."""
 
-    read: Callable[[], Any]
+    parse: Callable[[], Any]
     engine: Callable[[Any], Any]
-    write: Callable[[Any, Any], Any]
+    format: Callable[[Any, Any], Any]
 
     @classmethod
-    def of(cls, workload: Workload, engine: Engine) -> "Path":
-        """The way of a workload's request, once gone to the end: its answer is right."""
+    def of(cls, workload: Workload, engine: Engine) -> "RequestPath":
+        """Return the stages of a workload, after a check of the response."""
 
-        def engined(exchange: Any) -> Any:
+        def run_engine(exchange: Any) -> Any:
             return engine.begin(exchange.request)
 
-        def written(exchange: Any, response: Any) -> Any:
+        def format_response(exchange: Any, response: Any) -> Any:
             return exchange.format_response(response)
 
-        path = cls(_reader(workload), engined, written)
-        assert workload.right(_answer(workload, path.whole())), f"{workload.name}: a wrong answer"
+        path = cls(_reader(workload), run_engine, format_response)
+        assert workload.is_correct(_to_response(workload, path.run())), f"{workload.name}: wrong response"
         return path
 
-    def whole(self) -> Any:
-        exchange = self.read()
-        return self.write(exchange, self.engine(exchange))
+    def run(self) -> Any:
+        exchange = self.parse()
+        return self.format(exchange, self.engine(exchange))
 
 
 def _reader(workload: Workload) -> Callable[[], Any]:
@@ -102,11 +104,11 @@ def _reader(workload: Workload) -> Callable[[], Any]:
     return lambda: endpoint(HttpRequest("POST", workload.path, {"model": model}, workload.headers, workload.body))
 
 
-def _answer(workload: Workload, written: Any) -> workloads.Answer:
+def _to_response(workload: Workload, formatted: Any) -> workloads.Response:
     if workload.wire == "grpc":
-        parts = [written] if isinstance(written, bytes) else written
-        return workloads.Answer({}, b"".join(parts))
-    return workloads.Answer(dict(written.headers), b"".join(written.body))
+        chunks = [formatted] if isinstance(formatted, bytes) else formatted
+        return workloads.Response({}, b"".join(chunks))
+    return workloads.Response(dict(formatted.headers), b"".join(formatted.body))
 
 
 # --- the floor -----------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ _DECODER = msgspec.json.Decoder(_Request)
 
 
 def floor(workload: Workload) -> Callable[[], Any]:
-    """The least that a program in Python does with such a request: parse, make the array, print."""
+    """Return a function that only parses the request, creates the array and serializes it."""
     if workload.wire == "grpc":
         return partial(_floor_grpc, workload.body)
     if "binary" in workload.name:
@@ -138,7 +140,7 @@ def floor(workload: Workload) -> Callable[[], Any]:
 def _floor_json(body: bytes) -> bytes:
     tensor = _DECODER.decode(body).inputs[0]
     array = np.array(tensor.data, np.float32).reshape(tensor.shape)
-    return orjson.dumps(_described(array.ravel(), tensor.shape), option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(_describe(array.ravel(), tensor.shape), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _floor_binary(body: bytes, length: int) -> tuple[bytes, memoryview]:
@@ -149,7 +151,7 @@ def _floor_binary(body: bytes, length: int) -> tuple[bytes, memoryview]:
     return orjson.dumps({"model_name": "Identity", "outputs": [head]}), array.data
 
 
-def _described(data: Any, shape: list[int]) -> dict[str, Any]:
+def _describe(data: Any, shape: list[int]) -> dict[str, Any]:
     return {
         "model_name": "Identity",
         "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": shape, "data": data}],
@@ -159,30 +161,30 @@ def _described(data: Any, shape: list[int]) -> dict[str, Any]:
 def _floor_grpc(body: bytes) -> bytes:
     request = ModelInferRequest.FromString(body)
     tensor = request.inputs[0]
-    answer = ModelInferResponse(model_name=request.model_name)
-    output = answer.outputs.add(name="OUTPUT0", datatype="FP32", shape=tensor.shape)
+    response = ModelInferResponse(model_name=request.model_name)
+    output = response.outputs.add(name="OUTPUT0", datatype="FP32", shape=tensor.shape)
     if request.raw_input_contents:
         array = np.frombuffer(request.raw_input_contents[0], np.float32).reshape(tensor.shape)
-        answer.raw_output_contents.append(array.tobytes())
+        response.raw_output_contents.append(array.tobytes())
     else:
         array = np.array(tensor.contents.fp32_contents, np.float32).reshape(tensor.shape)
         output.contents.fp32_contents.extend(array.ravel().tolist())
-    return bytes(answer.SerializeToString())
+    return bytes(response.SerializeToString())
 
 
-# --- the clock -----------------------------------------------------------------------------------------------
+# --- measurement -----------------------------------------------------------------------------------------------
 
 
-def timed(path: Path, least: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Medians in us; the stages and the floor take turns."""
-    exchange = path.read()
+def time_stages(path: RequestPath, run_floor: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Return medians in us. The stages and the floor take turns."""
+    exchange = path.parse()
     response = path.engine(exchange)
     stages: dict[str, Callable[[], Any]] = {
-        "read": path.read,
+        "parse": path.parse,
         "engine": lambda: path.engine(exchange),
-        "write": lambda: path.write(exchange, response),
-        "whole": path.whole,
-        "floor": least,
+        "format": lambda: path.format(exchange, response),
+        "total": path.run,
+        "floor": run_floor,
     }
     counts = {name: _count(run) for name, run in stages.items()}
     found: dict[str, list[float]] = {name: [] for name in stages}
@@ -193,7 +195,7 @@ def timed(path: Path, least: Callable[[], Any], rounds: int) -> dict[str, float]
 
 
 def _count(run: Callable[[], Any]) -> int:
-    """How often it is run at a time; a few tens of times at first, which also warms it up."""
+    """Return how many runs take about `_BATCH_S`, from 20 runs after a warm-up of 5."""
     _seconds(run, 5)
     each = _seconds(run, 20) / 20
     return max(1, min(20_000, int(_BATCH_S / each)))
@@ -206,26 +208,26 @@ def _seconds(run: Callable[[], Any], count: int) -> float:
     return time.perf_counter() - began
 
 
-def profiled(path: Path) -> None:
+def print_profile(path: RequestPath) -> None:
     profile = cProfile.Profile()
     profile.enable()
-    for _ in range(_count(path.whole)):
-        path.whole()
+    for _ in range(_count(path.run)):
+        path.run()
     profile.disable()
     pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a workload, in us; the last column is the whole in floors."""
+    """Return a table with a line for each workload, in us."""
     return "\n".join(_lines(rows))
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"| us | {' | '.join(STAGES)} | whole | floor | whole / floor |"
+    yield f"| us | {' | '.join(STAGES)} | total | floor | total / floor |"
     yield "|---|" + "---:|" * (len(STAGES) + 3)
     for row in rows:
-        cells = [f"{row[name]:,.1f}" for name in (*STAGES, "whole", "floor")]
-        yield f"| {row['workload']} | {' | '.join(cells)} | {row['whole'] / row['floor']:.1f} |"
+        cells = [f"{row[name]:,.1f}" for name in (*STAGES, "total", "floor")]
+        yield f"| {row['workload']} | {' | '.join(cells)} | {row['total'] / row['floor']:.1f} |"
 
 
 if __name__ == "__main__":

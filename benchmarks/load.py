@@ -1,4 +1,4 @@
-"""Load generators, each on a core of its own: wrk and h2load where they are installed, else our own, in C or Python."""
+"""Load generators, each on a CPU core of its own: wrk and h2load if they are installed, else our own in C or Python."""
 
 import json
 import os
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.checked_request import CheckedRequest
-from benchmarks.grpc_load import write_question
+from benchmarks.grpc_load import write_load_files
 from benchmarks.processes import RESULTS, ROOT, pin
-from benchmarks.workloads import Wire, Workload
+from benchmarks.workloads import Wire
 
 _GRPC_FRAME_BYTES = 5
 _H2LOAD_SUMMARY = r"(?s)(\d+) succeeded, (\d+) failed, (\d+) errored.*\((\d+)\) data"
@@ -22,7 +23,7 @@ _H2LOAD_SUMMARY = r"(?s)(\d+) succeeded, (\d+) failed, (\d+) errored.*\((\d+)\) 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One interval of load from some connections, each of which asks again as soon as it is answered."""
+    """One interval of closed-loop load: each connection sends its next request when it has received a response."""
 
     checked: CheckedRequest
     connections: int
@@ -33,61 +34,54 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What one interval gave. `faults` are answers that were missing, or not those that were checked."""
+class Measurement:
+    """Result of one interval. `errors` counts missing responses and those that differ from the checked one."""
 
-    answers: int
+    responses: int
     seconds: float
     p50_ms: float
     p99_ms: float
-    faults: int
+    errors: int
 
     @property
     def rate(self) -> float:
-        return self.answers / self.seconds
+        return self.responses / self.seconds
 
 
-def own(load: Load) -> Measured:
-    """Compares each answer with the one that was checked."""
+def python_generator(load: Load) -> Measurement:
+    """Run our generator in Python, which compares each response with the checked one."""
     workload = load.checked.workload
-    (load.folder / "question").write_bytes(workload.body)
-    (load.folder / "answer").write_bytes(load.checked.body)
-    plan = {
-        "wire": workload.wire,
-        "path": workload.path,
-        "headers": dict(workload.headers),
-        "port": load.checked.port,
-        "connections": load.connections,
-        "seconds": load.seconds,
-    }
-    (load.folder / "question.json").write_text(json.dumps(plan))
+    request = workload.http_request() if workload.wire == "http" else workload.body
+    plan = {"wire": workload.wire, "path": workload.path, "port": load.checked.port}
+    plan |= {"connections": load.connections, "seconds": load.seconds}
+    write_plan(load.folder, request, load.checked.body, plan)
     output = _run([sys.executable, "-m", "benchmarks.closed_loop", str(load.folder)], load)
-    return Measured(**json.loads(output))
+    return Measurement(**json.loads(output))
 
 
-def compiled(load: Load) -> Measured:
-    """The same in C, which takes a fifth of the server's time and not several times as much."""
+def write_plan(folder: Path, request: bytes, response: bytes, plan: dict[str, object]) -> None:
+    """Write what the generators in Python read: the request, the expected response body, and the plan."""
+    (folder / "request").write_bytes(request)
+    (folder / "response").write_bytes(response)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def c_generator(load: Load) -> Measurement:
+    """Run our generator in C. It uses a fifth of the server's CPU time, the one in Python several times as much."""
     workload, port = load.checked.workload, load.checked.port
     if workload.wire == "http":
-        (load.folder / "question").write_bytes(question(workload, port))
-        (load.folder / "answer").write_bytes(load.checked.sent)
-        command = [str(built("http_load")), *map(str, (port, load.connections, load.seconds, load.folder))]
+        (load.folder / "request").write_bytes(workload.http_request())
+        (load.folder / "response").write_bytes(load.checked.sent)
+        command = [str(build_generator("http_load")), *map(str, (port, load.connections, load.seconds, load.folder))]
     else:
-        write_question(load.folder, port, workload.body, load.checked.body)
-        command = [str(built("grpc_load")), *map(str, (port, load.connections, 1, load.seconds, load.folder))]
+        write_load_files(load.folder, port, workload.body, load.checked.body)
+        command = [str(build_generator("grpc_load")), *map(str, (port, load.connections, 1, load.seconds, load.folder))]
     environment = {"LOAD_NEVER_SLEEPS": "1"} if load.never_sleeps else {}
-    return Measured(**json.loads(_run(command, load, environment)))
+    return Measurement(**json.loads(_run(command, load, environment)))
 
 
-def question(workload: Workload, port: int) -> bytes:
-    """A whole request over HTTP."""
-    lines = [f"POST {workload.path} HTTP/1.1", f"host: 127.0.0.1:{port}"]
-    lines += [f"{name}: {value}" for name, value in workload.headers.items()]
-    return "\r\n".join([*lines, f"content-length: {len(workload.body)}", "", ""]).encode() + workload.body
-
-
-def built(name: str) -> Path:
-    """A load generator in C, compiled where that has not been done yet."""
+def build_generator(name: str) -> Path:
+    """Return the path of a load generator in C, compiled if it is older than its source."""
     source, binary = ROOT / "benchmarks" / f"{name}.c", RESULTS / name
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         RESULTS.mkdir(parents=True, exist_ok=True)
@@ -95,75 +89,86 @@ def built(name: str) -> Path:
     return binary
 
 
-def wrk(load: Load) -> Measured:
-    """Counts statuses; the bytes that came must be those of as many right answers."""
+def parse_result(output: str, server: str) -> dict[str, Any]:
+    """Return the result that a generator in C printed. Raises RuntimeError if a response was wrong or none came."""
+    result: dict[str, Any] = json.loads(output)
+    if result["errors"] or not result["responses"]:
+        raise RuntimeError(f"{server}: {result['errors']} of {result['responses']} responses were wrong")
+    return result
+
+
+def wrk(load: Load) -> Measurement:
+    """Run wrk, which counts statuses; the bytes received must be those of as many correct responses."""
     workload = load.checked.workload
-    body = load.folder / "question"
+    body = load.folder / "request"
     body.write_bytes(workload.body)
     headers = "\n".join(f"{name}:{value}" for name, value in workload.headers.items())
-    command = ["wrk", "-t1", f"-c{load.connections}", f"-d{_whole(load)}s", "--timeout", "20s"]
+    command = ["wrk", "-t1", f"-c{load.connections}", f"-d{_whole_seconds(load)}s", "--timeout", "20s"]
     command += ["-s", str(ROOT / "benchmarks" / "post.lua"), f"http://127.0.0.1:{load.checked.port}{workload.path}"]
     output = _run(command, load, {"BODY": str(body), "HEADERS": headers})
-    (result,) = _found(r"RESULT (.*)", output)
-    found = json.loads(result)
-    came = found.pop("bytes")
-    found["faults"] += misfit(came, found["answers"], load.checked.whole_bytes, load.connections)
-    return Measured(**found)
+    (line,) = _search(r"RESULT (.*)", output)
+    result = json.loads(line)
+    received_bytes = result.pop("bytes")
+    result["errors"] += unexpected_responses(
+        received_bytes, result["responses"], load.checked.whole_bytes, load.connections
+    )
+    return Measurement(**result)
 
 
-def h2load(load: Load) -> Measured:
-    """One stream a connection. A gRPC error hides in a good status, but brings no message: bytes tell it."""
+def h2load(load: Load) -> Measurement:
+    """Run h2load with one stream per connection. A gRPC error has HTTP status 200 but no message: bytes show it."""
     workload = load.checked.workload
-    body, log = load.folder / "question", load.folder / "h2load.log"
+    body, log = load.folder / "request", load.folder / "h2load.log"
     body.write_bytes(bytes(1) + len(workload.body).to_bytes(4) + workload.body)
     log.unlink(missing_ok=True)
-    command = ["h2load", "-t1", f"-c{load.connections}", "-m1", f"-D{_whole(load)}", "-d", str(body)]
+    command = ["h2load", "-t1", f"-c{load.connections}", "-m1", f"-D{_whole_seconds(load)}", "-d", str(body)]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"--log-file={log}"]
     output = _run([*command, f"http://127.0.0.1:{load.checked.port}{workload.path}"], load)
-    done, failed, errored, came = map(int, _found(_H2LOAD_SUMMARY, output))
-    took_ms = [int(line.split("\t")[2]) / 1000 for line in log.read_text().splitlines()]
-    cuts = statistics.quantiles(took_ms, n=100) if len(took_ms) > 1 else took_ms * 99
-    faults = failed + errored + misfit(came, done, len(load.checked.body) + _GRPC_FRAME_BYTES, load.connections)
-    return Measured(done, _whole(load), cuts[49], cuts[98], faults)
+    succeeded, failed, errored, received_bytes = map(int, _search(_H2LOAD_SUMMARY, output))
+    durations_ms = [int(line.split("\t")[2]) / 1000 for line in log.read_text().splitlines()]
+    cuts = statistics.quantiles(durations_ms, n=100) if len(durations_ms) > 1 else durations_ms * 99
+    response_bytes = len(load.checked.body) + _GRPC_FRAME_BYTES
+    errors = failed + errored + unexpected_responses(received_bytes, succeeded, response_bytes, load.connections)
+    return Measurement(succeeded, _whole_seconds(load), cuts[49], cuts[98], errors)
 
 
-def choose(wire: Wire, wanted: str) -> Callable[[Load], Measured]:
-    """The generator for a wire: our own where that is wanted or nothing else is installed."""
+def choose(wire: Wire, generator: str) -> Callable[[Load], Measurement]:
+    """Return the generator for a protocol: with "auto" the best that is installed, else ours in Python."""
     native = {"http": wrk, "grpc": h2load}[wire]
-    if wanted != "auto":
-        return own
+    if generator != "auto":
+        return python_generator
     if shutil.which(native.__name__):
         return native
     return best_of_ours()
 
 
-def best_of_ours() -> Callable[[Load], Measured]:
+def best_of_ours() -> Callable[[Load], Measurement]:
     """Return our generator in C if it can be compiled, else the one in Python."""
-    return compiled if shutil.which("cc") else own
+    return c_generator if shutil.which("cc") else python_generator
 
 
-def _whole(load: Load) -> int:
+def _whole_seconds(load: Load) -> int:
     return max(1, round(load.seconds))
 
 
-def misfit(came: int, answers: int, answer_bytes: int, connections: int) -> int:
-    """0 where so many bytes are so many answers, and at most one more begun on each connection."""
-    fits = answers * answer_bytes <= came <= (answers + connections) * answer_bytes
-    return 0 if fits else max(1, abs(came // answer_bytes - answers))
+def unexpected_responses(received_bytes: int, responses: int, response_bytes: int, connections: int) -> int:
+    """Return 0 if the bytes are those of the responses and at most one more per connection, else how many differ."""
+    fits = responses * response_bytes <= received_bytes <= (responses + connections) * response_bytes
+    return 0 if fits else max(1, abs(received_bytes // response_bytes - responses))
 
 
-def _found(pattern: str, text: str) -> tuple[str, ...]:
-    found = re.search(pattern, text)
-    if found is None:
-        raise RuntimeError(f"the load generator said something unexpected: {text[-2000:]}")
-    return tuple(str(group) for group in found.groups())
+def _search(pattern: str, text: str) -> tuple[str, ...]:
+    match = re.search(pattern, text)
+    if match is None:
+        raise RuntimeError(f"unexpected output of the load generator: {text[-2000:]}")
+    return tuple(str(group) for group in match.groups())
 
 
-def _run(command: Sequence[str], load: Load, more: dict[str, str] | None = None) -> str:
+def _run(command: Sequence[str], load: Load, environment: dict[str, str] | None = None) -> str:
     run = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | (more or {}),
+        env=os.environ | (environment or {}),
         preexec_fn=pin(load.core),
         capture_output=True,
         text=True,

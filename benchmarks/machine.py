@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
     return {name: found[name] for name in _PACKAGES if name in found}
 
 
-def described() -> str:
+def describe() -> str:
     """Return a description in two lines."""
     m = machine()
     line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}"

@@ -12,7 +12,7 @@ from dragoman.core.spec import Placement
 
 
 class Identity(dragoman.Model):
-    """Gives a table of numbers back as it came: what is left is the cost of the server."""
+    """Return the input unchanged, so that only the server is measured."""
 
     inputs = (dragoman.TensorSpec("INPUT0", dragoman.FP32, (-1, -1)),)
     outputs = (dragoman.TensorSpec("OUTPUT0", dragoman.FP32, (-1, -1)),)
@@ -23,14 +23,14 @@ class Identity(dragoman.Model):
 
 
 class IdentityImage(Identity):
-    """The same for images."""
+    """Return an image tensor unchanged."""
 
     inputs = (dragoman.TensorSpec("INPUT0", dragoman.FP32, (-1, 3, 224, 224)),)
     outputs = (dragoman.TensorSpec("OUTPUT0", dragoman.FP32, (-1, 3, 224, 224)),)
 
 
-class Pieces(dragoman.Model):
-    """A stream of two hundred small pieces, as a text comes token by token; each takes a turn of the event loop."""
+class Chunks(dragoman.Model):
+    """Stream two hundred small chunks, like the tokens of a text; each takes one iteration of the event loop."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (1,)),)
     placement = "inline"
@@ -42,12 +42,12 @@ class Pieces(dragoman.Model):
 
 
 def doubled(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A small model as people write it, with every setting at its default."""
+    """Return twice the input: a small function with default settings."""
     return 2 * x
 
 
 class Batched(dragoman.Model):
-    """A model on a device of its own: so long for a batch, and a little for each row of it."""
+    """A model on its own device (it sleeps): 1 ms per batch and 0.02 ms per row."""
 
     inputs = (dragoman.TensorSpec("INPUT0", dragoman.FP32, (-1, 16)),)
     outputs = (dragoman.TensorSpec("OUTPUT0", dragoman.FP32, (-1, 16)),)
@@ -61,7 +61,7 @@ class Batched(dragoman.Model):
 
 
 class Numbers(dragoman.Model):
-    """Gives numbers back as they came, however many."""
+    """Return a vector of any length unchanged."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1,)),)

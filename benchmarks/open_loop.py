@@ -1,8 +1,8 @@
 """Open-loop load: requests arrive at random times at a given rate, independent of responses.
 
-Each is sent on a connection that is free, or waits for one; how long an answer took counts from when it was due.
+Each is sent on an idle connection, or waits for one. The latency of a request is measured from the time it was due.
 
-usage: python -m benchmarks.open_loop FOLDER, where `question.json`, `question` and `answer` lie
+usage: python -m benchmarks.open_loop FOLDER, which contains `plan.json`, `request` and `response`
 """
 
 import asyncio
@@ -17,38 +17,38 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.messages import Answers, question
+from benchmarks.messages import ResponseReader
 
 _CONNECTIONS = 256
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 class Clients:
-    """All connections, those that are free, and what they have seen."""
+    """All connections, the idle ones, the times of requests that wait for one, durations and errors."""
 
-    def __init__(self, question: bytes, answer: bytes) -> None:
-        self.question = question
-        self.answer = answer
-        self.free: list[Connection] = []
-        self.due: deque[float] = deque()
-        self.took_s: list[float] = []
-        self.faults = 0
+    def __init__(self, request: bytes, expected_body: bytes) -> None:
+        self.request = request
+        self.expected_body = expected_body
+        self.idle: list[Connection] = []
+        self.waiting_s: deque[float] = deque()
+        self.durations_s: list[float] = []
+        self.errors = 0
 
     def send(self, due_s: float) -> None:
-        self.due.append(due_s)
-        if self.free:
-            self.free.pop().send(self.due.popleft())
+        self.waiting_s.append(due_s)
+        if self.idle:
+            self.idle.pop().send(self.waiting_s.popleft())
 
-    def answered(self, connection: "Connection", body: bytes) -> None:
-        self.took_s.append(time.perf_counter() - connection.due_s)
-        self.faults += body != self.answer
-        if self.due:
-            connection.send(self.due.popleft())
+    def on_response(self, connection: "Connection", body: bytes) -> None:
+        self.durations_s.append(time.perf_counter() - connection.due_s)
+        self.errors += body != self.expected_body
+        if self.waiting_s:
+            connection.send(self.waiting_s.popleft())
         else:
-            self.free.append(connection)
+            self.idle.append(connection)
 
 
-class Connection(Answers):
+class Connection(ResponseReader):
     def __init__(self, clients: Clients) -> None:
         super().__init__()
         self.clients = clients
@@ -56,36 +56,35 @@ class Connection(Answers):
 
     def send(self, due_s: float) -> None:
         self.due_s = due_s
-        self.transport.write(self.clients.question)
+        self.transport.write(self.clients.request)
 
-    def answered(self, body: bytes) -> None:
-        self.clients.answered(self, body)
+    def on_response(self, body: bytes) -> None:
+        self.clients.on_response(self, body)
 
 
 async def run(folder: Path) -> dict[str, float]:
-    checked: dict[str, Any] = json.loads((folder / "question.json").read_text())
-    body = (folder / "question").read_bytes()
-    clients = Clients(question(checked, body), (folder / "answer").read_bytes())
+    plan: dict[str, Any] = json.loads((folder / "plan.json").read_text())
+    clients = Clients((folder / "request").read_bytes(), (folder / "response").read_bytes())
     loop = asyncio.get_running_loop()
     for _ in range(_CONNECTIONS):
-        _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", checked["port"])
-        clients.free.append(connection)
-    sent = await _generate(clients, checked["rate"], checked["seconds"])
-    end_s = time.perf_counter() + _PATIENCE_S
-    while len(clients.took_s) < sent and time.perf_counter() < end_s:
+        _, connection = await loop.create_connection(lambda: Connection(clients), "127.0.0.1", plan["port"])
+        clients.idle.append(connection)
+    sent = await _send_requests(clients, plan["rate"], plan["seconds"])
+    end_s = time.perf_counter() + _TIMEOUT_S
+    while len(clients.durations_s) < sent and time.perf_counter() < end_s:
         await asyncio.sleep(0.01)
-    cuts = statistics.quantiles(clients.took_s, n=100)
+    cuts = statistics.quantiles(clients.durations_s, n=100)
     return {
-        "answers": len(clients.took_s),
-        "seconds": checked["seconds"],
+        "responses": len(clients.durations_s),
+        "seconds": plan["seconds"],
         "p50_ms": cuts[49] * 1000,
         "p99_ms": cuts[98] * 1000,
-        "faults": clients.faults + sent - len(clients.took_s),
+        "errors": clients.errors + sent - len(clients.durations_s),
     }
 
 
-async def _generate(clients: Clients, rate: float, seconds: float) -> int:
-    """Ask at random times, whose gaps are distributed exponentially; how often."""
+async def _send_requests(clients: Clients, rate: float, seconds: float) -> int:
+    """Send requests with exponentially distributed gaps. Return the number of requests."""
     gaps = random.Random(7)
     sent, began_s = 0, time.perf_counter()
     due_s = began_s

@@ -1,4 +1,4 @@
-"""Bar charts as SVG, drawn with nothing but text."""
+"""Bar charts as SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _COLOURS = {"own": "#2a6fb0", "echo": "#8a8f98", "peer": "#c9803a"}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One server: its figure as a length and as text, and what kind of server it is."""
+    """The value of one server as a length and as text, and the kind of server (own, echo, peer)."""
 
     label: str
     length: float
@@ -20,21 +20,21 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars on one scale, under a heading."""
+    """Bars on one scale with a heading."""
 
     heading: str
     bars: Sequence[Bar]
 
 
 def chart(title: str, subtitle: str, groups: Sequence[Group]) -> str:
-    """Groups of horizontal bars, each group on a scale of its own."""
+    """Return groups of horizontal bars; each group has its own scale."""
     lines, y = [], _TOP
     for group in groups:
         lines.append(_text(16, y + 4, group.heading, 13, "600"))
         y += 16
         longest = max(bar.length for bar in group.bars)
         for bar in group.bars:
-            lines += _drawn(bar, y, longest)
+            lines += _draw(bar, y, longest)
             y += _BAR + _GAP
         y += 22
     head = [
@@ -48,9 +48,9 @@ def chart(title: str, subtitle: str, groups: Sequence[Group]) -> str:
     return "\n".join([*head, *lines, "</svg>", ""])
 
 
-def _drawn(bar: Bar, y: int, longest: float) -> list[str]:
-    room = _WIDTH - _LABELS - _VALUES - 16
-    length = max(1.0, room * bar.length / longest) if longest else 1.0
+def _draw(bar: Bar, y: int, longest: float) -> list[str]:
+    max_length = _WIDTH - _LABELS - _VALUES - 16
+    length = max(1.0, max_length * bar.length / longest) if longest else 1.0
     middle = y + _BAR - 5
     return [
         _text(_LABELS - 8, middle, bar.label, 12, "400", anchor="end"),

@@ -1,4 +1,4 @@
-"""Server processes that are measured: started on a core of their own, watched through /proc, stopped."""
+"""Start, measure and stop server processes, each on its own core. CPU time and memory are read from /proc."""
 
 import http.client
 import os
@@ -21,17 +21,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running server with the processes that it started, and what it says."""
+    """A running server with its child processes and its log file."""
 
     child: subprocess.Popen[bytes]
     log: Path
 
     def pids(self) -> list[int]:
-        """Itself and all below it."""
-        return family(self.child.pid)
+        """Return the ids of the process and all its descendants."""
+        return process_tree(self.child.pid)
 
-    def until(self, ready: Callable[[], bool], limit_s: float = 60.0) -> float:
-        """Seconds until it is ready, looked at every 2 ms. RuntimeError with what it said where it never is."""
+    def wait_until(self, ready: Callable[[], bool], limit_s: float = 60.0) -> float:
+        """Wait for `ready()`, polled every 2 ms. Return the seconds; raise RuntimeError with the end of the log."""
         began_s = time.monotonic()
         while time.monotonic() - began_s < limit_s and self.child.poll() is None:
             try:
@@ -40,16 +40,19 @@ class Process:
             except (OSError, http.client.HTTPException):
                 pass
             time.sleep(0.002)
-        raise RuntimeError(f"the server never was ready; it said: {self.log.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(f"the server did not become ready; its log: {self.log.read_text(errors='replace')[-2000:]}")
 
     def cpu_s(self) -> float:
-        """Seconds of a core that it has taken so far."""
+        """Return the CPU time used so far."""
         stats = filter(None, map(_stat, self.pids()))
         return sum(int(f[11]) + int(f[12]) for f in stats) / _TICKS
 
     def memory_mib(self) -> dict[str, float]:
-        """PSS shares a page among those that map it, so its sum is what the server takes; RSS counts it each time.
-        `own_mib` is PSS without the pages of files, such as libraries, whose share depends on other programs."""
+        """Return PSS, RSS and `own_mib` of all processes.
+
+        PSS divides a shared page among the processes that map it, so its sum is the memory of the server; RSS counts
+        it in each. `own_mib` is PSS without pages of files such as libraries, whose share depends on other programs.
+        """
         rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.pids()]
         kinds = ("Pss", "Rss", "Pss_Anon", "Pss_Shmem")
         pss, rss, anonymous, shared = (sum(_kib(kind, roll) for roll in rolls) / 1024 for kind in kinds)
@@ -59,11 +62,14 @@ class Process:
 
 @contextmanager
 def peak_memory(process: Process, kind: str) -> Iterator[list[float]]:
-    """The largest memory of that kind (see `Process.memory_mib`) meanwhile, in a list of one; read every 50 ms."""
-    peak, over = [0.0], threading.Event()
+    """Yield a list whose only element is the largest memory of that kind (see `Process.memory_mib`) in the block.
+
+    Memory is read every 50 ms.
+    """
+    peak, stopped = [0.0], threading.Event()
 
     def sample() -> None:
-        while not over.wait(0.05):
+        while not stopped.wait(0.05):
             with suppress(OSError, AssertionError):  # a process has just ended
                 peak[0] = max(peak[0], process.memory_mib()[kind])
 
@@ -72,13 +78,13 @@ def peak_memory(process: Process, kind: str) -> Iterator[list[float]]:
     try:
         yield peak
     finally:
-        over.set()
+        stopped.set()
         sampling.join()
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path, core: int | None = None, cwd: Path = ROOT) -> Iterator[Process]:
-    """Run a server, with what it says in `log`; it is gone afterwards."""
+def run_process(command: Sequence[str], log: Path, core: int | None = None, cwd: Path = ROOT) -> Iterator[Process]:
+    """Run a server with its output in `log`, and stop it at the end of the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         pinned = pin(core)
@@ -95,18 +101,18 @@ def started(command: Sequence[str], log: Path, core: int | None = None, cwd: Pat
 
 
 def pin(core: int | None) -> Callable[[], None] | None:
-    """What a child does first to stay on one core."""
+    """Return a function for `preexec_fn` that pins the child process to a core."""
     return None if core is None else partial(os.sched_setaffinity, 0, {core})
 
 
 def dragoman(models: Sequence[str], http_port: int, grpc_port: int, *more: str) -> list[str]:
-    """The command that serves some models."""
+    """Return the command that serves the models."""
     ports = ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     return [sys.executable, "-m", "dragoman", "serve", *models, *ports, "--log-level", "warning", *more]
 
 
 def http_ready(port: int) -> bool:
-    """Whether a server of the Open Inference Protocol is ready."""
+    """Return whether a server of the Open Inference Protocol is ready."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/v2/health/ready")
@@ -121,38 +127,38 @@ def listens(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
         return port
 
 
-def family(pid: int) -> list[int]:
-    """A process and all below it."""
+def process_tree(pid: int) -> list[int]:
+    """Return the ids of a process and all its descendants."""
     parents = {int(p): f[1] for p in os.listdir("/proc") if p.isdigit() and (f := _stat(int(p)))}
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if int(parent) == each]
-    return found
+    tree = [pid]
+    for parent in tree:
+        tree += [child for child, parent_pid in parents.items() if int(parent_pid) == parent]
+    return tree
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of a core that a process has taken, to the nanosecond; 0 if it is gone."""
+    """Return the CPU time of a process, to the nanosecond; 0 if it has exited."""
     try:
-        return time.clock_gettime(~pid << 3 | 2)  # the kernel's number for the clock of another process
+        return time.clock_gettime(~pid << 3 | 2)  # CPU-time clock id of another process, see clock_getcpuclockid(3)
     except OSError:
         return 0.0
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process ever had at a time; 0 if it is gone."""
+    """Return the peak memory (VmHWM) of a process; 0 if it has exited."""
     try:
         return _kib("VmHWM", Path(f"/proc/{pid}/status").read_text()) / 1024
-    except (OSError, AssertionError):  # a process that has ended but is not waited for has none
+    except (OSError, AssertionError):  # a zombie process has none
         return 0.0
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of its state, from the third on; none where it is gone."""
+    """Return the fields of /proc/PID/stat from the third on; empty if the process has exited."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -160,6 +166,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def _kib(kind: str, roll: str) -> int:
-    found = re.search(rf"^{kind}:\s+(\d+)", roll, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    match = re.search(rf"^{kind}:\s+(\d+)", roll, re.MULTILINE)
+    assert match is not None
+    return int(match[1])

@@ -1,4 +1,4 @@
-"""Where the server's time goes under load: shares of the kernel, the interpreter and each library, by perf.
+"""CPU profile of the server under load with perf: shares of the kernel, the interpreter and each library.
 
 usage: python -m benchmarks.profile rest-json-small [--seconds 3] [--connections 16]
 """
@@ -22,13 +22,13 @@ def main() -> None:
     parser.add_argument("workload", choices=[w.name for w in workloads.identity()])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--connections", type=int, default=16)
-    given = parser.parse_args()
-    (workload,) = (w for w in workloads.identity() if w.name == given.workload)
+    options = parser.parse_args()
+    (workload,) = (w for w in workloads.identity() if w.name == options.workload)
     cores = Cores.of_this_machine()
-    with tempfile.TemporaryDirectory() as name, subjects.ours(cores.server, Path(name) / "log") as subject:
-        checked = subject.checked(workload)
+    with tempfile.TemporaryDirectory() as name, subjects.our_server(cores.server, Path(name) / "log") as subject:
+        checked = subject.check(workload)
         assert checked is not None
-        interval = load.Load(checked, given.connections, given.seconds, cores.load, Path(name))
+        interval = load.Load(checked, options.connections, options.seconds, cores.load, Path(name))
         target = Path(name) / "perf.data"
         record = ["perf", "record", "-q", "-F", "997", "-o", str(target), "-p", str(subject.process.child.pid)]
         with subprocess.Popen(record, stderr=subprocess.DEVNULL) as recording:
@@ -36,15 +36,15 @@ def main() -> None:
             recording.terminate()
         report = ["perf", "report", "-i", str(target), "--stdio", "--sort", "comm,dso,symbol"]
         output = subprocess.run(report, capture_output=True, text=True).stdout
-    print(f"{workload.name}, c = {given.connections}: {measured.rate:,.0f} answers/s\n")
+    print(f"{workload.name}, c = {options.connections}: {measured.rate:,.0f} responses/s\n")
     print(summarize(output))
 
 
 def summarize(report: str) -> str:
-    """Shares by where the code is, and the dozen functions that take most."""
+    """Return shares by library, and the twelve functions with the largest shares."""
     found = [(float(m[1]), m[3], m[5].strip()) for m in map(_LINE.match, report.splitlines()) if m]
     if not found:
-        sys.exit("perf saw nothing: is it allowed here (kernel.perf_event_paranoid)?")
+        sys.exit("perf recorded no samples: check kernel.perf_event_paranoid")
     places: Counter[str] = Counter()
     for share, place, _ in found:
         places[re.sub(r"\.cpython.*|\.so.*", "", place)] += share  # type: ignore[assignment]

@@ -1,6 +1,5 @@
-"""What servers take at rest: time to be ready, memory with one model and with many, and with idle connections."""
+"""Time until a server is ready, and its memory with one model, with many models, and with idle connections."""
 
-import json
 import statistics
 import subprocess
 import sys
@@ -14,70 +13,70 @@ from typing import Any
 from benchmarks import load, peers, subjects, workloads
 from benchmarks.checked_request import CheckedRequest
 from benchmarks.identity import Cores
-from benchmarks.peers import PEERS, Served
+from benchmarks.peers import PEERS, PeerConfig
 from benchmarks.processes import ROOT, pin
 from benchmarks.subjects import OURS, Subject
 from benchmarks.turns import Plan, Row
 
 FUNCTION = str(ROOT / "benchmarks" / "models.py") + ":doubled"
-_LIGHT = 4  # connections of the light load
+_ACTIVE_CONNECTIONS = 4  # connections of the light load
 
 
-def startup(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W7: from the start of the process until it is ready, and memory when it has settled."""
+def startup(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W7: time from the start of the process until it is ready, and memory two seconds later."""
     kinds = {f"{OURS}, inline class": subjects.MODELS[:1], f"{OURS}, function in a process": (FUNCTION,)}
     rows = []
-    for name in [*kinds, *wanted]:
-        found = [_rested(name, kinds.get(name), plan) for _ in range(plan.rounds)]
+    for name in [*kinds, *peer_names]:
+        found = [_measure_idle(name, kinds.get(name), plan) for _ in range(plan.rounds)]
         row: Row = {"workload": "startup", "server": name}
-        rows.append(row | {key: _middle(f[key] for f in found) for key in found[0]})
+        rows.append(row | {key: _median(f[key] for f in found) for key in found[0]})
         print(rows[-1], file=sys.stderr)
     return rows
 
 
-def _rested(name: str, models: Sequence[str] | None, plan: Plan) -> Row:
-    with tempfile.TemporaryDirectory() as folder, _one(name, models, Path(folder)) as subject:
+def _measure_idle(name: str, models: Sequence[str] | None, plan: Plan) -> Row:
+    with tempfile.TemporaryDirectory() as folder, _start(name, models, Path(folder)) as subject:
         time.sleep(0.1 if plan.quick else 2.0)
         return {"ready_s": subject.ready_s, **subject.process.memory_mib()}
 
 
-def _one(name: str, models: Sequence[str] | None, folder: Path) -> AbstractContextManager[Subject]:
+def _start(name: str, models: Sequence[str] | None, folder: Path) -> AbstractContextManager[Subject]:
     core = Cores.of_this_machine().server
     if models is not None:
-        return subjects.ours(core, folder / "log", models, name)
-    return peers.running(name, Served(folder / name, ("Identity",)), core)
+        return subjects.our_server(core, folder / "log", models, name)
+    return peers.run_peer(name, PeerConfig(folder / name, ("Identity",)), core)
 
 
-def many(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W9: many models, each checked once when all are ready."""
+def many_models(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W9: many models, one checked request to each when all are ready."""
     rows = []
     for count in (20,) if plan.quick else (200, 1000):
         names = [f"model{number}" for number in range(count)]
-        for name in [OURS, *(n for n in wanted if PEERS[n].form == "oip")]:
-            rows.append(row := {"workload": "models", "models": count, "server": name} | _loaded(name, names))
+        for name in [OURS, *(n for n in peer_names if PEERS[n].form == "oip")]:
+            rows.append(row := {"workload": "models", "models": count, "server": name} | _measure_many(name, names))
             print(row, file=sys.stderr)
     return rows
 
 
-def _loaded(name: str, names: Sequence[str]) -> Row:
+def _measure_many(name: str, names: Sequence[str]) -> Row:
     core = Cores.of_this_machine().server
     with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
         folder = Path(home)
         if name == OURS:
-            one = subjects.ours(core, folder / "log", [str(_folder_of(folder / "models", names))])
+            one = subjects.our_server(core, folder / "log", [str(_write_models(folder / "models", names))])
         else:
-            one = peers.running(name, Served(folder / name, names), core)
+            one = peers.run_peer(name, PeerConfig(folder / name, names), core)
         try:
             subject = stack.enter_context(one)
         except RuntimeError:
             return {"failed": "not ready within two minutes"}
-        right = sum(subject.checked(workloads.small_json("models", model)) is not None for model in names)
-        if right != len(names):
-            return {"failed": f"{len(names) - right} of {len(names)} models gave no right answer"}
+        correct = sum(subject.check(workloads.small_json("models", model)) is not None for model in names)
+        if correct != len(names):
+            return {"failed": f"{len(names) - correct} of {len(names)} models gave a wrong response"}
         return {"ready_s": round(subject.ready_s, 3), **subject.process.memory_mib()}
 
 
-def _folder_of(home: Path, names: Sequence[str]) -> Path:
+def _write_models(home: Path, names: Sequence[str]) -> Path:
     for name in names:
         (home / name).mkdir(parents=True)
         settings = f'[model]\nruntime = "python"\nuri = "{subjects.MODELS[0]}"\n'
@@ -85,13 +84,17 @@ def _folder_of(home: Path, names: Sequence[str]) -> Path:
     return home
 
 
-def idle(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W10: light load without idle connections, and beside them. Raises FileNotFoundError without a C compiler."""
+def idle(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W10: light load without and with idle connections. Raises FileNotFoundError without a C compiler."""
     count = 100 if plan.quick else 10_000
-    return [_idle(name, count, plan) for name in [OURS, "echo", *wanted] if name not in PEERS or _http(name)]
+    return [
+        _idle(name, count, plan)
+        for name in [OURS, "echo", *peer_names]
+        if name not in PEERS or _is_open_inference(name)
+    ]
 
 
-def _http(name: str) -> bool:
+def _is_open_inference(name: str) -> bool:
     return PEERS[name].form == "oip"
 
 
@@ -101,13 +104,13 @@ def _idle(name: str, count: int, plan: Plan) -> Row:
     found = []
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        for _ in range(plan.rounds):  # afresh each time, for what it took for the last ones it may keep
+        for _ in range(plan.rounds):  # a new server each time, because freed memory may stay allocated
             with _server(name, folder) as subject:
-                checked = subject.checked(workload)
+                checked = subject.check(workload)
                 assert checked is not None
-                found.append(_beside(subject, checked, count, plan.seconds, cores.load, folder))
+                found.append(_measure_with_idle(subject, checked, count, plan.seconds, cores.load, folder))
     row: Row = {"workload": "idle", "server": name, "idle": count}
-    row |= {key: _middle(f[key] for f in found) for key in found[0]}
+    row |= {key: _median(f[key] for f in found) for key in found[0]}
     print(row, file=sys.stderr)
     return row
 
@@ -118,43 +121,42 @@ def _server(name: str, folder: Path) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory(dir=folder) as home:
         log = Path(home) / "log"
         if name == "echo":
-            with subjects.echo(name, core, log) as subject:
+            with subjects.echo_server(name, core, log) as subject:
                 yield subject
         else:
-            with _one(name, subjects.MODELS if name == OURS else None, Path(home)) as subject:
+            with _start(name, subjects.MODELS if name == OURS else None, Path(home)) as subject:
                 yield subject
 
 
-def _beside(
+def _measure_with_idle(
     subject: Subject, checked: CheckedRequest, count: int, seconds: float, core: int | None, folder: Path
 ) -> Row:
-    (folder / "question").write_bytes(load.question(checked.workload, checked.port))
-    (folder / "answer").write_bytes(checked.body)
-    command = [str(load.built("http_load")), str(checked.port), str(_LIGHT), str(seconds), str(folder)]
-    subprocess.run(command, preexec_fn=pin(core), capture_output=True, check=True, timeout=120)  # warms up
+    (folder / "request").write_bytes(checked.workload.http_request())
+    (folder / "response").write_bytes(checked.body)
+    command = [
+        str(load.build_generator("http_load")),
+        str(checked.port),
+        str(_ACTIVE_CONNECTIONS),
+        str(seconds),
+        str(folder),
+    ]
+    subprocess.run(command, preexec_fn=pin(core), capture_output=True, check=True, timeout=120)  # warm-up
     alone = subprocess.run(command, preexec_fn=pin(core), capture_output=True, text=True, check=True, timeout=120)
     before = subject.process.memory_mib()["pss_mib"]
     with subprocess.Popen([*command, str(count)], preexec_fn=pin(core), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        running.stdout.readline()  # they are open
-        held = subject.process.memory_mib()["pss_mib"]
-        beside = _told(running.stdout.read())
-    without = _told(alone.stdout)
+        running.stdout.readline()  # the idle connections are open
+        memory_mib = subject.process.memory_mib()["pss_mib"]
+        with_idle = load.parse_result(running.stdout.read(), subject.name)
+    without = load.parse_result(alone.stdout, subject.name)
     return {
         "p50_ms": without["p50_ms"],
-        "p50_beside_ms": beside["p50_ms"],
-        "p99_beside_ms": beside["p99_ms"],
-        "ratio": beside["p50_ms"] / without["p50_ms"],
-        "kib_each": (held - before) * 1024 / count,
+        "p50_beside_ms": with_idle["p50_ms"],
+        "p99_beside_ms": with_idle["p99_ms"],
+        "ratio": with_idle["p50_ms"] / without["p50_ms"],
+        "kib_each": (memory_mib - before) * 1024 / count,
     }
 
 
-def _told(text: str) -> Any:
-    found = json.loads(text)
-    if found["faults"] or not found["answers"]:
-        raise RuntimeError(f"{found['faults']} of {found['answers']} answers were not right")
-    return found
-
-
-def _middle(numbers: Any) -> float:
+def _median(numbers: Any) -> float:
     return float(f"{statistics.median(numbers):.4g}")

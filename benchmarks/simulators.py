@@ -1,4 +1,4 @@
-"""The simulator of the benchmark of UM-Bridge, y = 2 x, as our function of vectors and as the umbridge package's.
+"""The simulator of the UM-Bridge benchmark, y = 2 x, as a vector function and as a class of the umbridge package.
 
 usage: python -m benchmarks.simulators PORT serves it with the umbridge package
 """
@@ -14,7 +14,7 @@ from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 
 
 class Double(VectorFunction):
-    """Arrays in, arrays out."""
+    """The simulator on arrays."""
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return (config.get("n", 4),)
@@ -29,7 +29,7 @@ class Double(VectorFunction):
 
 
 class Theirs(umbridge.Model):  # type: ignore[misc]
-    """Lists in, lists out, as that package wants it."""
+    """The simulator on lists, as the umbridge package requires."""
 
     def __init__(self) -> None:
         super().__init__("Double")

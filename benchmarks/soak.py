@@ -1,4 +1,4 @@
-"""A mixed load for as long as one likes: every answer is checked, and nothing of the server may grow.
+"""Soak test: a mixed load with every response checked; memory, threads and files of the server must not grow.
 
 usage: python -m benchmarks.soak [--minutes 10] [--idle 200]
 """
@@ -21,16 +21,16 @@ import aiohttp
 import grpc
 
 from benchmarks import machine
-from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, started
+from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, run_process
 from benchmarks.soak_kinds import KINDS, TOKEN, Client, Kind
 
 MODELS = ROOT / "benchmarks" / "soak_models.py"
-_NAMES = "Inline", "Thread", "Process", "Counting", "Simulator", "Speaker"
-_MOST_SHOWN = 20
-# What may differ between a quiet server and one that is quiet again: a thread or file of a pool that grows on demand.
-_FEW = 8
-# Growth of memory within a run that is none: so much, and such a share.
-_MIB, _SHARE = 24.0, 0.1
+_NAMES = "Inline", "Thread", "Process", "Counting", "Simulator", "Repeater"
+_MAX_SHOWN_ERRORS = 20
+# Threads and files that may be added between two idle states, by pools that grow on demand.
+_MAX_GROWTH = 8
+# Growth of memory within a run that is tolerated: absolute and relative.
+_MAX_MEMORY_GROWTH_MIB, _MAX_MEMORY_GROWTH_RATIO = 24.0, 0.1
 
 
 @dataclass(slots=True)
@@ -46,39 +46,39 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What has come of it so far."""
+class SoakResults:
+    """Responses by kind, errors and samples so far."""
 
-    answers: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    responses: Counter[str] = field(default_factory=Counter)
+    wrong_responses: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--idle", type=int, default=200, help="connections that are open and say nothing")
-    given = parser.parse_args(arguments)
-    print(machine.described() + "\n")
+    parser.add_argument("--idle", type=int, default=200, help="idle connections")
+    options = parser.parse_args(arguments)
+    print(machine.describe() + "\n")
     http, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as home:
         models = _folder(Path(home) / "models")
         command = dragoman([str(models)], http, port, "--control-token", TOKEN, "--log-level", "error")
-        with started(command, Path(home) / "log") as server:
-            server.until(lambda: http_ready(http))
-            seen, quiet, after = asyncio.run(soak(server, http, port, 60 * given.minutes, given.idle))
-        said = (Path(home) / "log").read_text(errors="replace")
-    faults = verdict(seen, quiet, after)
-    results = {"machine": machine.machine(), "answers": seen.answers, "faults": faults}
-    results |= {"quiet": asdict(quiet), "after": asdict(after), "samples": [asdict(s) for s in seen.samples]}
+        with run_process(command, Path(home) / "log") as server:
+            server.wait_until(lambda: http_ready(http))
+            results, quiet, after = asyncio.run(soak(server, http, port, 60 * options.minutes, options.idle))
+        log = (Path(home) / "log").read_text(errors="replace")
+    errors = find_errors(results, quiet, after)
+    report = {"machine": machine.machine(), "responses": results.responses, "errors": errors}
+    report |= {"quiet": asdict(quiet), "after": asdict(after), "samples": [asdict(s) for s in results.samples]}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "soak.json").write_text(json.dumps(results, indent=2))
-    print("\n".join(f"{name:12} {count:>9,}" for name, count in sorted(seen.answers.items())))
+    (RESULTS / "soak.json").write_text(json.dumps(report, indent=2))
+    print("\n".join(f"{name:12} {count:>9,}" for name, count in sorted(results.responses.items())))
     print(f"quiet before {quiet}\nquiet after  {after}")
-    print("\n".join(faults) or "no wrong answer, and nothing grew")
-    if faults:
-        print(said[-5000:], file=sys.stderr)
-    return 1 if faults else 0
+    print("\n".join(errors) or "all responses were correct, and nothing grew")
+    if errors:
+        print(log[-5000:], file=sys.stderr)
+    return 1 if errors else 0
 
 
 def _folder(home: Path) -> Path:
@@ -90,67 +90,75 @@ def _folder(home: Path) -> Path:
     return home
 
 
-async def soak(server: Process, http: int, port: int, seconds: float, idle: int) -> tuple[Seen, Sample, Sample]:
-    """A short load that fills every pool, the long one, and how quiet the server is after each."""
-    warm = Seen()
+async def soak(server: Process, http: int, port: int, seconds: float, idle: int) -> tuple[SoakResults, Sample, Sample]:
+    """Run a short load that fills every pool, then the long one. Return the results and the idle state after each."""
+    warm = SoakResults()
     await _load(server, http, port, min(5.0, seconds / 4), idle, warm)
     quiet = await _quiet(server, http, None)
-    seen = Seen(wrong=warm.wrong)
-    await _load(server, http, port, seconds, idle, seen)
-    return seen, quiet, await _quiet(server, http, quiet)
+    results = SoakResults(wrong_responses=warm.wrong_responses)
+    await _load(server, http, port, seconds, idle, results)
+    return results, quiet, await _quiet(server, http, quiet)
 
 
-async def _load(server: Process, http: int, port: int, seconds: float, idle: int, seen: Seen) -> None:
+async def _load(server: Process, http: int, port: int, seconds: float, idle: int, results: SoakResults) -> None:
     end_s = time.monotonic() + seconds
     waiting = [await asyncio.open_connection("127.0.0.1", http) for _ in range(idle)]
-    patience = aiohttp.ClientTimeout(total=120)
+    timeout = aiohttp.ClientTimeout(total=120)
     async with (
-        aiohttp.ClientSession(timeout=patience, connector=aiohttp.TCPConnector(limit=0)) as session,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as apart,
-        grpc.aio.insecure_channel(f"127.0.0.1:{http}") as beside,
+        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as grpc_channel,
+        grpc.aio.insecure_channel(f"127.0.0.1:{http}") as http_port_channel,
     ):
-        lots = [(kind, number) for kind, count in KINDS.items() for number in range(count)]
+        client_ids = [(kind, number) for kind, count in KINDS.items() for number in range(count)]
         clients = [
-            (kind, Client(http, session, (apart, beside)[number % 2], random.Random(f"{kind.__name__} {number}")))
-            for kind, number in lots
+            (
+                kind,
+                Client(
+                    http,
+                    session,
+                    (grpc_channel, http_port_channel)[number % 2],
+                    random.Random(f"{kind.__name__} {number}"),
+                ),
+            )
+            for kind, number in client_ids
         ]
-        watching = asyncio.create_task(_watch(server, http, max(0.5, seconds / 120), seen))
-        await asyncio.gather(*(_ask(kind, client, end_s, seen) for kind, client in clients))
+        watching = asyncio.create_task(_watch(server, http, max(0.5, seconds / 120), results))
+        await asyncio.gather(*(_run_client(kind, client, end_s, results) for kind, client in clients))
         watching.cancel()
     for _, writer in waiting:
         writer.close()
 
 
-async def _ask(kind: Kind, client: Client, end_s: float, seen: Seen) -> None:
+async def _run_client(kind: Kind, client: Client, end_s: float, results: SoakResults) -> None:
     name = kind.__name__
     while time.monotonic() < end_s:
         try:
             await kind(client)
-        except Exception as fault:
-            if len(seen.wrong) < _MOST_SHOWN:
-                seen.wrong.append(f"{name}: {type(fault).__name__}: {str(fault)[:500]}")
-            seen.answers[f"{name} WRONG"] += 1
+        except Exception as error:
+            if len(results.wrong_responses) < _MAX_SHOWN_ERRORS:
+                results.wrong_responses.append(f"{name}: {type(error).__name__}: {str(error)[:500]}")
+            results.responses[f"{name} WRONG"] += 1
             await asyncio.sleep(0.1)
-        seen.answers[name] += 1
+        results.responses[name] += 1
 
 
 # --- the server --------------------------------------------------------------------------------------------------
 
 
-async def _watch(server: Process, http: int, every_s: float, seen: Seen) -> None:
+async def _watch(server: Process, http: int, every_s: float, results: SoakResults) -> None:
     while True:
         await asyncio.sleep(every_s)
-        seen.samples.append(await sample(server, http))
+        results.samples.append(await sample(server, http))
 
 
 async def sample(server: Process, http: int) -> Sample:
     """Memory, threads and files of all processes of the server, and its calls in flight."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{http}/metrics") as answer:
-        text = await answer.text()
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{http}/metrics") as response:
+        text = await response.text()
     active = sum(float(n) for n in re.findall(r"^dragoman_calls_in_flight\{.*\} (\S+)", text, re.MULTILINE))
     threads = files = 0
     memory = {"pss_mib": 0.0, "rss_mib": 0.0}
-    for _ in range(3):  # a worker may end meanwhile
+    for _ in range(3):  # a worker may exit meanwhile
         try:
             memory = server.memory_mib()
             threads = sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.pids())
@@ -162,34 +170,33 @@ async def sample(server: Process, http: int) -> Sample:
 
 
 async def _quiet(server: Process, http: int, before: Sample | None, within_s: float = 20.0) -> Sample:
-    """The server once it is at rest: nothing under way, and no more files and threads than before, or than a moment
-    ago."""
+    """Return the state of the server when no call is in flight and files and threads no longer shrink."""
     end_s = time.monotonic() + within_s
     found = await sample(server, http)
     while time.monotonic() < end_s:
         await asyncio.sleep(0.5)
         last, found = found, await sample(server, http)
-        least = before or last
-        if not found.active and found.files <= least.files + 2 and found.threads <= least.threads + _FEW:
+        baseline = before or last
+        if not found.active and found.files <= baseline.files + 2 and found.threads <= baseline.threads + _MAX_GROWTH:
             break
     return found
 
 
-def verdict(seen: Seen, quiet: Sample, after: Sample) -> list[str]:
-    """What was not as it has to be."""
-    faults = list(seen.wrong)
-    faults += [f"no response to any client: {kind.__name__}" for kind in KINDS if not seen.answers[kind.__name__]]
+def find_errors(results: SoakResults, quiet: Sample, after: Sample) -> list[str]:
+    """Return wrong responses, missing responses and growth of the server, one message each."""
+    errors = list(results.wrong_responses)
+    errors += [f"no response to any client: {kind.__name__}" for kind in KINDS if not results.responses[kind.__name__]]
     for name in ("threads", "files", "active"):
-        was, now = getattr(quiet, name), getattr(after, name)
-        if now > was + (_FEW if name != "active" else 0):
-            faults.append(f"{name} grew from {was} to {now}")
-    size = len(seen.samples)
+        before, current = getattr(quiet, name), getattr(after, name)
+        if current > before + (_MAX_GROWTH if name != "active" else 0):
+            errors.append(f"{name} grew from {before} to {current}")
+    size = len(results.samples)
     if size >= 20:
-        early = statistics.median(s.pss_mib for s in seen.samples[size * 3 // 10 : size // 2])
-        late = statistics.median(s.pss_mib for s in seen.samples[size * 8 // 10 :])
-        if late > early * (1 + _SHARE) + _MIB:
-            faults.append(f"memory grew from {early:.0f} to {late:.0f} MiB")
-    return faults
+        early = statistics.median(s.pss_mib for s in results.samples[size * 3 // 10 : size // 2])
+        late = statistics.median(s.pss_mib for s in results.samples[size * 8 // 10 :])
+        if late > early * (1 + _MAX_MEMORY_GROWTH_RATIO) + _MAX_MEMORY_GROWTH_MIB:
+            errors.append(f"memory grew from {early:.0f} to {late:.0f} MiB")
+    return errors
 
 
 if __name__ == "__main__":

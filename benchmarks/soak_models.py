@@ -12,11 +12,11 @@ from dragoman.core.spec import Placement
 from dragoman.core.text import Generation, Text, Token
 from dragoman.core.vectors import Config, Vector, VectorFunction, Vectors
 
-WORDS = 40
+COMPLETION_WORDS = 40
 
 
 class Inline(dragoman.Model):
-    """Twice the numbers."""
+    """Return twice the numbers."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.FP64, (-1,)),)
@@ -35,7 +35,7 @@ class Process(Inline):
 
 
 class Counting(Inline):
-    """As many pieces as the first number says, each with the number of its turn; 0 is a fault."""
+    """Stream n responses with the numbers 0 to n - 1, where n is the first input; fail if n is 0."""
 
     async def infer(self, call: dragoman.Infer) -> AsyncIterator[dict[str, Any]]:  # type: ignore[override]
         count = int(call.inputs["x"].data[0])
@@ -47,7 +47,7 @@ class Counting(Inline):
 
 
 class Simulator(VectorFunction):
-    """Twice the vector."""
+    """Return twice the vector."""
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return (config.get("n", 4),)
@@ -61,17 +61,17 @@ class Simulator(VectorFunction):
         return 2 * sens
 
 
-class Speaker(dragoman.Model):
-    """Says the prompt's last word again and again, word by word."""
+class Repeater(dragoman.Model):
+    """Generate the last word of the prompt repeatedly."""
 
     placement = "inline"
 
     async def generate(self, call: Generate) -> AsyncIterator[Generation]:
         word = f" {str(call.prompts[0]).split()[-1]}"
-        for at in range(WORDS):
+        for at in range(COMPLETION_WORDS):
             await asyncio.sleep(0.002)
-            last = at == WORDS - 1
-            whole = word * WORDS if last else ""
+            last = at == COMPLETION_WORDS - 1
+            whole = word * COMPLETION_WORDS if last else ""
             yield Generation(
                 (Text(0, 0, word, (Token(at, word, -0.1),), at + 1, "length" if last else "", whole=whole),)
             )

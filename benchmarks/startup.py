@@ -1,4 +1,4 @@
-"""How long it takes to import Dragoman, to start a server and what the idle server holds of memory.
+"""Time to import Dragoman and to start a server, and memory of the idle server.
 
 usage: python -m benchmarks.startup [--quick]
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, started
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, run_process
 
 _IMPORTS = {
     "import dragoman": "import dragoman",
@@ -26,18 +26,18 @@ _TIMED = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one start of each, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one start of each, to check that it works")
     times, settle_s = (1, 0.2) if parser.parse_args(arguments).quick else (7, 2.0)
-    found = {"machine": machine.machine(), "versions": machine.versions()}
-    found["import_s"] = {name: imported(code, times) for name, code in _IMPORTS.items()}
-    found["servers"] = servers(times, settle_s)
+    results = {"machine": machine.machine(), "versions": machine.versions()}
+    results["import_s"] = {name: import_seconds(code, times) for name, code in _IMPORTS.items()}
+    results["servers"] = servers(times, settle_s)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "startup.json").write_text(json.dumps(found, indent=2))
-    print(machine.described() + "\n\n" + table(found))
+    (RESULTS / "startup.json").write_text(json.dumps(results, indent=2))
+    print(machine.describe() + "\n\n" + table(results))
 
 
-def imported(code: str, times: int) -> float:
-    """Seconds that the code takes in a fresh interpreter, the median."""
+def import_seconds(code: str, times: int) -> float:
+    """Return the median of the seconds that the code takes in a new interpreter."""
     command = [sys.executable, "-c", _TIMED.format(code)]
     runs = [subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True) for _ in range(times)]
     return statistics.median(float(run.stdout) for run in runs)
@@ -45,18 +45,18 @@ def imported(code: str, times: int) -> float:
 
 def servers(times: int, settle_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        trained = Path(folder) / "iris.joblib"
-        train(trained)
+        model_file = Path(folder) / "iris.joblib"
+        train(model_file)
         models = {
-            "scikit-learn": [str(trained), "--allow-pickle"],
+            "scikit-learn": [str(model_file), "--allow-pickle"],
             "Python function": [str(ROOT / "benchmarks" / "models.py") + ":doubled"],
             "Python class, inline": [str(ROOT / "benchmarks" / "models.py") + ":Identity"],
         }
-        return {name: measured(model, times, settle_s, Path(folder) / "log") for name, model in models.items()}
+        return {name: measure_start(model, times, settle_s, Path(folder) / "log") for name, model in models.items()}
 
 
 def train(target: Path) -> None:
-    """A small classifier of the flowers that come with scikit-learn."""
+    """Train a small classifier of the iris dataset of scikit-learn."""
     import joblib
     from sklearn.datasets import load_iris
     from sklearn.linear_model import LogisticRegression
@@ -64,13 +64,13 @@ def train(target: Path) -> None:
     joblib.dump(LogisticRegression(max_iter=1000).fit(*load_iris(return_X_y=True)), target)
 
 
-def measured(model: Sequence[str], times: int, settle_s: float, log: Path) -> dict[str, Any]:
-    """From the start of the process until /v2/health/ready says yes, and the memory some time after."""
+def measure_start(model: Sequence[str], times: int, settle_s: float, log: Path) -> dict[str, Any]:
+    """Return the time from the start of the process until /v2/health/ready is 200, and the memory after `settle_s`."""
     ready_s, memory = [], []
     for _ in range(times):
         port = free_port()
-        with started(dragoman(model[:1], port, free_port(), *model[1:]), log) as server:
-            ready_s.append(server.until(lambda port=port: http_ready(port)))  # type: ignore[misc]
+        with run_process(dragoman(model[:1], port, free_port(), *model[1:]), log) as server:
+            ready_s.append(server.wait_until(lambda port=port: http_ready(port)))  # type: ignore[misc]
             time.sleep(settle_s)
             memory.append(server.memory_mib())
     return {
@@ -80,12 +80,12 @@ def measured(model: Sequence[str], times: int, settle_s: float, log: Path) -> di
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     lines = ["| import | ms |", "|---|---:|"]
-    lines += [f"| `{name}` | {took_s * 1000:.1f} |" for name, took_s in found["import_s"].items()]
+    lines += [f"| `{name}` | {durations_s * 1000:.1f} |" for name, durations_s in results["import_s"].items()]
     lines += ["", "| server with one model | ready after s | processes | idle PSS MiB | idle RSS MiB |"]
     lines += ["|---|---:|---:|---:|---:|"]
-    for name, s in found["servers"].items():
+    for name, s in results["servers"].items():
         cells = [name, f"{s['ready_s']:.2f}", f"{s['processes']:.0f}", f"{s['pss_mib']:.0f}", f"{s['rss_mib']:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

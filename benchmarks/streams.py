@@ -1,25 +1,23 @@
-"""Streams of small pieces as server-sent events: pieces a second.
+"""Streams of small chunks as server-sent events: chunks per second.
 
 usage: python -m benchmarks.streams [--quick] [--connections 1,16] [--rounds 3] [--seconds 2]
 """
 
 import argparse
-import json
 import socket
 import statistics
 import subprocess
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from benchmarks import http, load, machine
 from benchmarks.identity import Cores
-from benchmarks.processes import RESULTS, dragoman, free_port, http_ready, pin, started
+from benchmarks.processes import RESULTS, dragoman, free_port, http_ready, pin, run_process
 
-_PIECES = 200
+_CHUNKS = 200
 _BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}'
-_HEAD = b"POST /v2/models/Pieces/infer_stream HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(_BODY)
+_HEAD = b"POST /v2/models/Chunks/infer_stream HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(_BODY)
 
 
 def main() -> None:
@@ -28,19 +26,19 @@ def main() -> None:
     parser.add_argument("--connections", default="")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0)
-    given = parser.parse_args()
-    rounds, seconds = given.rounds or (1 if given.quick else 3), given.seconds or (0.3 if given.quick else 2.0)
-    print(machine.described())
-    print(f"{'server':>8} {'c':>3} {'pieces/s':>10} {'CPU us a piece':>15}")
+    options = parser.parse_args()
+    rounds, seconds = options.rounds or (1 if options.quick else 3), options.seconds or (0.3 if options.quick else 2.0)
+    print(machine.describe())
+    print(f"{'server':>8} {'c':>3} {'chunks/s':>10} {'CPU us/chunk':>15}")
     core = Cores.of_this_machine().server
     with ExitStack() as stack:
         subjects = []
         port = free_port()
-        command = dragoman(["benchmarks.models:Pieces"], port, -1)
-        process = stack.enter_context(started(command, RESULTS / "logs" / "streams.log", core))
-        process.until(lambda: http_ready(port))
+        command = dragoman(["benchmarks.models:Chunks"], port, -1)
+        process = stack.enter_context(run_process(command, RESULTS / "logs" / "streams.log", core))
+        process.wait_until(lambda: http_ready(port))
         subjects.append(http.Subject(http.SERVER, process, port, echo=False))
-        for count in map(int, (given.connections or "1,16").split(",")):
+        for count in map(int, (options.connections or "1,16").split(",")):
             result = [{s.name: measure(s, count, seconds) for s in subjects} for _ in range(rounds)]
             for name in result[0]:
                 rate, cpu = (statistics.median(t[name][k] for t in result) for k in ("rate", "cpu_us"))
@@ -48,32 +46,30 @@ def main() -> None:
 
 
 def measure(subject: http.Subject, count: int, seconds: float) -> dict[str, float]:
-    """Raises RuntimeError where a stream is not as the first one."""
+    """Return chunks per second and CPU time per chunk. Raises RuntimeError if a stream differs from the first one."""
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "question").write_bytes(_HEAD + _BODY)
-        (Path(name) / "answer").write_bytes(_first(subject.port))
-        command = [str(load.built("http_load")), str(subject.port), str(count), str(seconds), name]
+        (Path(name) / "request").write_bytes(_HEAD + _BODY)
+        (Path(name) / "response").write_bytes(_first(subject.port))
+        command = [str(load.build_generator("http_load")), str(subject.port), str(count), str(seconds), name]
         began_s = subject.process.cpu_s()
         pinned = pin(Cores.of_this_machine().load)
         run = subprocess.run(command, preexec_fn=pinned, capture_output=True, text=True, check=True, timeout=120)
         cpu_s = subject.process.cpu_s() - began_s
-    result: dict[str, Any] = json.loads(run.stdout)
-    if result["faults"] or not result["answers"]:
-        raise RuntimeError(f"{subject.name}: {result['faults']} of {result['answers']} streams were wrong")
-    pieces = result["answers"] * _PIECES
-    return {"rate": pieces / result["seconds"], "cpu_us": 1e6 * cpu_s / pieces}
+    result = load.parse_result(run.stdout, subject.name)
+    chunks = result["responses"] * _CHUNKS
+    return {"rate": chunks / result["seconds"], "cpu_us": 1e6 * cpu_s / chunks}
 
 
 def _first(port: int) -> bytes:
-    """The stream as it comes, with the frames of its chunks, once it has been checked."""
+    """Return the body of one stream as received, with its chunk sizes, after a check of its number of events."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.sendall(_HEAD + _BODY)
         text = b""
         while not text.endswith(b"\r\n0\r\n\r\n"):
             text += connection.recv(1 << 16)
     head, _, body = text.partition(b"\r\n\r\n")
-    if b" 200 " not in head or body.count(b"data: ") != _PIECES:
-        raise RuntimeError(f"not the stream that was checked for: {text[:500]!r}")
+    if b" 200 " not in head or body.count(b"data: ") != _CHUNKS:
+        raise RuntimeError(f"unexpected stream: {text[:500]!r}")
     return body
 
 

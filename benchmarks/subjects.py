@@ -1,4 +1,4 @@
-"""What is measured: our server, bare echoes and peers, each a running process with the form of question it takes."""
+"""Servers to measure: ours, echo servers and peers, each a running process with the request format it accepts."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.checked_request import CheckedRequest, check_request
-from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, listens, started
-from benchmarks.workloads import Answer, Wire, Workload
+from benchmarks.processes import ROOT, Process, dragoman, free_port, http_ready, listens, run_process
+from benchmarks.workloads import Response, Wire, Workload
 from dragoman.formats.oip_messages import ModelInferRequest
 
 Form = Literal["oip", "plain", "echo"]
@@ -23,7 +23,7 @@ ECHOES = {"echo": "http", "buffered echo": "http-buffered", "echo grpc.aio": "gr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A server that is ready: `form` is that of the questions it takes, `ready_s` how long its start took."""
+    """A server that is ready. `form` is its request format, `ready_s` the duration of its start."""
 
     name: str
     process: Process
@@ -31,12 +31,12 @@ class Subject:
     form: Form
     ready_s: float
 
-    def checked(self, workload: Workload) -> CheckedRequest | None:
-        """The question as this server takes it, with its right answer; None where a peer cannot answer it.
+    def check(self, workload: Workload) -> CheckedRequest | None:
+        """Return the request in the format of this server, with its correct response; None if a peer cannot answer it.
 
-        Raises ValueError where an echo or our own server answers wrongly.
+        Raises ValueError if the response of an echo or of our server is wrong.
         """
-        checked = with_id(workload) if self.form != "plain" else plain(workload)
+        checked = with_id(workload) if self.form != "plain" else plain_json(workload)
         if checked is None or checked.wire not in self.ports:
             return None
         try:
@@ -48,26 +48,26 @@ class Subject:
 
 
 @contextmanager
-def ours(core: int | None, log: Path, models: Sequence[str] = MODELS, name: str = OURS) -> Iterator[Subject]:
+def our_server(core: int | None, log: Path, models: Sequence[str] = MODELS, name: str = OURS) -> Iterator[Subject]:
     """Our server with its default settings."""
     http, grpc = free_port(), free_port()
-    with started(dragoman(models, http, grpc), log, core) as process:
-        ready_s = process.until(lambda: http_ready(http))
+    with run_process(dragoman(models, http, grpc), log, core) as process:
+        ready_s = process.wait_until(lambda: http_ready(http))
         yield Subject(name, process, {"http": http, "grpc": grpc}, "oip", ready_s)
 
 
 @contextmanager
-def echo(name: str, core: int | None, log: Path) -> Iterator[Subject]:
-    """Bytes in, bytes out."""
+def echo_server(name: str, core: int | None, log: Path) -> Iterator[Subject]:
+    """A server that returns the bytes of the request."""
     kind, port = ECHOES[name], free_port()
-    with started([sys.executable, "-m", "benchmarks.ceilings", kind, str(port)], log, core) as process:
-        ready_s = process.until(lambda: listens(port))
+    with run_process([sys.executable, "-m", "benchmarks.echo", kind, str(port)], log, core) as process:
+        ready_s = process.wait_until(lambda: listens(port))
         wire: Wire = "grpc" if kind == "grpc" else "http"
         yield Subject(name, process, {wire: port}, "echo", ready_s)
 
 
 def with_id(workload: Workload) -> Workload:
-    """The question with an id, for some servers would else make up one for each answer, and no two be the same."""
+    """Return the request with an id. Some servers would generate one, and no two responses would be equal."""
     if workload.wire == "grpc":
         message = ModelInferRequest.FromString(workload.body)
         message.id = "1"
@@ -82,16 +82,16 @@ def _head_size(workload: Workload) -> int:
     return int(workload.headers.get("inference-header-content-length", len(workload.body)))
 
 
-def plain(workload: Workload) -> Workload | None:
-    """The numbers alone, as servers without a protocol of their own take them; only what is JSON."""
+def plain_json(workload: Workload) -> Workload | None:
+    """Return a JSON request with the numbers only, for servers without a protocol; None for other workloads."""
     if workload.wire != "http" or _head_size(workload) != len(workload.body):
         return None
     (tensor,) = json.loads(workload.body)["inputs"]
     array = np.array(tensor["data"], np.float32).reshape(tensor["shape"])
 
-    def right(answer: Answer) -> bool:
-        found: Any = json.loads(answer.body)["output"]
+    def is_correct(response: Response) -> bool:
+        found: Any = json.loads(response.body)["output"]
         return np.array_equal(np.array(found, np.float32), array)
 
     body = json.dumps({"input": array.tolist()}, separators=(",", ":")).encode()
-    return replace(workload, path="/predict", body=body, right=right)
+    return replace(workload, path="/predict", body=body, is_correct=is_correct)

@@ -14,75 +14,75 @@ from typing import Any
 
 from benchmarks import peers, resources, subjects, workloads
 from benchmarks.identity import Cores
-from benchmarks.peers import CLASSIFIER, PEERS, Served
+from benchmarks.peers import CLASSIFIER, PEERS, PeerConfig
 from benchmarks.processes import RESULTS, ROOT
 from benchmarks.subjects import Subject
 from benchmarks.turns import Plan, Row, rounds, summary
-from benchmarks.workloads import Answer, Workload
+from benchmarks.workloads import Response, Workload
 
 Run = Callable[[Plan, Sequence[str]], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One workload: its title, and what gives its rows, with these peers beside."""
+    """One workload: its title, and the function that measures its rows for the given peers."""
 
     title: str
     rows: Run
 
 
-def _identities(names: Sequence[str], echoes: Sequence[str], plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """Ours, the echoes and the peers on some questions of the identity."""
+def _identities(names: Sequence[str], echoes: Sequence[str], plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """Measure our server, echoes and peers with requests of the identity models."""
     cores = Cores.of_this_machine()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        found = [stack.enter_context(subjects.ours(cores.server, folder / "ours.log"))]
-        found += [stack.enter_context(subjects.echo(e, cores.server, folder / f"{e}.log")) for e in echoes]
+        found = [stack.enter_context(subjects.our_server(cores.server, folder / "ours.log"))]
+        found += [stack.enter_context(subjects.echo_server(e, cores.server, folder / f"{e}.log")) for e in echoes]
         models = ("Identity", "IdentityImage")
-        found += _peers(stack, wanted, models, folder, cores, any(n.startswith("rest-json") for n in names))
+        found += _peers(stack, peer_names, models, folder, cores, any(n.startswith("rest-json") for n in names))
         checked = [w for w in workloads.identity() if w.name in names]
         return summary([row for w in checked for row in rounds(plan, w, found, cores, folder)])
 
 
 def _peers(
-    stack: ExitStack, wanted: Sequence[str], models: Sequence[str], folder: Path, cores: Cores, json_too: bool
+    stack: ExitStack, peer_names: Sequence[str], models: Sequence[str], folder: Path, cores: Cores, json_too: bool
 ) -> Iterator[Subject]:
-    for name in wanted:
+    for name in peer_names:
         if json_too or PEERS[name].form == "oip":
-            yield stack.enter_context(peers.running(name, Served(folder / name, models), cores.server))
+            yield stack.enter_context(peers.run_peer(name, PeerConfig(folder / name, models), cores.server))
 
 
-def _classifiers(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W5: a scikit-learn pipeline, with batching where the server can and without."""
+def _classifiers(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W5: a scikit-learn pipeline, without batching and, if the server supports it, with."""
     cores = Cores.of_this_machine()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, found = Path(name), []
         subprocess.run([sys.executable, str(peers.HERE / "train.py"), str(folder / "c.joblib")], check=True)
         for label, size in (("dragoman", 32), ("dragoman, no batching", 0)):
-            home = _classifier_home(folder / label, folder / "c.joblib", size)
-            one = subjects.ours(cores.server, folder / f"{label}.log", [str(home), "--allow-pickle"], label)
+            home = _write_classifier(folder / label, folder / "c.joblib", size)
+            one = subjects.our_server(cores.server, folder / f"{label}.log", [str(home), "--allow-pickle"], label)
             found.append(stack.enter_context(one))
-        for peer in (n for n in wanted if n.startswith("mlserver")):
+        for peer in (n for n in peer_names if n.startswith("mlserver")):
             for batching in (True, False):
-                served = Served(folder / f"{peer}-{batching}", (CLASSIFIER,), batching)
-                subject = stack.enter_context(peers.running(peer, served, cores.server))
-                found.append(_renamed(subject, peer if batching else f"{peer}, no batching"))
+                config = PeerConfig(folder / f"{peer}-{batching}", (CLASSIFIER,), batching)
+                subject = stack.enter_context(peers.run_peer(peer, config, cores.server))
+                found.append(_with_name(subject, peer if batching else f"{peer}, no batching"))
         return summary(list(rounds(plan, classifier(), found, cores, folder)))
 
 
-def _classifier_home(folder: Path, trained: Path, size: int) -> Path:
+def _write_classifier(folder: Path, model_file: Path, size: int) -> Path:
     (folder / CLASSIFIER).mkdir(parents=True)
-    settings = f'[model]\nuri = "{trained}"\nruntime = "sklearn"\nmax_batch_size = {size}\n'
+    settings = f'[model]\nuri = "{model_file}"\nruntime = "sklearn"\nmax_batch_size = {size}\n'
     (folder / CLASSIFIER / "dragoman.toml").write_text(settings)
     return folder
 
 
-def _renamed(subject: Subject, name: str) -> Subject:
+def _with_name(subject: Subject, name: str) -> Subject:
     return Subject(name, subject.process, subject.ports, subject.form, subject.ready_s)
 
 
 def classifier() -> Workload:
-    """A malignant tumour of the data that the classifier was trained on: class 0."""
+    """Return a request with a row of the training data that belongs to class 0 (malignant)."""
     from sklearn.datasets import load_breast_cancer
 
     row = load_breast_cancer(return_X_y=True)[0][:1]
@@ -92,14 +92,14 @@ def classifier() -> Workload:
     return Workload("sklearn", "http", path, {"content-type": "application/json"}, body, _is_class_0)
 
 
-def _is_class_0(answer: Answer) -> bool:
-    found: Any = json.loads(answer.body)["outputs"][0]["data"]
+def _is_class_0(response: Response) -> bool:
+    found: Any = json.loads(response.body)["outputs"][0]["data"]
     return found in ([0], [[0]])
 
 
-def _simulators(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W6: the benchmark of UM-Bridge, as it stands."""
-    results = _other("umbridge", plan, *_flags(plan))
+def _simulators(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W6: the UM-Bridge benchmark."""
+    results = _run_benchmark("umbridge", plan, *_flags(plan))
     return summary(results["rows"])
 
 
@@ -108,20 +108,20 @@ def _flags(plan: Plan) -> list[str]:
     return ["--connections", connections, "--rounds", str(plan.rounds), "--seconds", str(plan.seconds)]
 
 
-def _codecs(plan: Plan, wanted: Sequence[str]) -> list[Row]:
-    """W8: the benchmark of codecs, as it stands."""
-    rows = _other("codecs", plan)["rows"]
+def _codecs(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
+    """W8: the codec benchmark."""
+    rows = _run_benchmark("codecs", plan)["rows"]
     found = []
-    for key in dict.fromkeys((r["what"], r["side"], r["way"]) for r in rows):
-        mine = [r for r in rows if (r["what"], r["side"], r["way"]) == key]
+    for key in dict.fromkeys((r["case"], r["side"], r["encoding"]) for r in rows):
+        mine = [r for r in rows if (r["case"], r["side"], r["encoding"]) == key]
         row: Row = {"workload": key[0], "server": f"{key[1]}, {key[2]}"}
         row |= {k: round(statistics.median(r[k] for r in mine), 3) for k in ("encode_ms", "decode_ms")}
         found.append(row)
     return found
 
 
-def _other(module: str, plan: Plan, *flags: str) -> Any:
-    """The results of a benchmark that has a command of its own."""
+def _run_benchmark(module: str, plan: Plan, *flags: str) -> Any:
+    """Run a benchmark that has its own command, and return its results."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *(["--quick"] if plan.quick else []), *flags]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return json.loads((RESULTS / f"{module}.json").read_text())
@@ -142,6 +142,6 @@ SUITE = {
     "w6": Bench("UM-Bridge", _simulators),
     "w7": Bench("ready and idle memory, one small model", resources.startup),
     "w8": Bench("content types, in process", _codecs),
-    "w9": Bench("200 and 1,000 small models", resources.many),
+    "w9": Bench("200 and 1,000 small models", resources.many_models),
     "w10": Bench("10,000 idle connections beside light load", resources.idle),
 }

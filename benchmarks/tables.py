@@ -1,4 +1,4 @@
-"""What a run of the identity benchmark says, as tables for the eye."""
+"""Markdown tables of the results of the identity benchmark."""
 
 import json
 import statistics
@@ -12,42 +12,42 @@ PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
 _GENERATORS = {
     "wrk": "wrk (checks every status, and the bytes of a run)",
     "h2load": "h2load (checks every status, and the bytes of a run)",
-    "compiled": "our own in C (compares every answer)",
-    "own": "our own in Python (compares every answer; no faster than the echo itself, so read the CPU columns)",
+    "c_generator": "our own in C (compares every response)",
+    "python_generator": "our own in Python (compares every response; no faster than the echo, so read the CPU columns)",
 }
 
 
-def report(found: dict[str, Any]) -> str:
-    """The whole report, in markdown."""
-    generators = ", ".join(f"{wire}: {_GENERATORS[name]}" for wire, name in found["generators"].items())
-    pinned = "server on one core, load on another" if found["pinned"] else "one core for server and load: NOT PINNED"
-    faults, answers = (sum(row[key] for row in found["rows"]) for key in ("faults", "answers"))
+def report(result: dict[str, Any]) -> str:
+    """Return the report in Markdown."""
+    generators = ", ".join(f"{wire}: {_GENERATORS[name]}" for wire, name in result["generators"].items())
+    pinned = "server on one core, load on another" if result["pinned"] else "one core for server and load: NOT PINNED"
+    errors, responses = (sum(row[key] for row in result["rows"]) for key in ("errors", "responses"))
     return "\n".join(
         [
             "# Identity",
             "",
-            *machine.described().splitlines(),
+            *machine.describe().splitlines(),
             "",
             f"{pinned}; load by {generators}.",
-            f"The first answer of each is compared in full. Answers: {answers:,}, faults among them: {faults}.",
+            f"The first response of each is compared in full. Responses: {responses:,}, wrong ones: {errors}.",
             "",
             "## In this run",
             "",
-            *own_table(found["rows"]),
+            *own_table(result["rows"]),
             "",
-            "## Share of the echo, beside others'",
+            "## Share of the echo, compared with other servers",
             "",
-            f"Others: {PEERS['source']}. {PEERS['note']}.",
+            f"Other servers: {PEERS['source']}. {PEERS['note']}.",
             "",
-            *peer_table(found["rows"]),
+            *peer_table(result["rows"]),
             "",
         ]
     )
 
 
 def own_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Medians of the rounds. `share` is the median of the rounds' own ratios, with the least and the most."""
-    lines = ["| workload | c | server | answers/s | p50 ms | p99 ms | CPU us each | share of echo | CPU share |"]
+    """Return medians of the rounds. `share` is the median of the ratios in each round, with minimum and maximum."""
+    lines = ["| workload | c | server | responses/s | p50 ms | p99 ms | CPU us/response | share of echo | CPU share |"]
     lines += ["|---|---:|---|---:|---:|---:|---:|---|---:|"]
     for workload, count, server in _keys(rows):
         group = _group(rows, workload, count, server)
@@ -62,7 +62,7 @@ def own_table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def peer_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Shares of the echo: those of this run, and those that others had of theirs."""
+    """Return throughput relative to the echo: of this run, and of other servers on another machine."""
     ours = list(dict.fromkeys(row["server"] for row in rows if row["server"] != "echo"))
     others = list(dict.fromkeys(name for rates in PEERS["rates"].values() for name in rates if name != "echo"))
     lines = [
@@ -71,19 +71,19 @@ def peer_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for workload, count in dict.fromkeys((w, c) for w, c, _ in _keys(rows)):
         cells = [_percent(_shares(rows, workload, count, server, "rate")) for server in ours]
-        cells += [_recorded(workload, count, name) for name in others]
+        cells += [_peer_share(workload, count, name) for name in others]
         lines.append(f"| {workload} | {count} | {' | '.join(cells)} |")
     return lines
 
 
-def _recorded(workload: str, count: int, name: str) -> str:
+def _peer_share(workload: str, count: int, name: str) -> str:
     rates = PEERS["rates"].get(workload, {})
     rate, echo = (rates.get(n, {}).get(str(count)) for n in (name, "echo"))
     return _percent([rate / echo] if rate and echo else [])
 
 
 def _shares(rows: Sequence[dict[str, Any]], workload: str, count: int, server: str, key: str) -> list[float]:
-    """Each round's figure by that of the echo in the same round."""
+    """Return the ratio in each round to the echo."""
     pairs = zip(_group(rows, workload, count, server), _group(rows, workload, count, "echo"), strict=False)
     return [row[key] / echo[key] for row, echo in pairs if echo[key]]
 

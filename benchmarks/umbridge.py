@@ -1,4 +1,4 @@
-"""UM-Bridge beside the server of the `umbridge` package: the same model, kept connections, in the same run.
+"""UM-Bridge compared with the server of the `umbridge` package: same model, keep-alive connections, same run.
 
 usage: python -m benchmarks.umbridge [--quick] [--only NAME] [--connections 1,16,64] [--generator python]
 """
@@ -18,32 +18,32 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.identity import Cores, Plan, Row, Subject, _rows
-from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, listens, started
-from benchmarks.workloads import Answer, Workload
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, listens, run_process
+from benchmarks.workloads import Response, Workload
 
 MODELS = ROOT / "benchmarks" / "simulators.py"
 OURS, UNCHANGED, THEIRS = "dragoman", "dragoman, their class", "umbridge"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    plan = Plan.of(given)
+    options = _parser().parse_args(arguments)
+    plan = Plan.of(options)
     cores = Cores.of_this_machine()
-    checked = [w for w in workloads("Double") if given.only in w.name]
+    checked = [w for w in workloads("Double") if options.only in w.name]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         subjects = list(_subjects(running, cores, Path(folder)))
         rows = [row for w in checked for row in _rows(plan, w, subjects, cores, Path(folder))]
-    found = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
-    report = machine.described() + "\n\n" + table(rows)
+    result = {"machine": machine.machine(), "versions": machine.versions(), "rows": rows}
+    report = machine.describe() + "\n\n" + table(rows)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "umbridge.json").write_text(json.dumps(found, indent=2))
+    (RESULTS / "umbridge.json").write_text(json.dumps(result, indent=2))
     (RESULTS / "umbridge.md").write_text(report)
     print(report)
-    return 1 if any(row["faults"] for row in rows) else 0
+    return 1 if any(row["errors"] for row in rows) else 0
 
 
 def workloads(model: str) -> list[Workload]:
-    """A small and a long vector, and a gradient: y = 2 x."""
+    """Return requests for y = 2 x with a short and a long vector, and for a gradient."""
     numbers = np.random.default_rng(7)
     small, long = numbers.standard_normal(4).tolist(), numbers.standard_normal(10_000).tolist()
     where = {"outWrt": 0, "inWrt": 0, "sens": small}
@@ -65,15 +65,15 @@ def _doubled(values: list[float]) -> list[float]:
 
 def _workload(name: str, path: str, body: Any, output: Any) -> Workload:
     headers = {"content-type": "application/json"}
-    return Workload(name, "http", path, headers, json.dumps(body).encode(), partial(_is_right, output))
+    return Workload(name, "http", path, headers, json.dumps(body).encode(), partial(_is_correct, output))
 
 
-def _is_right(output: Any, answer: Answer) -> bool:
-    return bool(json.loads(answer.body) == {"output": output})
+def _is_correct(output: Any, response: Response) -> bool:
+    return bool(json.loads(response.body) == {"output": output})
 
 
 def _subjects(running: contextlib.ExitStack, cores: Cores, folder: Path) -> Iterator[Subject]:
-    """Our server with its own kind of model and with theirs, and their server with theirs."""
+    """Start our server with a vector function and a class of the umbridge package, and their server with the class."""
     for name, model in ((OURS, "Double"), (UNCHANGED, "Theirs")):
         http, grpc, home = free_port(), free_port(), folder / model
         home.mkdir()
@@ -82,20 +82,20 @@ def _subjects(running: contextlib.ExitStack, cores: Cores, folder: Path) -> Iter
             f'[model]\nruntime = "python"\nuri = "{MODELS}:{model}"\nplacement = "inline"\n'
         )
         command = dragoman([str(home)], http, grpc)
-        process = running.enter_context(started(command, folder / f"{model}.log", cores.server))
-        process.until(partial(http_ready, http))
+        process = running.enter_context(run_process(command, folder / f"{model}.log", cores.server))
+        process.wait_until(partial(http_ready, http))
         yield Subject(name, {"http": (process, http)})
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.simulators", str(port)]
-    process = running.enter_context(started(command, folder / "umbridge.log", cores.server))
-    process.until(partial(listens, port))
+    process = running.enter_context(run_process(command, folder / "umbridge.log", cores.server))
+    process.wait_until(partial(listens, port))
     yield Subject(THEIRS, {"http": (process, port)})
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Medians of the rounds, and of the rounds' own ratios to the server of the umbridge package."""
+    """Return medians of the rounds, and of the ratios in each round to the server of the umbridge package."""
     lines = [
-        "| workload | c | server | answers/s | p50 ms | p99 ms | CPU us each | times umbridge | by CPU |",
+        "| workload | c | server | responses/s | p50 ms | p99 ms | CPU us/response | times umbridge | by CPU |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for key in dict.fromkeys((r["workload"], r["connections"], r["server"]) for r in rows):
@@ -110,19 +110,21 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _ratio(rows: Iterable[Row], by: Mapping[int, Row], key: str) -> str:
-    """The median of the ratios of the rounds that both have."""
+    """Return the median of the ratios, over the rounds that both have."""
     ratios = [r[key] / by[r["round"]][key] for r in rows if r["round"] in by and by[r["round"]][key]]
     return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.umbridge", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short run of each, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one short run of each, to check that it works")
     parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their name")
     parser.add_argument("--connections", type=lambda text: [int(n) for n in text.split(",")], default=None)
-    parser.add_argument("--rounds", type=int, default=None, help="runs of each server, by turns (default 3)")
-    parser.add_argument("--seconds", type=float, default=None, help="of each run (default 2)")
-    parser.add_argument("--generator", choices=("auto", "python"), default="auto", help="python: always our own")
+    parser.add_argument("--rounds", type=int, default=None, help="rounds, in which the servers take turns (default 3)")
+    parser.add_argument("--seconds", type=float, default=None, help="duration of each run (default 2)")
+    parser.add_argument(
+        "--generator", choices=("auto", "python"), default="auto", help="python: our generator in Python"
+    )
     return parser
 
 

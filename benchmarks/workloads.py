@@ -17,7 +17,7 @@ _HEADER_LENGTH = "inference-header-content-length"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response; the names of headers are in lower case, and there are none over gRPC."""
 
     headers: Mapping[str, str]
@@ -33,7 +33,13 @@ class Workload:
     path: str
     headers: Mapping[str, str]
     body: bytes
-    right: Callable[[Answer], bool]
+    is_correct: Callable[[Response], bool]
+
+    def http_request(self) -> bytes:
+        """Return the request line, headers and body of a workload over HTTP."""
+        lines = [f"POST {self.path} HTTP/1.1", "host: localhost", f"content-length: {len(self.body)}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + self.body
 
 
 def identity() -> list[Workload]:
@@ -61,63 +67,63 @@ def small_json(name: str, model: str) -> Workload:
 
 
 def _rest_json(name: str, model: str, array: NDArray[np.float32]) -> Workload:
-    tensor = _described(array) | {"data": array.ravel().tolist()}
+    tensor = _describe(array) | {"data": array.ravel().tolist()}
     body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
     headers = {"content-type": "application/json"}
-    return Workload(name, "http", f"/v2/models/{model}/infer", headers, body, partial(_json_is_right, array))
+    return Workload(name, "http", f"/v2/models/{model}/infer", headers, body, partial(_json_is_correct, array))
 
 
 def _rest_binary(name: str, model: str, array: NDArray[np.float32]) -> Workload:
-    tensor = _described(array) | {"parameters": {"binary_data_size": array.nbytes}}
-    wanted = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [wanted]}, separators=(",", ":")).encode()
+    tensor = _describe(array) | {"parameters": {"binary_data_size": array.nbytes}}
+    output = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    head = json.dumps({"inputs": [tensor], "outputs": [output]}, separators=(",", ":")).encode()
     headers = {"content-type": "application/octet-stream", _HEADER_LENGTH: str(len(head))}
     path = f"/v2/models/{model}/infer"
-    return Workload(name, "http", path, headers, head + array.tobytes(), partial(_binary_is_right, array))
+    return Workload(name, "http", path, headers, head + array.tobytes(), partial(_binary_is_correct, array))
 
 
-def _described(array: NDArray[np.float32], name: str = "INPUT0") -> dict[str, Any]:
+def _describe(array: NDArray[np.float32], name: str = "INPUT0") -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": list(array.shape)}
 
 
-def _json_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
-    (tensor,) = json.loads(answer.body)["outputs"]
-    came = np.array(tensor["data"], np.float32).reshape(tensor["shape"])
-    return _same_description(tensor, array) and np.array_equal(came, array)
+def _json_is_correct(array: NDArray[np.float32], response: Response) -> bool:
+    (tensor,) = json.loads(response.body)["outputs"]
+    received = np.array(tensor["data"], np.float32).reshape(tensor["shape"])
+    return _same_description(tensor, array) and np.array_equal(received, array)
 
 
-def _binary_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
-    length = int(answer.headers[_HEADER_LENGTH])
-    (tensor,) = json.loads(answer.body[:length])["outputs"]
-    return _same_description(tensor, array) and answer.body[length:] == array.tobytes()
+def _binary_is_correct(array: NDArray[np.float32], response: Response) -> bool:
+    length = int(response.headers[_HEADER_LENGTH])
+    (tensor,) = json.loads(response.body[:length])["outputs"]
+    return _same_description(tensor, array) and response.body[length:] == array.tobytes()
 
 
 def _same_description(tensor: Mapping[str, Any], array: NDArray[np.float32]) -> bool:
-    wanted = _described(array, "OUTPUT0")
-    return {key: tensor[key] for key in wanted} == wanted
+    expected = _describe(array, "OUTPUT0")
+    return {key: tensor[key] for key in expected} == expected
 
 
 # --- gRPC --------------------------------------------------------------------------------------------------
 
 
 def _grpc_raw(name: str, model: str, array: NDArray[np.float32]) -> Workload:
-    message = ModelInferRequest(model_name=model, inputs=[_described(array)], raw_input_contents=[array.tobytes()])
+    message = ModelInferRequest(model_name=model, inputs=[_describe(array)], raw_input_contents=[array.tobytes()])
     return _grpc(name, message, array)
 
 
 def _grpc_typed(name: str, model: str, array: NDArray[np.float32]) -> Workload:
-    tensor = _described(array) | {"contents": {"fp32_contents": array.ravel().tolist()}}
+    tensor = _describe(array) | {"contents": {"fp32_contents": array.ravel().tolist()}}
     return _grpc(name, ModelInferRequest(model_name=model, inputs=[tensor]), array)
 
 
 def _grpc(name: str, message: Any, array: NDArray[np.float32]) -> Workload:
-    return Workload(name, "grpc", GRPC_PATH, {}, message.SerializeToString(), partial(_message_is_right, array))
+    return Workload(name, "grpc", GRPC_PATH, {}, message.SerializeToString(), partial(_message_is_correct, array))
 
 
-def _message_is_right(array: NDArray[np.float32], answer: Answer) -> bool:
-    message = ModelInferResponse.FromString(answer.body)
+def _message_is_correct(array: NDArray[np.float32], response: Response) -> bool:
+    message = ModelInferResponse.FromString(response.body)
     (tensor,) = message.outputs
     typed = np.array(tensor.contents.fp32_contents, np.float32).tobytes()
-    came = message.raw_output_contents[0] if message.raw_output_contents else typed
-    described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-    return _same_description(described, array) and came == array.tobytes()
+    received = message.raw_output_contents[0] if message.raw_output_contents else typed
+    description = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    return _same_description(description, array) and received == array.tobytes()

@@ -20,7 +20,7 @@ WAITS = {"health_http": FAST_PROBES, "health_grpc": FAST_PROBES, "infer": FAST_P
 
 
 def broken_json(target: Target) -> str:
-    return post(target, "/v2/models/doubled/infer", b'{"inputs": [', packed=True)
+    return post(target, "/v2/models/doubled/infer", b'{"inputs": [', compressed=True)
 
 
 def miss_aim(target: Target) -> str:
@@ -34,7 +34,7 @@ def attack(**fields: object) -> Attack:
 def test_an_attack_is_measured_while_a_client_sends_requests(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "chosen", lambda names: [attack(body_bytes=12, health_ms=60_000)])
+    monkeypatch.setattr(command, "select_attacks", lambda names: [attack(body_bytes=12, health_ms=60_000)])
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     assert command.main([]) == 0
     (result,) = json.loads((tmp_path / "attack.json").read_text())
@@ -46,7 +46,7 @@ def test_an_attack_is_measured_while_a_client_sends_requests(
 
 
 def test_an_attack_can_miss_its_own_aim() -> None:
-    result = measure.measure(attack(run=miss_aim, health_ms=60_000), calm_s=0.05)
+    result = measure.measure(attack(run=miss_aim, health_ms=60_000), idle_s=0.05)
     assert result.missed == ["the server accepted the request"]
     assert "MISSED: the server accepted the request" in command.row(result)
 
@@ -70,7 +70,7 @@ def test_aims_that_are_missed_are_listed(
     tested = attack(body_bytes=1 << 20)
     values = {"memory_before": 100.0, "memory_peak": 100.0, "memory_limit": tested.memory_limit_mib} | measured
     result = measure.Result(name="a", about="", **values)  # type: ignore[arg-type]
-    assert measure.judged(tested, result, WAITS | waits) == expected
+    assert measure.find_missed_aims(tested, result, WAITS | waits) == expected
 
 
 def test_legal_tensors_larger_than_four_bodies_raise_the_memory_limit() -> None:
@@ -82,12 +82,12 @@ def test_legal_tensors_larger_than_four_bodies_raise_the_memory_limit() -> None:
 
 def test_errors_of_inference_can_be_allowed() -> None:
     waits = WAITS | {"infer": FAST_PROBES | {"errors": 2, "error": "status 503"}}
-    assert measure.judged(attack(infer_may_fail=True), measure.Result(name="a", about=""), waits) == []
+    assert measure.find_missed_aims(attack(infer_may_fail=True), measure.Result(name="a", about=""), waits) == []
 
 
 def test_a_missed_aim_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    monkeypatch.setattr(command, "chosen", lambda names: [attack()])
+    monkeypatch.setattr(command, "select_attacks", lambda names: [attack()])
     monkeypatch.setattr(command, "measure", lambda one: measure.Result(name="a", about="", missed=["late"]))
     assert command.main([]) == 1
     assert command.main(["--report-only"]) == 0
@@ -96,18 +96,18 @@ def test_a_missed_aim_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_attacks_are_selected_by_name_or_prefix() -> None:
     known = catalogue.all_attacks()
     assert known
-    assert list(catalogue.chosen([])) == list(known.values())
+    assert list(catalogue.select_attacks([])) == list(known.values())
     first = next(iter(known))
-    assert known[first] in catalogue.chosen([first])
-    assert known[first] in catalogue.chosen([first[:3]])
+    assert known[first] in catalogue.select_attacks([first])
+    assert known[first] in catalogue.select_attacks([first[:3]])
     with pytest.raises(ValueError, match="unknown attack 'nothing-like-it'"):
-        catalogue.chosen(["nothing-like-it"])
+        catalogue.select_attacks(["nothing-like-it"])
 
 
 def test_the_models_of_every_attack_exist() -> None:
     from benchmarks.attack.server import MODELS
 
-    for each in catalogue.all_attacks().values():
-        assert "doubled" in each.models
-        assert set(each.models) <= set(MODELS)
-        assert "\n" not in each.about
+    for item in catalogue.all_attacks().values():
+        assert "doubled" in item.models
+        assert set(item.models) <= set(MODELS)
+        assert "\n" not in item.about

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import checked_request, codecs, generation, load, processes, tables, workloads  # noqa: E402
-from benchmarks.workloads import Answer, Workload  # noqa: E402
+from benchmarks.workloads import Response, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
 RESULTS = ROOT / "benchmarks" / "results"
@@ -54,7 +54,7 @@ def test_identity_measures_every_workload_against_the_echo_server() -> None:
     output = run("identity")
     rows = results("identity")["rows"]
     assert {(r["workload"], r["server"]) for r in rows} == {(w, s) for w in WORKLOADS for s in ("dragoman", "echo")}
-    assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
+    assert all(r["responses"] > 0 and r["errors"] == 0 for r in rows)
     own_table, comparison = output.split("## In this run")[1].split("## Share of the echo")
     assert {(r[0], r[2]) for r in rows_of(own_table)[2:]} == {(r["workload"], r["server"]) for r in rows}
     assert all("%" in r[7] for r in rows_of(own_table)[2:] if r[2] == "dragoman")
@@ -79,22 +79,25 @@ def test_the_hot_path_is_measured_by_stage() -> None:
     assert set(rows) == {name for name in WORKLOADS if "small" in name}
     for name, row in rows.items():
         assert name in output
-        assert min(row[stage] for stage in ("read", "engine", "write", "floor")) > 0
-        assert row["whole"] > row["read"]
+        assert min(row[stage] for stage in ("parse", "engine", "format", "floor")) > 0
+        assert row["total"] > row["parse"]
 
 
 def test_batching_is_measured_in_closed_and_open_loops() -> None:
-    run("batching", "--only", "linger")
+    run("batching", "--only", "adaptive")
     rows = results("batching")["rows"]
-    assert [(r["kind"], r["way"]) for r in rows] == [("closed", "linger 0.5"), ("open", "linger 0.5")]
-    assert all(r["rate"] > 0 and r["faults"] == 0 and r["p50_ms"] >= 1 for r in rows)
+    assert [(r["kind"], r["method"]) for r in rows] == [
+        ("closed", "adaptive delay 0.5"),
+        ("open", "adaptive delay 0.5"),
+    ]
+    assert all(r["rate"] > 0 and r["errors"] == 0 and r["p50_ms"] >= 1 for r in rows)
 
 
 def test_codecs_are_measured_in_both_directions() -> None:
     output = run("codecs")
     rows = results("codecs")["rows"]
-    ours = {(r["what"], r["way"]) for r in rows if r["side"] == "dragoman"}
-    assert ours == {(what, way) for what in ("frame", "array", "strings") for way in ("JSON", "binary")}
+    encodings = {(r["case"], r["encoding"]) for r in rows if r["side"] == "dragoman"}
+    assert encodings == {(case, encoding) for case in ("frame", "array", "strings") for encoding in ("JSON", "binary")}
     assert all(r["encode_ms"] > 0 and r["decode_ms"] > 0 for r in rows)
     assert {r[1] for r in rows_of(output)[2:]} >= {"dragoman, JSON", "dragoman, binary"}
     assert ("mlserver is not installed" in output) == all(r["side"] == "dragoman" for r in rows)
@@ -105,14 +108,14 @@ def test_umbridge_is_measured_against_the_umbridge_package() -> None:
     rows = results("umbridge")["rows"]
     servers = ("dragoman", "dragoman, their class", "umbridge")
     assert {(r["workload"], r["server"]) for r in rows} == {("gradient-4", s) for s in servers}
-    assert all(r["answers"] > 0 and r["faults"] == 0 for r in rows)
+    assert all(r["responses"] > 0 and r["errors"] == 0 for r in rows)
     assert all(float(r[7]) > 0 for r in rows_of(output)[2:] if r[2] != "umbridge")
 
 
 def test_ratios_of_codecs_compare_within_a_round() -> None:
     def row(side: str, turn: int, ms: float) -> dict[str, Any]:
         times = {"encode_ms": ms, "decode_ms": 2 * ms, "bytes": 1}
-        return {"what": "array", "side": side, "way": "JSON", "round": turn, **times}
+        return {"case": "array", "side": side, "encoding": "JSON", "round": turn, **times}
 
     rows = [row("dragoman", 0, 1.0), row("mlserver", 0, 4.0), row("dragoman", 1, 10.0), row("mlserver", 1, 60.0)]
     ours, theirs = rows_of(codecs.table(rows))[2:]
@@ -125,35 +128,37 @@ def test_ratios_of_codecs_compare_within_a_round() -> None:
 def test_the_python_load_generator_needs_no_other_program(name: str) -> None:
     output = run("identity", "--only", name, "--generator", "python")
     result = results("identity")
-    assert result["generators"] == {"http": "own", "grpc": "own"}
+    assert result["generators"] == {"http": "python_generator", "grpc": "python_generator"}
     assert "our own in Python" in output
-    assert all(r["answers"] > 0 and r["faults"] == 0 for r in result["rows"])
+    assert all(r["responses"] > 0 and r["errors"] == 0 for r in result["rows"])
 
 
-def changed_response(workload: Workload) -> Answer:
+def changed_response(workload: Workload) -> Response:
     """Return a valid response with wrong numbers."""
     if workload.wire == "grpc":
         message = ModelInferResponse(outputs=[{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16]}])
         message.raw_output_contents.append(np.zeros(16, np.float32).tobytes())
-        return Answer({}, message.SerializeToString())
+        return Response({}, message.SerializeToString())
     tensor = {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}
-    return Answer({}, json.dumps({"outputs": [tensor]}).encode())
+    return Response({}, json.dumps({"outputs": [tensor]}).encode())
 
 
 @pytest.mark.parametrize("name", ["rest-json-small", "grpc-raw-small", "grpc-typed-small"])
 def test_a_response_with_wrong_numbers_is_rejected(name: str) -> None:
-    assert not WORKLOADS[name].right(changed_response(WORKLOADS[name]))
+    assert not WORKLOADS[name].is_correct(changed_response(WORKLOADS[name]))
 
 
 def test_unchecked_responses_of_another_size_are_counted() -> None:
-    assert load.misfit(came=1000, answers=10, answer_bytes=100, connections=1) == 0
-    assert load.misfit(came=1099, answers=10, answer_bytes=100, connections=1) == 0  # one more was in flight
-    assert load.misfit(came=400, answers=10, answer_bytes=100, connections=1) == 6
-    assert load.misfit(came=1201, answers=10, answer_bytes=100, connections=1) > 0
+    assert load.unexpected_responses(received_bytes=1000, responses=10, response_bytes=100, connections=1) == 0
+    assert (
+        load.unexpected_responses(received_bytes=1099, responses=10, response_bytes=100, connections=1) == 0
+    )  # one more was in flight
+    assert load.unexpected_responses(received_bytes=400, responses=10, response_bytes=100, connections=1) == 6
+    assert load.unexpected_responses(received_bytes=1201, responses=10, response_bytes=100, connections=1) > 0
 
 
 def test_shares_compare_with_the_echo_server_of_the_same_round() -> None:
-    figures = {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 10.0, "answers": 1, "faults": 0}
+    figures = {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 10.0, "responses": 1, "errors": 0}
     rates = {("dragoman", 0): 50.0, ("echo", 0): 100.0, ("dragoman", 1): 10.0, ("echo", 1): 40.0}
     rows = [
         {"workload": "rest-json-small", "connections": 16, "server": server, "round": turn, "rate": rate, **figures}
@@ -217,12 +222,12 @@ def test_cpu_time_and_memory_include_child_processes() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        family = processes.family(child.pid)
-        assert len(family) == 2
-        assert processes.cpu_s(family[1]) >= 0.2
-        assert processes.peak_mib(family[1]) > 64
+        process_tree = processes.process_tree(child.pid)
+        assert len(process_tree) == 2
+        assert processes.cpu_s(process_tree[1]) >= 0.2
+        assert processes.peak_mib(process_tree[1]) > 64
         child.communicate(b"\n")
-    assert processes.family(child.pid) == [child.pid]
+    assert processes.process_tree(child.pid) == [child.pid]
     assert processes.cpu_s(child.pid) == processes.peak_mib(child.pid) == 0
 
 
@@ -239,8 +244,8 @@ def test_the_soak_checks_every_response_and_the_remaining_load() -> None:
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stdout + process.stderr
     result = results("soak")
-    assert result["faults"] == []
-    assert all(result["answers"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
+    assert result["errors"] == []
+    assert all(result["responses"][kind] for kind in ("json_small", "binary", "unary", "stream", "text", "control"))
     assert result["after"]["active"] == 0
 
 

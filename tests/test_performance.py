@@ -69,9 +69,9 @@ def test_ratios_compare_within_a_round() -> None:
         | {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 1e6 / rate}
         for (server, turn), rate in rates.items()
     ]
-    ours = next(row for row in turns.summary(rows) if row["server"] == "dragoman")
-    assert ours["ratios"] == ours["cpu_ratios"] == {"echo": 0.375, "mlserver": 2.0}
-    assert ours["rate"] == 30
+    our_server = next(row for row in turns.summary(rows) if row["server"] == "dragoman")
+    assert our_server["ratios"] == our_server["cpu_ratios"] == {"echo": 0.375, "mlserver": 2.0}
+    assert our_server["rate"] == 30
 
 
 def test_aims_are_about_workloads_of_the_suite() -> None:
@@ -125,13 +125,13 @@ def test_with_id_adds_only_an_id_to_the_request(name: str) -> None:
 
 
 def test_plain_servers_get_only_json_requests() -> None:
-    requests = {w.name: subjects.plain(w) for w in workloads.identity()}
+    requests = {w.name: subjects.plain_json(w) for w in workloads.identity()}
     assert {name for name, request in requests.items() if request} == {"rest-json-small", "rest-json-large"}
     request = requests["rest-json-small"]
     assert request is not None
     numbers = json.loads(request.body)["input"]
-    assert request.right(workloads.Answer({}, json.dumps({"output": numbers}).encode()))
-    assert not request.right(workloads.Answer({}, json.dumps({"output": [[0.0] * 16]}).encode()))
+    assert request.is_correct(workloads.Response({}, json.dumps({"output": numbers}).encode()))
+    assert not request.is_correct(workloads.Response({}, json.dumps({"output": [[0.0] * 16]}).encode()))
 
 
 def test_bars_are_proportional_to_their_values() -> None:

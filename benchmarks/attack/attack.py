@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from benchmarks.processes import Process
 
 HEALTH_MS = 250.0  # the aim of every attack: no health check waits longer
-MEMORY_FACTOR = 4.0  # the aim of attacks that state their body's size: memory grows by at most so many times that
-SLACK_MIB = 64.0  # what a server may take for its first requests, whatever their size
+MEMORY_FACTOR = 4.0  # the aim of attacks that state their body's size: memory grows by at most this multiple
+SLACK_MIB = 64.0  # growth of a server with its first requests of any size
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running server. `process.pids()` are the server's process, first, and its workers."""
+    """A running server. `process.pids()` lists the server first, then its workers."""
 
     http_port: int
     grpc_port: int
@@ -21,7 +21,7 @@ class Target:
 
 
 class AimMissedError(Exception):
-    """Raised by an attack that has an aim of its own and found it missed."""
+    """Raised by an attack whose own aim is missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ class Attack:
     ----------
     name : unique, in kebab case.
     about : one line, for the table.
-    run : does the attack and returns a note for the table, such as the status that came back. It must come to an end
-        by itself. It raises `AimMissedError` where an aim of its own is missed.
-    body_bytes : size of the largest body after decompression; 0 if memory is not the point.
+    run : runs the attack and returns a note for the table, such as the status of the response. It must end by itself.
+        It raises `AimMissedError` if an aim of its own is missed.
+    body_bytes : size of the largest body after decompression; 0 if memory is not checked.
     tensor_bytes : bytes of the tensors that the body legally asks for, if these are more than 4 times the body: the
         input, the output, and the copy of the output that leaves the worker process.
-    models : what is served, names of `benchmarks.attack.server.MODELS`.
+    models : names of the served models, of `benchmarks.attack.server.MODELS`.
     options : further flags of `dragoman serve`; none, since the aim is about default settings, unless the attack is
         about a setting.
-    infer_may_fail : errors of the well-behaved client's inference are no failure, only those of its health checks are.
-    max_files : the server's limit of open files, as of `ulimit -n`; 0 leaves it as it is.
+    infer_may_fail : true if only health checks of the well-behaved client, and not its inference, must succeed.
+    max_files : the server's limit of open files, as of `ulimit -n`; 0 leaves it unchanged.
     health_ms : longest time that a health check may take.
     """
 
@@ -58,7 +58,7 @@ class Attack:
 
     @property
     def memory_limit_mib(self) -> float | None:
-        """How much the server's memory may grow; None for any amount."""
+        """Return the allowed growth of memory; None if there is no limit."""
         if not self.body_bytes:
             return None
         return SLACK_MIB + max(MEMORY_FACTOR * self.body_bytes, self.tensor_bytes) / (1 << 20)

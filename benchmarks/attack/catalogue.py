@@ -1,4 +1,4 @@
-"""The attacks that there are: every module in `benchmarks/attack/attacks` has a tuple `ATTACKS`."""
+"""Find the attacks: every module in `benchmarks/attack/attacks` has a tuple `ATTACKS`."""
 
 import importlib
 import pkgutil
@@ -9,7 +9,7 @@ from benchmarks.attack.attack import Attack
 
 
 def all_attacks() -> Mapping[str, Attack]:
-    """Every attack by its name. Raises ValueError for a name that is used twice."""
+    """Return the attacks by name. Raises ValueError for a duplicate name."""
     found: dict[str, Attack] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(attacks.__path__)):
         for attack in importlib.import_module(f"{attacks.__name__}.{module}").ATTACKS:
@@ -19,13 +19,13 @@ def all_attacks() -> Mapping[str, Attack]:
     return found
 
 
-def chosen(names: Sequence[str]) -> Sequence[Attack]:
-    """The attacks of these names, or whose names begin so; all of them if there are none.
+def select_attacks(names: Sequence[str]) -> Sequence[Attack]:
+    """Return the attacks whose names start with one of `names`; all if it is empty.
 
-    Raises ValueError for a name that fits no attack.
+    Raises ValueError for a name without an attack.
     """
     known = all_attacks()
     for name in names:
-        if not any(each.startswith(name) for each in known):
+        if not any(item.startswith(name) for item in known):
             raise ValueError(f"unknown attack '{name}': expected one of {', '.join(known)}")
-    return [attack for each, attack in known.items() if not names or any(each.startswith(name) for name in names)]
+    return [attack for item, attack in known.items() if not names or any(item.startswith(name) for name in names)]

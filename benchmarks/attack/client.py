@@ -1,10 +1,10 @@
-"""The well-behaved client: asks health and a small inference every 10 ms, and records the longest wait of each.
+"""The well-behaved client: health checks and a small inference every 10 ms; it records the longest wait of each.
 
-It runs in a process of its own, so that neither the attacker nor the machine's other load shares its interpreter lock.
+It runs in its own process, so that the attacker does not share its interpreter lock.
 
 usage: python -m benchmarks.attack.client HTTP_PORT GRPC_PORT
 
-One line of JSON goes to the standard output whenever a line comes in: what was recorded since the last one.
+For each input line it prints one line of JSON: the measurements since the last one.
 """
 
 import http.client
@@ -23,12 +23,12 @@ from dragoman.formats.oip_messages import ServerLiveRequest, ServerLiveResponse
 _EVERY_S = 0.01
 _LIMIT_S = 60.0  # a probe that takes longer has failed
 _BODY = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[4],"data":[1,2,3,4]}]}'
-_RIGHT = [2, 4, 6, 8]
+_EXPECTED = [2, 4, 6, 8]
 
 
 @dataclass(slots=True)
 class Waits:
-    """What one kind of probe met with since the last report."""
+    """Measurements of one kind of probe since the last report."""
 
     probes: int = 0
     longest_ms: float = 0.0
@@ -37,7 +37,7 @@ class Waits:
 
 
 class Probe(threading.Thread):
-    """Repeats one request in a thread; the three of them do next to nothing between their requests."""
+    """Repeat one request in a thread. The three threads are idle between their requests."""
 
     def __init__(self, name: str, request: Callable[[], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -49,22 +49,22 @@ class Probe(threading.Thread):
     def run(self) -> None:
         while True:
             self._began_s = time.monotonic()
-            error = ""
+            message = ""
             try:
                 self._request()
-            except (OSError, http.client.HTTPException, grpc.RpcError, ValueError, KeyError) as fault:
-                error = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+            except (OSError, http.client.HTTPException, grpc.RpcError, ValueError, KeyError) as error:
+                message = f"{type(error).__name__}: {error}".partition("\n")[0]
             took_ms = (time.monotonic() - self._began_s) * 1000
             self._began_s = None
             with self._lock:
                 self._waits.probes += 1
                 self._waits.longest_ms = max(self._waits.longest_ms, took_ms)
-                self._waits.errors += bool(error)
-                self._waits.error = self._waits.error or error
+                self._waits.errors += bool(message)
+                self._waits.error = self._waits.error or message
             time.sleep(_EVERY_S)
 
     def report(self) -> Waits:
-        """What was met with since the last report; a request that still waits counts with what it has waited."""
+        """Return the measurements since the last report, including the wait of a request in flight."""
         with self._lock:
             found, self._waits = self._waits, Waits()
         began_s = self._began_s
@@ -75,7 +75,7 @@ class Probe(threading.Thread):
 
 def main() -> None:
     http_port, grpc_port = map(int, sys.argv[1:])
-    kept = http.client.HTTPConnection("127.0.0.1", http_port, timeout=_LIMIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=_LIMIT_S)
     channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
     live = channel.unary_unary(
         "/inference.GRPCInferenceService/ServerLive",
@@ -90,7 +90,7 @@ def main() -> None:
     probes = {
         "health_http": Probe("health_http", lambda: _health(http_port)),
         "health_grpc": Probe("health_grpc", grpc_health),
-        "infer": Probe("infer", lambda: _infer(kept)),
+        "infer": Probe("infer", lambda: _infer(connection)),
     }
     for probe in probes.values():
         probe.start()
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _health(port: int) -> None:
-    """Over a connection of its own, as a kubelet asks."""
+    """Send a health check over a new connection, like a kubelet."""
     with _closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_LIMIT_S)) as connection:
         connection.request("GET", "/v2/health/live")
         response = connection.getresponse()
@@ -126,7 +126,7 @@ def _infer(connection: http.client.HTTPConnection) -> None:
         raise
     if response.status != 200:
         raise ValueError(f"status {response.status}: {text[:200]!r}")
-    if json.loads(text)["outputs"][0]["data"] != _RIGHT:
+    if json.loads(text)["outputs"][0]["data"] != _EXPECTED:
         raise ValueError(f"wrong response: {text[:200]!r}")
 
 

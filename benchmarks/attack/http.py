@@ -14,13 +14,13 @@ def post(
     path: str,
     body: bytes,
     *,
-    packed: bool = False,
+    compressed: bool = False,
     content_type: str = "application/json",
     accept: str = "",
 ) -> str:
-    """Send a body, compressed if `packed`, and return the status, the begin of the response and the time it took."""
+    """Send a body, compressed if `packed`, and return the status, the beginning of the response and the duration."""
     headers = {"content-type": content_type} | ({"accept": accept} if accept else {})
-    if packed:
+    if compressed:
         body, headers["content-encoding"] = gzip.compress(body, 6), "gzip"
     connection = http.client.HTTPConnection(target.host, target.http_port, timeout=_LIMIT_S)
     began_s = time.monotonic()
@@ -30,10 +30,10 @@ def post(
         text = response.read(200)
         while response.read(1 << 20):
             pass
-        size = f"{len(body):,} bytes, " if packed else ""
-        said = text[:60].decode(errors="replace").replace("|", "/").replace("\n", " ")
-        return f"{size}{response.status} `{said}` after {time.monotonic() - began_s:.2f} s"
-    except (OSError, http.client.HTTPException) as fault:
-        return f"{type(fault).__name__} after {time.monotonic() - began_s:.2f} s"
+        size = f"{len(body):,} bytes, " if compressed else ""
+        excerpt = text[:60].decode(errors="replace").replace("|", "/").replace("\n", " ")
+        return f"{size}{response.status} `{excerpt}` after {time.monotonic() - began_s:.2f} s"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__} after {time.monotonic() - began_s:.2f} s"
     finally:
         connection.close()

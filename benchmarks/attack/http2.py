@@ -10,18 +10,18 @@ from hpack import Decoder, Encoder
 from dragoman.transports.http2 import frames
 
 SERVICE = "/inference.GRPCInferenceService/"
-# The source of an attack: another address of the loopback network than the well-behaved client has.
-ELSEWHERE = "127.0.0.2"
+# Source address of attacks: a loopback address that differs from that of the well-behaved client.
+OTHER_ADDRESS = "127.0.0.2"
 _LIMIT_S = 30.0
 
 
 def message(body: bytes) -> bytes:
-    """A message of gRPC with its prefix."""
+    """Return a gRPC message with its prefix."""
     return b"\0" + len(body).to_bytes(4) + body
 
 
 class RawHttp2:
-    """One connection. `window` is what it lets the server send on each stream and, if more than 64 KiB, in all."""
+    """One connection. `window` is the flow-control window of each stream and, above 64 KiB, of the connection."""
 
     def __init__(self, port: int, source: str = "127.0.0.1", window: int = 0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), _LIMIT_S, (source, 0))
@@ -47,11 +47,11 @@ class RawHttp2:
         return b"".join(parts)
 
     def send(self, data: bytes) -> None:
-        """Send, however long the server takes to read it. Raises OSError if it does not within 30 s."""
+        """Send, waiting until the server reads it. Raises OSError if it does not within 30 s."""
         self.socket.sendall(data)
 
     def statuses(self, count: int) -> list[str]:
-        """Return the statuses of that many responses: gRPC's where they have one, else HTTP's; less at the end."""
+        """Return the gRPC statuses, else HTTP statuses, of `count` responses; fewer if the connection ends."""
         found: list[str] = []
         decoder = Decoder()
         end_s = time.monotonic() + _LIMIT_S
@@ -94,5 +94,5 @@ def connections(count: int, port: int, source: str = "127.0.0.1", window: int = 
         found.extend(RawHttp2(port, source, window) for _ in range(count))
         yield found
     finally:
-        for each in found:
-            each.close()
+        for item in found:
+            item.close()

@@ -1,4 +1,4 @@
-"""One attack against one server: what the well-behaved client met with, and what memory the server took."""
+"""Run one attack against one server, and measure latency of the well-behaved client and memory of the server."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.http import post
-from benchmarks.attack.server import running
+from benchmarks.attack.server import run_server
 from benchmarks.processes import ROOT, peak_memory
 
 _KERNELS_S = 60  # for a child process to compile them, if the cache is empty
@@ -41,21 +41,21 @@ class Result:
         return asdict(self)
 
 
-def measure(attack: Attack, calm_s: float = 1.0) -> Result:
-    """Run an attack on a server of its own, with so many seconds before it, and after it before memory is read."""
+def measure(attack: Attack, idle_s: float = 1.0) -> Result:
+    """Run an attack on a new server, with `idle_s` before the attack and between its end and the reading of memory."""
     result = Result(name=attack.name, about=attack.about, memory_limit=attack.memory_limit_mib)
-    with running(attack.models, attack.options, attack.max_files) as target, _client(target) as client:
+    with run_server(attack.models, attack.options, attack.max_files) as target, _client(target) as client:
         if attack.memory_limit_mib is not None:
             _load_kernels(attack, target)
-        time.sleep(calm_s)
+        time.sleep(idle_s)
         before = _report(client)
         result.before_ms = max(before["health_http"]["longest_ms"], before["health_grpc"]["longest_ms"])
         result.memory_before = target.process.memory_mib()["own_mib"]
         with peak_memory(target.process, "own_mib") as peak:
             _run(attack, target, result)
-            time.sleep(calm_s)
+            time.sleep(idle_s)
         if target.process.child.poll() is not None:
-            result.missed.append(f"the server ended with status {target.process.child.returncode}")
+            result.missed.append(f"the server exited with status {target.process.child.returncode}")
             return result
         waits = _report(client)
         result.memory_peak = peak[0]
@@ -63,12 +63,12 @@ def measure(attack: Attack, calm_s: float = 1.0) -> Result:
     result.health_http_ms = waits["health_http"]["longest_ms"]
     result.health_grpc_ms = waits["health_grpc"]["longest_ms"]
     result.infer_ms = waits["infer"]["longest_ms"]
-    result.missed += judged(attack, result, waits)
+    result.missed += find_missed_aims(attack, result, waits)
     return result
 
 
 def _load_kernels(attack: Attack, target: Target) -> None:
-    """Have the server load its compiled kernels for numbers, if it has any: about 100 MiB once, for a long array."""
+    """Make the server load its compiled number kernels, if it has any: about 100 MiB, with the first long array."""
     model = next((name for name in ("doubled", "Rows") if name in attack.models), "")
     if not model or importlib.util.find_spec("numba") is None:
         return
@@ -78,7 +78,7 @@ def _load_kernels(attack: Attack, target: Target) -> None:
     maps, end_s = Path(f"/proc/{target.process.child.pid}/maps"), time.monotonic() + _KERNELS_S
     while "llvmlite" not in maps.read_text() and time.monotonic() < end_s:
         time.sleep(0.1)
-    time.sleep(1)  # until they are checked
+    time.sleep(1)  # until the server has verified them
 
 
 def _run(attack: Attack, target: Target, result: Result) -> None:
@@ -90,8 +90,8 @@ def _run(attack: Attack, target: Target, result: Result) -> None:
     result.took_s = time.monotonic() - began_s
 
 
-def judged(attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which aims a measurement misses; `waits` are the client's, see `benchmarks.attack.client.Waits`."""
+def find_missed_aims(attack: Attack, result: Result, waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the aims that are missed, as messages; `waits` as in `benchmarks.attack.client.Waits`."""
     missed = []
     for name, longest_ms in (("HTTP", result.health_http_ms), ("gRPC", result.health_grpc_ms)):
         if longest_ms > attack.health_ms:
@@ -110,7 +110,7 @@ def _client(target: Target) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.attack.client", str(target.http_port), str(target.grpc_port)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         try:
-            while not _report(client)["infer"]["probes"]:  # until it is warm
+            while not _report(client)["infer"]["probes"]:  # warm-up
                 time.sleep(0.1)
             yield client
         finally:

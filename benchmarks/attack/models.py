@@ -1,4 +1,4 @@
-"""The models that are served while the server is attacked."""
+"""Models of the server under attack."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ import dragoman
 
 
 def doubled(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The model that the well-behaved client asks, with every setting at its default."""
+    """Return twice the input; called by the well-behaved client, with default settings."""
     return 2 * x
 
 
 class Rows(dragoman.Model):
-    """Returns a table of numbers as it came."""
+    """Return a table of numbers unchanged."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1, -1)),)
     outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1, -1)),)
@@ -25,7 +25,7 @@ class Rows(dragoman.Model):
 
 
 class Texts(dragoman.Model):
-    """Counts texts."""
+    """Count strings."""
 
     inputs = (dragoman.TensorSpec("x", dragoman.BYTES, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.INT64, (1,)),)
@@ -35,7 +35,7 @@ class Texts(dragoman.Model):
 
 
 class Large(dragoman.Model):
-    """Returns as many numbers, or texts, as it is asked for, in rows of one."""
+    """Return the requested count of numbers or strings, in rows of one."""
 
     inputs = (dragoman.TensorSpec("count", dragoman.INT64, (1,)), dragoman.TensorSpec("texts", dragoman.BOOL, (1,)))
     outputs = (dragoman.TensorSpec("y", None, (-1, 1)),)
@@ -53,5 +53,5 @@ def _size(config: Mapping[str, Any]) -> list[int]:
 
 @dragoman.vector_function(inputs=_size, outputs=_size, derivatives=None)
 def vector(x: NDArray[np.float64], config: Mapping[str, Any]) -> NDArray[np.float64]:
-    """A model for UM-Bridge of as many inputs as the entry `n` of the config says."""
+    """Return twice a vector of `n` numbers, from the config (UM-Bridge)."""
     return 2 * x

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.attack.attack import Target
-from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, started
+from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready, run_process
 
 HERE = Path(__file__).parent
 LLAMA = RESULTS / "attack" / "tiny-llama"
-# What can be served, by the name under which clients ask for it.
+# Models by the names that clients use.
 MODELS: Mapping[str, str] = {
     "doubled": f"{HERE / 'models.py'}:doubled",
     "Rows": f"{HERE / 'models.py'}:Rows",
@@ -25,10 +25,10 @@ MODELS: Mapping[str, str] = {
 
 
 @contextmanager
-def running(models: Sequence[str], options: Sequence[str] = (), max_files: int = 0) -> Iterator[Target]:
-    """A server of some of `MODELS` that is ready, with at most `max_files` open files if that is not 0.
+def run_server(models: Sequence[str], options: Sequence[str] = (), max_files: int = 0) -> Iterator[Target]:
+    """Run a server of some of `MODELS`, with at most `max_files` open files if that is not 0.
 
-    What it logs is in `benchmarks/results/attack/server.log`.
+    Its log is in `benchmarks/results/attack/server.log`.
     """
     if "tiny-llama" in models and not (LLAMA / "config.json").exists():
         _make_llama(LLAMA)
@@ -36,8 +36,8 @@ def running(models: Sequence[str], options: Sequence[str] = (), max_files: int =
     command = dragoman([MODELS[name] for name in models], http, grpc, *options)
     if max_files:
         command = ["bash", "-c", 'ulimit -n "$0" && exec "$@"', str(max_files), *command]
-    with started(command, RESULTS / "attack" / "server.log") as process:
-        process.until(lambda: http_ready(http), 120)
+    with run_process(command, RESULTS / "attack" / "server.log") as process:
+        process.wait_until(lambda: http_ready(http), 120)
         yield Target(http, grpc, process)
 
 

@@ -1,4 +1,4 @@
-"""Changes the code in small ways and counts how many of the changes the tests notice: ./scripts/mutation --help"""
+"""Change the code in small ways and count how many of the changes the tests detect: ./scripts/mutation --help"""
 
 import argparse
 import compileall
@@ -38,7 +38,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser("mutation", description=__doc__)
     parser.add_argument("targets", nargs="*", choices=[*(t.name for t in TARGETS), []], help="default: every target")
     parser.add_argument("--all", action="store_true", help="every mutant (hours), not a sample")
-    parser.add_argument("--share", type=float, default=0.1, help="share of each file's mutants; default %(default)s")
+    parser.add_argument(
+        "--share", type=float, default=0.1, help="fraction of the mutants of each file; default %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample; default %(default)s")
     parser.add_argument("--files", default="", help="only files whose path contains this text")
     parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
@@ -51,7 +53,7 @@ def _commit() -> str:
 
 
 def _run_target(target: Target, options: argparse.Namespace, results: Results) -> None:
-    tree = _copied_sources(WORK / target.name / "src")
+    tree = _copy_sources(WORK / target.name / "src")
     folder = WORK / target.name
     began_s = time.monotonic()
     baseline = measure(target, tree, folder)
@@ -71,7 +73,7 @@ def _run_file(
     target: Target, mutants: Mutants, tree: Path, baseline: Baseline, options: argparse.Namespace, results: Results
 ) -> None:
     found: list[Result] = []
-    for index in _sampled(mutants, options):
+    for index in _sample(mutants, options):
         mutant = mutants.render(index)
         if mutant is not None:
             found.append(_judge(mutant, tree, baseline, WORK / target.name))
@@ -82,7 +84,7 @@ def _run_file(
     print(f"{mutants.module}: {killed} of {len(found)} killed, of {len(mutants)} mutants", flush=True)
 
 
-def _sampled(mutants: Mutants, options: argparse.Namespace) -> list[int]:
+def _sample(mutants: Mutants, options: argparse.Namespace) -> list[int]:
     total = len(mutants)
     count = total if options.all else min(total, max(1, round(options.share * total)))
     return sorted(random.Random(f"{options.seed} {mutants.module}").sample(range(total), count))
@@ -104,14 +106,14 @@ def _judge(mutant: Mutant, tree: Path, baseline: Baseline, folder: Path) -> Resu
     path.write_text(mutant.source)
     try:
         files = sorted({test.partition("::")[0] for test in tests})
-        ended = run(Job(tree, folder, files, tests))
+        status = run(Job(tree, folder, files, tests))
     finally:
         path.write_text(original)
-    return Result.of(mutant, "timeout" if timed_out(ended) else "killed" if ended not in (0, 5) else "survived")
+    return Result.of(mutant, "timeout" if timed_out(status) else "killed" if status not in (0, 5) else "survived")
 
 
-def _copied_sources(tree: Path) -> Path:
-    """A compiled copy of the sources; mutants are written there, where processes that a test starts see them too."""
+def _copy_sources(tree: Path) -> Path:
+    """Return a compiled copy of the sources. Mutants are written there, so that child processes of tests use them."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     # checked by content: a mutant is written within the same second and may have the same length

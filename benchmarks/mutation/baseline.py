@@ -31,15 +31,15 @@ class Baseline:
 
 
 def measure(target: Target, tree: Path, folder: Path) -> Baseline:
-    """Run the target's tests once under coverage; tests that fail on unchanged code are left out, and named.
+    """Run the target's tests once under coverage; tests that fail on unchanged code are left out, with a message.
 
     The result is kept in the folder until the sources or the tests change.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / f"baseline-{_digest(target, tree)}.pickle"
-    if not kept.exists():
-        kept.write_bytes(pickle.dumps(_measured(target, tree, folder)))
-    found: Baseline = pickle.loads(kept.read_bytes())
+    cache_file = folder / f"baseline-{_digest(target, tree)}.pickle"
+    if not cache_file.exists():
+        cache_file.write_bytes(pickle.dumps(_measure(target, tree, folder)))
+    found: Baseline = pickle.loads(cache_file.read_bytes())
     return found
 
 
@@ -51,21 +51,21 @@ def _digest(target: Target, tree: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _measured(target: Target, tree: Path, folder: Path) -> Baseline:
+def _measure(target: Target, tree: Path, folder: Path) -> Baseline:
     data = folder / ".coverage"
     for earlier in (data, folder / "outcome.json"):  # a run that breaks off must not leave those of another
         earlier.unlink(missing_ok=True)
     options = ("-p", "pytest_cov", "--cov=dragoman", "--cov-context=test", "--cov-report=")
     job = Job(tree, folder, target.tests, {}, options, {"COVERAGE_FILE": str(data)})
-    ended = run(job)
+    status = run(job)
     if not (folder / "outcome.json").exists():
-        raise SystemExit(f"{target.name}: the tests did not run (exit status {ended}), see {folder / 'output.txt'}")
+        raise SystemExit(f"{target.name}: the tests did not run (exit status {status}), see {folder / 'output.txt'}")
     report = json.loads((folder / "outcome.json").read_text())
     if report["failed"]:
-        print(f"{target.name}: left out, for they fail on unchanged code: {report['failed']}", file=sys.stderr)
+        print(f"{target.name}: left out, because they fail on unchanged code: {report['failed']}", file=sys.stderr)
     seconds = {t: s for t, s in report["seconds"].items() if t not in report["failed"]}
     if not seconds:
-        raise SystemExit(f"{target.name}: no test passed (exit status {ended}), see {folder / 'output.txt'}")
+        raise SystemExit(f"{target.name}: no test passed (exit status {status}), see {folder / 'output.txt'}")
     return Baseline(seconds, _lines(data, tree), report["libraries"])
 
 

@@ -1,4 +1,4 @@
-"""Runs pytest in a forked process, which starts with the large libraries imported and Dragoman not."""
+"""Run pytest in a forked process, in which large libraries, but not Dragoman, are already imported."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ from hypothesis import Phase, settings
 # pytest looks for plugins in the metadata of every installed package, which takes longer than most tests
 _PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin")
 _PR_SET_CHILD_SUBREAPER = 36
-# What one test may take beyond a multiple of what it takes on unchanged code, in seconds.
+# Time limit of a test in seconds, in addition to a multiple of its time on unchanged code.
 _CPU_S = 2.0
 _WALL_S = 40.0
 
@@ -53,7 +53,7 @@ def preload(modules: Iterable[str]) -> None:
 
 
 def run(job: Job) -> int:
-    """Return the exit status of pytest; negative where a signal ended it."""
+    """Return the exit status of pytest; negative if a signal ended it."""
     job.folder.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if not pid:
@@ -63,8 +63,8 @@ def run(job: Job) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def timed_out(ended: int) -> bool:
-    return ended in (-signal.SIGPROF, -signal.SIGALRM)
+def timed_out(status: int) -> bool:
+    return status in (-signal.SIGPROF, -signal.SIGALRM)
 
 
 def _end_children() -> None:
@@ -101,7 +101,7 @@ def _be_pytest(job: Job) -> None:
 
 
 class _Plugin:
-    """Selects and orders tests; writes down which failed and how long each took."""
+    """Select and order tests; record failures and durations."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -110,7 +110,7 @@ class _Plugin:
         self._skipped: set[str] = set()
 
     def pytest_configure(self) -> None:
-        """No shrinking, for that a test fails is all that is asked; no examples kept from other mutants."""
+        """Disable shrinking, because only failure matters, and the example database, which other mutants share."""
         settings.register_profile(
             "mutation", settings.get_profile("default-run"), phases=(Phase.explicit, Phase.generate), database=None
         )
@@ -124,7 +124,7 @@ class _Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Measure CPU time: another program that keeps the machine busy makes no test slow."""
+        """Measure CPU time: other load of the machine does not affect it."""
         usual_s = self._job.seconds.get(item.nodeid)
         if usual_s is not None:  # the signals end the process
             signal.setitimer(signal.ITIMER_PROF, _CPU_S + 5 * usual_s)
@@ -155,7 +155,7 @@ class _Plugin:
 
 
 def _libraries() -> list[str]:
-    """The imported modules that are not of this project."""
+    """Return the imported modules of the standard library and of other packages."""
     folders = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib"))
     found = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
     return [name for name, file in found.items() if file.startswith(folders) and not name.startswith("test")]

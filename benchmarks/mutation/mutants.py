@@ -122,8 +122,8 @@ class _Visitor(cst.CSTVisitor):
             if isinstance(node, kind):
                 changes = [changed for changed in operator(node) if not _is_false_to_none(node, changed)]
                 # one mutant of a text is enough: its lower and upper case would only count it three times
-                kept = changes[:1] if isinstance(node, cst.SimpleString) else changes
-                self.found.extend((at, node, changed) for changed in kept)
+                selected = changes[:1] if isinstance(node, cst.SimpleString) else changes
+                self.found.extend((at, node, changed) for changed in selected)
 
 
 def _is_false_to_none(node: cst.CSTNode, changed: cst.CSTNode) -> bool:

@@ -1,4 +1,4 @@
-"""Writes the mutation scores and the accepted survivors into `docs/testing.md`."""
+"""Write the mutation scores and the accepted survivors into `docs/testing.md`."""
 
 import re
 import tomllib
@@ -13,13 +13,13 @@ _SECTION = re.compile(r"(<!-- from the results of \./scripts/mutation -->\n).*?(
 
 
 def reasons() -> dict[tuple[str, str, str], str]:
-    """Why a mutant may survive, by module, line before and line after."""
+    """Return the reasons why mutants may survive, by module, line before and line after."""
     entries = tomllib.loads(ACCEPTED.read_text())["survivor"]
     return {(entry["module"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
 
 
 def section(results: Results) -> str:
-    """The scores, then each survivor with its reason."""
+    """Return the scores and the survivors with their reasons."""
     known = reasons()
     rows = [_row(survivor, known) for survivor in results.survivors()]
     head = ["| survivor | why it is accepted |", "|---|---|"]

@@ -16,7 +16,7 @@ _Z = 1.96  # for 95 %
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one mutant: killed, timeout, survived, or "no test" where no test runs its line."""
+    """The verdict of one mutant: killed, timeout, survived, or "no test" if no test runs its line."""
 
     module: str
     line: int
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass
 class Results:
-    """By target: commit, date and seed of its last run, and for each file what became of the mutants tried."""
+    """By target: commit, date and seed of its last run, and the verdicts by file."""
 
     path: Path
     targets: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Results:
         return cls(path, json.loads(path.read_text()) if path.exists() else {})
 
     def begin(self, target: str, **about: Any) -> None:
-        """Note when and on which commit a target is run."""
+        """Record date and commit of the run of a target."""
         self.targets.setdefault(target, {"files": {}}).update(about)
 
     def record(self, target: str, module: str, mutants: int, found: Sequence[Result]) -> None:
@@ -72,7 +72,7 @@ class Results:
         return mutants, tried, killed
 
     def table(self) -> str:
-        """The score of each target as a table in Markdown."""
+        """Return the score of each target as a Markdown table."""
         rows = [
             "| part | mutants | tried | killed | score | 95 % interval | date, commit |",
             "|---|---|---|---|---|---|---|",
@@ -87,7 +87,7 @@ class Results:
         return "\n".join(rows)
 
     def survivors(self) -> Iterator[Result]:
-        """The mutants that no test noticed."""
+        """Yield the mutants that no test detected."""
         for target in self.targets.values():
             for module, file in target["files"].items():
                 yield from (Result(module, **survivor) for survivor in file["survivors"])

@@ -1,4 +1,4 @@
-"""Other model servers: what each needs installed, and how it is started with an identity or a classifier."""
+"""Other model servers: their packages, and how to start each with identity models or a classifier."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.peers.engines import ENGINES
-from benchmarks.processes import RESULTS, Process, free_port, started
+from benchmarks.processes import RESULTS, Process, free_port, run_process
 from benchmarks.subjects import Form, Subject
 from benchmarks.workloads import Wire
 
@@ -20,8 +20,8 @@ CLASSIFIER = "Classifier"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """Where a peer shall listen, which models it shall serve, and a folder of its own."""
+class PeerConfig:
+    """Ports, models and folder of a peer."""
 
     folder: Path
     models: Sequence[str]
@@ -32,107 +32,107 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server: its packages, the form of its questions, the command that starts it, and where it says it is ready.
+    """A server: its packages, request format, start command and health endpoint.
 
-    `interpreter` is for its environment, where it cannot be ours.
+    `interpreter` creates its environment, if it cannot be ours.
     """
 
     packages: tuple[str, ...]
     form: Form
-    command: Callable[[Served], list[str]]
+    command: Callable[[PeerConfig], list[str]]
     health: str = "/v2/health/ready"
     environment: tuple[tuple[str, str], ...] = ()
-    speaks_grpc: bool = False
+    has_grpc: bool = False
     interpreter: str = sys.executable
 
 
 def python(name: str) -> Path:
-    """The interpreter of a peer's own environment."""
+    """Return the interpreter of a peer's environment."""
     return RESULTS / "venvs" / name / "bin" / "python"
 
 
-def _mlserver(defaults: bool, served: Served) -> list[str]:
-    """A folder of models with its settings; the quickest ones take out what they allow to."""
-    settings = {"host": "127.0.0.1", "http_port": served.http, "grpc_port": served.grpc, "metrics_port": free_port()}
+def _mlserver(defaults: bool, config: PeerConfig) -> list[str]:
+    """Write a model folder with settings and return the command: either the default settings or the fastest ones."""
+    settings = {"host": "127.0.0.1", "http_port": config.http, "grpc_port": config.grpc, "metrics_port": free_port()}
     if not defaults:
         settings |= {"parallel_workers": 0, "debug": False, "gzip_enabled": False, "metrics_endpoint": None}
-    for name in served.models:
-        home = served.folder / name
+    for name in config.models:
+        home = config.folder / name
         home.mkdir(parents=True)
-        described: dict[str, object] = {"name": name, "implementation": "mlserver_models.Identity"}
+        model_settings: dict[str, object] = {"name": name, "implementation": "mlserver_models.Identity"}
         if name == CLASSIFIER:
-            described["implementation"] = "mlserver_sklearn.SKLearnModel"
-            described["parameters"] = {"uri": str(trained("mlserver", served.folder))}
-        if served.batching:
-            described |= {"max_batch_size": 32, "max_batch_time": 0.002}
-        (home / "model-settings.json").write_text(json.dumps(described))
-    (served.folder / "settings.json").write_text(json.dumps(settings))
-    return [str(python("mlserver").parent / "mlserver"), "start", str(served.folder)]
+            model_settings["implementation"] = "mlserver_sklearn.SKLearnModel"
+            model_settings["parameters"] = {"uri": str(train_classifier("mlserver", config.folder))}
+        if config.batching:
+            model_settings |= {"max_batch_size": 32, "max_batch_time": 0.002}
+        (home / "model-settings.json").write_text(json.dumps(model_settings))
+    (config.folder / "settings.json").write_text(json.dumps(settings))
+    return [str(python("mlserver").parent / "mlserver"), "start", str(config.folder)]
 
 
-def trained(peer: str, folder: Path) -> Path:
-    """The classifier, trained with the peer's own scikit-learn: its files are no good to another version."""
+def train_classifier(peer: str, folder: Path) -> Path:
+    """Train the classifier with the scikit-learn of the peer, because other versions cannot load its files."""
     target = folder / "classifier.joblib"
     subprocess.run([str(python(peer)), str(HERE / "train.py"), str(target)], check=True)
     return target
 
 
-def _script(peer: str, served: Served) -> list[str]:
-    arguments = [str(served.http), str(served.grpc), *served.models]
+def _script(peer: str, config: PeerConfig) -> list[str]:
+    arguments = [str(config.http), str(config.grpc), *config.models]
     return [str(python(peer)), str(HERE / f"{peer}_server.py"), *arguments]
 
 
-def _bentoml(served: Served) -> list[str]:
+def _bentoml(config: PeerConfig) -> list[str]:
     command = [str(python("bentoml")), "-m", "bentoml", "serve", "bentoml_server:Identity"]
-    return [*command, "--host", "127.0.0.1", "--port", str(served.http), "--working-dir", str(HERE)]
+    return [*command, "--host", "127.0.0.1", "--port", str(config.http), "--working-dir", str(HERE)]
 
 
-# Bounds that a release needs and does not state itself.
+# Version bounds that the release needs but does not declare.
 _MLSERVER = ("mlserver==1.7.1", "mlserver-sklearn==1.7.1", "uvloop==0.21.0", "pandas<3", "httptools")
 
 PEERS = {
-    "mlserver": Peer(_MLSERVER, "oip", lambda s: _mlserver(False, s), speaks_grpc=True),
-    "mlserver-defaults": Peer(_MLSERVER, "oip", lambda s: _mlserver(True, s), speaks_grpc=True),
-    "kserve": Peer(("kserve==0.21.0",), "oip", lambda s: _script("kserve", s), speaks_grpc=True),
+    "mlserver": Peer(_MLSERVER, "oip", lambda s: _mlserver(False, s), has_grpc=True),
+    "mlserver-defaults": Peer(_MLSERVER, "oip", lambda s: _mlserver(True, s), has_grpc=True),
+    "kserve": Peer(("kserve==0.21.0",), "oip", lambda s: _script("kserve", s), has_grpc=True),
     "litserve": Peer(("litserve",), "plain", lambda s: _script("litserve", s), "/health"),
     "bentoml": Peer(("bentoml",), "plain", _bentoml, "/readyz", (("BENTOML_DO_NOT_TRACK", "True"),)),
     "ray": Peer(
         ("ray[serve]",), "plain", lambda s: _script("ray", s), "/-/healthz", (("RAY_USAGE_STATS_ENABLED", "0"),)
     ),
-    # Its Python backend is linked with a distribution's interpreter.
+    # Its Python backend is linked with the interpreter of a distribution.
     "triton": Peer(
         ("nvidia-pytriton",),
         "oip",
         lambda s: _script("triton", s),
-        speaks_grpc=True,
+        has_grpc=True,
         interpreter="/usr/bin/python3",
     ),
 }
 
 
 def home_of(name: str) -> str:
-    """The environment that a peer runs in: one for all settings of a server."""
+    """Return the name of the environment of a peer; variants with other settings share it."""
     return name.partition("-")[0]
 
 
-def installed() -> list[str]:
-    """The servers that are."""
-    return [name for name in PEERS if _stamp(name).exists()]
+def installed_peers() -> list[str]:
+    """Return the names of the installed servers."""
+    return [name for name in PEERS if _installed_file(name).exists()]
 
 
 def installed_engines() -> list[str]:
-    return [name for name in ENGINES if _stamp(name).exists()]
+    return [name for name in ENGINES if _installed_file(name).exists()]
 
 
-def _stamp(name: str) -> Path:
+def _installed_file(name: str) -> Path:
     return python(home_of(name)).parent.parent / "installed"
 
 
 def install(name: str) -> None:
-    """An environment of its own, from the package registry; what is there already is brought up to what is needed."""
+    """Install a peer into its own environment, or update it if its packages have changed."""
     packages = _packages(name)
-    unfit = ENGINES[name].unfit if name in ENGINES else ()
-    stamp = _stamp(name)
+    incompatible = ENGINES[name].incompatible if name in ENGINES else ()
+    stamp = _installed_file(name)
     if stamp.exists() and stamp.read_text() == "\n".join(packages):
         return
     if not python(home_of(name)).exists():
@@ -140,8 +140,8 @@ def install(name: str) -> None:
         subprocess.run([interpreter, "-m", "venv", "--without-pip", str(stamp.parent)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python(home_of(name)))]
     subprocess.run([*pip, "install", "-q", *packages], check=True)
-    if unfit:
-        subprocess.run([*pip, "uninstall", "-q", "-y", *unfit], check=True)
+    if incompatible:
+        subprocess.run([*pip, "uninstall", "-q", "-y", *incompatible], check=True)
     stamp.write_text("\n".join(packages))
 
 
@@ -150,40 +150,40 @@ def _packages(name: str) -> tuple[str, ...]:
 
 
 def version(name: str) -> str:
-    """Of the server or engine that is installed."""
+    """Return the version of an installed server or engine."""
     distribution = _packages(name)[0].partition("==")[0].partition("[")[0]
     code = f"from importlib.metadata import version; print(version({distribution!r}))"
     return subprocess.run([str(python(home_of(name))), "-c", code], capture_output=True, text=True).stdout.strip()
 
 
 @contextlib.contextmanager
-def running(name: str, served: Served, core: int | None) -> Iterator[Subject]:
-    """A peer that is ready. RuntimeError with what it said where it never is."""
+def run_peer(name: str, config: PeerConfig, core: int | None) -> Iterator[Subject]:
+    """Run a peer and wait until it is ready. Raises RuntimeError with the end of its log if it does not start."""
     peer = PEERS[name]
-    served.folder.mkdir(parents=True, exist_ok=True)
-    command = ["env", f"PYTHONPATH={HERE}", *(f"{k}={v}" for k, v in peer.environment), *peer.command(served)]
-    with started(command, served.folder / "log", core, cwd=served.folder) as process:
-        ready_s = process.until(lambda: _answers(peer, served), limit_s=120)
-        ports: dict[Wire, int] = {"http": served.http}
-        if peer.speaks_grpc:
-            ports["grpc"] = served.grpc
+    config.folder.mkdir(parents=True, exist_ok=True)
+    command = ["env", f"PYTHONPATH={HERE}", *(f"{k}={v}" for k, v in peer.environment), *peer.command(config)]
+    with run_process(command, config.folder / "log", core, cwd=config.folder) as process:
+        ready_s = process.wait_until(lambda: _is_ready(peer, config), limit_s=120)
+        ports: dict[Wire, int] = {"http": config.http}
+        if peer.has_grpc:
+            ports["grpc"] = config.grpc
         yield Subject(name, process, ports, peer.form, ready_s)
         _end(process)
 
 
-def _answers(peer: Peer, served: Served) -> bool:
-    """Whether the server says that it is ready, and of its last model too where it can."""
-    paths = [peer.health, *([f"/v2/models/{served.models[-1]}/ready"] if peer.form == "oip" else [])]
-    return all(_fine(f"http://127.0.0.1:{served.http}{path}") for path in paths)
+def _is_ready(peer: Peer, config: PeerConfig) -> bool:
+    """Return whether the server is ready and, with the Open Inference Protocol, its last model."""
+    paths = [peer.health, *([f"/v2/models/{config.models[-1]}/ready"] if peer.form == "oip" else [])]
+    return all(_is_ok(f"http://127.0.0.1:{config.http}{path}") for path in paths)
 
 
-def _fine(url: str) -> bool:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return bool(answer.status == 200)
+def _is_ok(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return bool(response.status == 200)
 
 
 def _end(process: Process) -> None:
-    """Its workers too, by their ids."""
+    """Terminate the server and its workers."""
     for pid in reversed(process.pids()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 15)

@@ -1,4 +1,4 @@
-"""Installs other servers and engines of texts, each into an environment of its own below benchmarks/results/venvs.
+"""Install other servers and text engines, each into its own environment below benchmarks/results/venvs.
 
 usage: python -m benchmarks.peers install mlserver litserve vllm openvino-genai ...
        python -m benchmarks.peers list
@@ -6,19 +6,19 @@ usage: python -m benchmarks.peers install mlserver litserve vllm openvino-genai 
 
 import argparse
 
-from benchmarks.peers import PEERS, install, installed, installed_engines, version
+from benchmarks.peers import PEERS, install, installed_engines, installed_peers, version
 from benchmarks.peers.engines import ENGINES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("install", "list"))
-    parser.add_argument("names", nargs="*", choices=[*PEERS, *ENGINES, []], help="all servers where none is named")
-    given = parser.parse_args()
-    if given.what == "install":
-        for name in given.names or PEERS:
+    parser.add_argument("command", choices=("install", "list"))
+    parser.add_argument("names", nargs="*", choices=[*PEERS, *ENGINES, []], help="default: all servers")
+    options = parser.parse_args()
+    if options.command == "install":
+        for name in options.names or PEERS:
             install(name)
-    for name in [*installed(), *installed_engines()]:
+    for name in [*installed_peers(), *installed_engines()]:
         print(f"{name} {version(name)}")
 
 

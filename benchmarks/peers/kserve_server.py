@@ -16,10 +16,10 @@ class Identity(Model):  # type: ignore[misc]
         self.ready = True
 
     async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Any:
-        (given,) = payload.inputs
+        (options,) = payload.inputs
         binary = payload.use_binary_outputs
-        output = InferOutput(name="OUTPUT0", shape=given.shape, datatype=given.datatype)
-        output.set_data_from_numpy(given.as_numpy(), binary_data=binary)
+        output = InferOutput(name="OUTPUT0", shape=options.shape, datatype=options.datatype)
+        output.set_data_from_numpy(options.as_numpy(), binary_data=binary)
         return InferResponse(
             response_id=payload.id,
             model_name=self.name,

@@ -22,6 +22,6 @@ class Identity:
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, object_store_memory=200 << 20)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    served: Any = Identity
-    serve.run(served.bind(), route_prefix="/predict")
+    config: Any = Identity
+    serve.run(config.bind(), route_prefix="/predict")
     signal.pause()

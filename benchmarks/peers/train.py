@@ -1,4 +1,4 @@
-"""Trains a small classifier of thirty features on the data that scikit-learn brings.
+"""Train a small classifier of thirty features on a dataset of scikit-learn.
 
 usage: python train.py TARGET
 """

@@ -1,4 +1,4 @@
-"""Triton with its Python backend, both from the wheel of PyTriton: one identity, called directly.
+"""Run Triton with its Python backend, both from the wheel of PyTriton, with identity models.
 
 usage: python triton_server.py HTTP_PORT GRPC_PORT MODEL...
 """
@@ -15,8 +15,8 @@ import triton_python_backend_utils as triton
 
 class TritonPythonModel:
     def execute(self, requests):
-        found = [triton.get_input_tensor_by_name(request, "INPUT0") for request in requests]
-        return [triton.InferenceResponse([triton.Tensor("OUTPUT0", each.as_numpy())]) for each in found]
+        tensors = [triton.get_input_tensor_by_name(request, "INPUT0") for request in requests]
+        return [triton.InferenceResponse([triton.Tensor("OUTPUT0", each.as_numpy())]) for each in tensors]
 """
 CONFIG = """
 backend: "python"
@@ -28,15 +28,15 @@ instance_group [{{ count: 1 kind: KIND_CPU }}]
 
 
 def server() -> Path:
-    """The folder of Triton in the wheel, whose package itself is not imported."""
-    found = find_spec("pytriton")
-    if found is None or found.origin is None:
+    """Return the folder of Triton in the wheel. The package itself is not imported."""
+    spec = find_spec("pytriton")
+    if spec is None or spec.origin is None:
         raise SystemExit("nvidia-pytriton is not installed")
-    return Path(found.origin).parent / "tritonserver"
+    return Path(spec.origin).parent / "tritonserver"
 
 
 def backends(triton: Path) -> Path:
-    """The Python backend beside its half that was built for this interpreter."""
+    """Return a folder with the Python backend and its stub for this interpreter."""
     folder = Path("backends", "python").resolve()
     folder.mkdir(parents=True)
     version = ".".join(map(str, sys.version_info[:2]))
@@ -58,14 +58,14 @@ def repository(names: list[str]) -> Path:
 
 if __name__ == "__main__":
     triton = server()
-    places: dict[str, Path | str] = {
+    settings: dict[str, Path | str] = {
         "model-repository": repository(sys.argv[3:]),
         "backend-directory": backends(triton),
     }
-    places |= {"http-port": sys.argv[1], "grpc-port": sys.argv[2]}
-    places |= {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "allow-metrics": "false"}
+    settings |= {"http-port": sys.argv[1], "grpc-port": sys.argv[2]}
+    settings |= {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "allow-metrics": "false"}
     libraries = f"{triton.parents[1] / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}"
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": str(triton.parents[1])}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = [str(triton / "bin" / "tritonserver"), *(f"--{name}={value}" for name, value in places.items())]
+    command = [str(triton / "bin" / "tritonserver"), *(f"--{name}={value}" for name, value in settings.items())]
     os.execve(command[0], [*command, "--disable-auto-complete-config"], environment)

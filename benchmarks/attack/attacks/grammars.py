@@ -1,4 +1,4 @@
-"""Grammars that take long to compile or to follow, beside a client that asks the same model for short texts."""
+"""Grammars that take long to compile or to apply, with a client that requests short completions of the same model."""
 
 import http.client
 import json
@@ -13,18 +13,18 @@ from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.http import post
 
 _MODEL = "tiny-llama"
-_TEXT_MS = 1000.0  # the aim: no short text of the same model takes longer
+_TEXT_MS = 1000.0  # the aim: longest time of a short completion of the same model
 _LIMIT_S = 120.0
 _SLOW_STEPS = "start: (" + "/[a-z]/? " * 500 + ")*"
 
 
 def bomb(count: int) -> str:
-    """A regular expression of a billion repetitions; every count gives another one."""
+    """Return a regular expression of 10^9 repetitions, different for each count."""
     return f"((b{{1000}}){{1000}}){{{count}}}"
 
 
 def requests(regex: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """One request with this regular expression for each way in which one can be sent."""
+    """Return a request with this regular expression for each API that accepts one."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": regex}}, "required": ["a"]}
     openai = {"model": _MODEL, "prompt": "x", "max_tokens": 40}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -44,17 +44,17 @@ def _lmi(**parameters: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _in_a_row(target: Target) -> str:
-    return _attacked(target, [_lmi(guided_regex=bomb(1000 + i)) for i in range(62)], 1)
+    return _run_attack(target, [_lmi(guided_regex=bomb(1000 + i)) for i in range(62)], 1)
 
 
 def _at_once(target: Target) -> str:
-    asked = [each for i in range(8) for each in requests(bomb(1000 + i)).values()]
-    return _attacked(target, asked, 8)
+    bodies_by_path = [item for i in range(8) for item in requests(bomb(1000 + i)).values()]
+    return _run_attack(target, bodies_by_path, 8)
 
 
 def _steps(target: Target) -> str:
-    asked = [_lmi(guided_grammar=_SLOW_STEPS, max_new_tokens=60, do_sample=True, seed=i) for i in range(16)]
-    return _attacked(target, asked, 8)
+    bodies_by_path = [_lmi(guided_grammar=_SLOW_STEPS, max_new_tokens=60, do_sample=True, seed=i) for i in range(16)]
+    return _run_attack(target, bodies_by_path, 8)
 
 
 def _large(target: Target) -> str:
@@ -67,34 +67,34 @@ def _large(target: Target) -> str:
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5_000)}},
         {"$ref": "#"},
     )
-    return _attacked(target, [_lmi(guided_json=schema) for schema in schemas], 2)
+    return _run_attack(target, [_lmi(guided_json=schema) for schema in schemas], 2)
 
 
-def _attacked(target: Target, asked: Sequence[tuple[str, Mapping[str, Any]]], at_once: int) -> str:
-    bodies = [(path, json.dumps(body).encode()) for path, body in asked]
+def _run_attack(target: Target, bodies_by_path: Sequence[tuple[str, Mapping[str, Any]]], at_once: int) -> str:
+    bodies = [(path, json.dumps(body).encode()) for path, body in bodies_by_path]
     with _texts(target) as waits, ThreadPoolExecutor(at_once) as attackers:
-        said = list(attackers.map(lambda each: post(target, *each), bodies))
+        results = list(attackers.map(lambda item: post(target, *item), bodies))
     longest = max(waits)
-    note = f"{len(said)} requests; {len(waits)} short texts of the same model took up to {longest:.0f} ms"
+    note = f"{len(results)} requests; {len(waits)} short completions of the same model took up to {longest:.0f} ms"
     if longest > _TEXT_MS:
-        raise AimMissedError(f"a short text took {longest:.0f} ms ({note}; {said[0]})")
-    return f"{note}; {said[0]}"
+        raise AimMissedError(f"a short completion took {longest:.0f} ms ({note}; {results[0]})")
+    return f"{note}; {results[0]}"
 
 
 @contextmanager
 def _texts(target: Target) -> Iterator[list[float]]:
-    """Asks for a short text all the while; the milliseconds of each. Raises AimMissedError where one failed."""
+    """Request short completions in a thread; yield their durations in ms. Raises AimMissedError if one failed."""
     waits: list[float] = []
     errors: list[str] = []
-    over = threading.Event()
+    stopped = threading.Event()
 
     def work() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             began_s = time.monotonic()
             try:
                 _text(target)
-            except (OSError, ValueError, http.client.HTTPException) as fault:
-                errors.append(f"a short text failed: {type(fault).__name__}: {fault}")
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                errors.append(f"a short completion failed: {type(error).__name__}: {error}")
             waits.append((time.monotonic() - began_s) * 1000)
 
     _text(target)
@@ -103,7 +103,7 @@ def _texts(target: Target) -> Iterator[list[float]]:
     try:
         yield waits
     finally:
-        over.set()
+        stopped.set()
         thread.join()
     if errors:
         raise AimMissedError(errors[0])

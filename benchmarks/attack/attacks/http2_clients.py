@@ -1,4 +1,4 @@
-"""Clients of HTTP/2 and gRPC that take what others need: calls, file descriptors, memory."""
+"""HTTP/2 and gRPC clients that exhaust calls, file descriptors or memory."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ from contextlib import suppress
 import grpc
 
 from benchmarks.attack.attack import AimMissedError, Attack, Target
-from benchmarks.attack.http2 import ELSEWHERE, SERVICE, RawHttp2, connections, message
+from benchmarks.attack.http2 import OTHER_ADDRESS, SERVICE, RawHttp2, connections, message
 from dragoman.formats.oip_messages import ModelInferRequest, ModelInferResponse
 
 _HOLD_S = 3.0
@@ -27,21 +27,21 @@ def _infer_over_grpc(target: Target) -> float:
         f"{target.host}:{target.grpc_port}", options=(("grpc.use_local_subchannel_pool", 1),)
     ) as channel:
         try:
-            reply = channel.unary_unary(f"{SERVICE}ModelInfer")(request.SerializeToString(), timeout=30)
-        except grpc.RpcError as fault:
+            response = channel.unary_unary(f"{SERVICE}ModelInfer")(request.SerializeToString(), timeout=30)
+        except grpc.RpcError as error:
             raise AimMissedError(
-                f"gRPC inference from another address: {fault.code().name} {fault.details()}"
-            ) from fault
-    if list(ModelInferResponse.FromString(reply).outputs[0].contents.fp64_contents) != [4.0]:
+                f"gRPC inference from another address: {error.code().name} {error.details()}"
+            ) from error
+    if list(ModelInferResponse.FromString(response).outputs[0].contents.fp64_contents) != [4.0]:
         raise AimMissedError("gRPC inference from another address: wrong response")
     return time.monotonic() - began_s
 
 
-def _lock_out(target: Target, method: str, count: int) -> str:
-    """Open calls that send nothing, on some connections."""
-    with connections(count, target.grpc_port, ELSEWHERE) as attackers:
-        for each in attackers:
-            each.send(b"".join(each.request(SERVICE + method, ended=False) for _ in range(_STREAMS)))
+def _hold_calls(target: Target, method: str, count: int) -> str:
+    """Open calls that send nothing, on `count` connections."""
+    with connections(count, target.grpc_port, OTHER_ADDRESS) as attackers:
+        for item in attackers:
+            item.send(b"".join(item.request(SERVICE + method, ended=False) for _ in range(_STREAMS)))
         time.sleep(_HOLD_S / 2)
         took_s = _infer_over_grpc(target)
         time.sleep(_HOLD_S / 2)
@@ -49,33 +49,33 @@ def _lock_out(target: Target, method: str, count: int) -> str:
 
 
 def _idle_streams(target: Target) -> str:
-    return _lock_out(target, "ModelStreamInfer", 1)
+    return _hold_calls(target, "ModelStreamInfer", 1)
 
 
 def _idle_streams_of_many(target: Target) -> str:
-    return _lock_out(target, "ModelStreamInfer", 20)
+    return _hold_calls(target, "ModelStreamInfer", 20)
 
 
 def _headers_alone(target: Target) -> str:
-    return _lock_out(target, "ModelInfer", 20)
+    return _hold_calls(target, "ModelInfer", 20)
 
 
 def _health_headers_alone(target: Target) -> str:
-    return _lock_out(target, "ServerLive", 20)
+    return _hold_calls(target, "ServerLive", 20)
 
 
 def _claimed_lengths(target: Target) -> str:
-    """Announce messages of 64 MiB, of which one byte comes."""
+    """Announce messages of 64 MiB and send one byte of each."""
     claim = (64 * _MIB - 1).to_bytes(4)
-    with connections(2, target.grpc_port, ELSEWHERE) as attackers:
-        for each in attackers:
-            said = (each.request(f"{SERVICE}ModelInfer", b"\0" + claim + b"x", ended=False) for _ in range(490))
-            each.send(b"".join(said))
+    with connections(2, target.grpc_port, OTHER_ADDRESS) as attackers:
+        for item in attackers:
+            results = (item.request(f"{SERVICE}ModelInfer", b"\0" + claim + b"x", ended=False) for _ in range(490))
+            item.send(b"".join(results))
         time.sleep(_HOLD_S)
         largest = _address_space_mib(target)
     if largest > 8192:
         raise AimMissedError(f"{largest:.0f} MiB of address space for 1,000 bytes")
-    return f"980 claims of 64 MiB; {largest:.0f} MiB of address space"
+    return f"980 announced messages of 64 MiB; {largest:.0f} MiB of address space"
 
 
 def _address_space_mib(target: Target) -> float:
@@ -84,24 +84,24 @@ def _address_space_mib(target: Target) -> float:
 
 
 def _idle_connections(target: Target) -> str:
-    """Open connections until the server may have no more files."""
+    """Open connections until the server reaches its limit of open files."""
     opened: list[socket.socket] = []
     for port in (target.http_port, target.grpc_port):
         for _ in range(300):
             with suppress(OSError):
-                opened.append(socket.create_connection((target.host, port), 5, (ELSEWHERE, 0)))
+                opened.append(socket.create_connection((target.host, port), 5, (OTHER_ADDRESS, 0)))
     time.sleep(_HOLD_S)
-    for each in opened:
-        each.close()
+    for item in opened:
+        item.close()
     if "running out of file descriptors" not in target.process.log.read_text():
-        raise AimMissedError("the log does not tell that file descriptors run out")
-    return f"{len(opened)} connections that say nothing"
+        raise AimMissedError("the log does not report that file descriptors run out")
+    return f"{len(opened)} idle connections"
 
 
 def _unread(target: Target, path: str, body: bytes, content_type: str) -> str:
-    """Ask for 100 responses on each of 30 connections, and take none."""
-    with connections(30, target.http_port, ELSEWHERE) as attackers:
-        threads = [threading.Thread(target=_ask_on, args=(each, path, body, content_type)) for each in attackers]
+    """Request 100 responses on each of 30 connections, and read none."""
+    with connections(30, target.http_port, OTHER_ADDRESS) as attackers:
+        threads = [threading.Thread(target=_send_unread, args=(item, path, body, content_type)) for item in attackers]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -110,8 +110,8 @@ def _unread(target: Target, path: str, body: bytes, content_type: str) -> str:
     return f"30 connections, 100 requests of {len(body):,} bytes each"
 
 
-def _ask_on(attacker: RawHttp2, path: str, body: bytes, content_type: str) -> None:
-    with suppress(OSError):  # the server may refuse more
+def _send_unread(attacker: RawHttp2, path: str, body: bytes, content_type: str) -> None:
+    with suppress(OSError):  # the server may close the connection
         for _ in range(100):
             attacker.send(attacker.request(path, body, content_type=content_type))
 
@@ -150,13 +150,13 @@ ATTACKS = (
     ),
     Attack(
         name="grpc-claimed-lengths",
-        about="980 messages that claim 64 MiB and bring a byte, to a server with 256 files",
+        about="980 messages that announce 64 MiB and contain one byte, to a server with 256 files",
         run=_claimed_lengths,
         max_files=256,
     ),
     Attack(
         name="idle-connections",
-        about="600 connections that say nothing, to a server with 256 files",
+        about="600 idle connections, to a server with 256 files",
         run=_idle_connections,
         max_files=256,
         infer_may_fail=True,

@@ -12,27 +12,27 @@ from benchmarks.attack.attack import AimMissedError, Attack, Target
 from benchmarks.attack.http import post
 
 _DEADLINE_S = 2.0
-_NOTICED_S = 10.0  # by when readiness has to say so; heartbeat_s is 5
+_NOTICED_S = 10.0  # by when readiness has to change; heartbeat_s is 5
 _BODY = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[4],"data":[1,2,3,4]}]}'
 
 
-def _stopped(target: Target) -> str:
-    """Stop every worker for some time. A caller with a deadline is answered, readiness turns false and true again."""
+def _stop_workers(target: Target) -> str:
+    """Stop every worker for a while: a call with a deadline gets an error, readiness turns false and then true."""
     workers = [pid for pid in target.process.pids()[1:] if _is_worker(pid)]
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
     began_s = time.monotonic()
     try:
-        answered = post(target, "/v2/models/doubled/infer", _BODY)
-        if not answered.startswith("504 "):
-            raise AimMissedError(f"a call to a stopped worker was answered {answered}")
-        noticed_s = _until(lambda: _readiness(target) == 400, began_s, "not ready")
+        response = post(target, "/v2/models/doubled/infer", _BODY)
+        if not response.startswith("504 "):
+            raise AimMissedError(f"a call to a stopped worker got {response}")
+        noticed_s = _wait_until(lambda: _readiness(target) == 400, began_s, "not ready")
     finally:
         for pid in workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-    again_s = _until(lambda: _readiness(target) == 200, time.monotonic(), "ready again")
-    return f"{answered}; not ready after {noticed_s:.1f} s, ready {again_s:.1f} s after the workers went on"
+    again_s = _wait_until(lambda: _readiness(target) == 200, time.monotonic(), "ready again")
+    return f"{response}; not ready after {noticed_s:.1f} s, ready {again_s:.1f} s after the workers went on"
 
 
 def _is_worker(pid: int) -> bool:
@@ -41,11 +41,11 @@ def _is_worker(pid: int) -> bool:
     return False
 
 
-def _until(happened: Callable[[], bool], began_s: float, what: str) -> float:
-    """Seconds until something happened. Raises AimMissedError where it does not."""
-    while not happened():
+def _wait_until(condition: Callable[[], bool], began_s: float, state: str) -> float:
+    """Wait for a condition and return the seconds since `began_s`. Raises AimMissedError after the limit."""
+    while not condition():
         if time.monotonic() - began_s > _NOTICED_S:
-            raise AimMissedError(f"the server was not {what} within {_NOTICED_S:.0f} s")
+            raise AimMissedError(f"the server was not {state} within {_NOTICED_S:.0f} s")
         time.sleep(0.01)
     return time.monotonic() - began_s
 
@@ -63,7 +63,7 @@ ATTACKS = (
     Attack(
         name="hung-workers",
         about=f"every worker process stopped (SIGSTOP), with --timeout-s {_DEADLINE_S:g}",
-        run=_stopped,
+        run=_stop_workers,
         options=("--timeout-s", f"{_DEADLINE_S:g}"),
         infer_may_fail=True,
     ),

@@ -10,7 +10,7 @@ _MIB = 1 << 20
 _FP64 = 8  # bytes
 _TENSORS = 3  # of a model in a process: the input, the output, and the copy of the output for the server
 _TEXT = ("doubled", "tiny-llama")
-# Values of which a body holds as many as its size allows.
+# List elements that a body repeats up to its size.
 _FILLERS: Mapping[str, bytes] = {
     "lists": b"[]",
     "objects": b'{"a":{}}',
@@ -19,14 +19,14 @@ _FILLERS: Mapping[str, bytes] = {
 }
 
 
-def filled(head: bytes, filler: bytes, tail: bytes, size: int) -> bytes:
-    """A body of about `size` bytes with a list of as many fillers as fit."""
+def fill(head: bytes, filler: bytes, tail: bytes, size: int) -> bytes:
+    """Return a body of about `size` bytes with a list of equal elements."""
     count = (size - len(head) - len(tail) - 2) // (len(filler) + 1)
     return b"".join((head, b"[", b",".join([filler] * count), b"]", tail))
 
 
 def keys(size: int) -> bytes:
-    """An object of about `size` bytes with as many keys as fit."""
+    """Return a JSON object of about `size` bytes with many keys."""
     return b"{" + b",".join([b'"%07d":0' % n for n in range((size - 2) // 12)]) + b"}"
 
 
@@ -39,14 +39,14 @@ def tensor(data: bytes, shape: str, datatype: str = "FP32") -> bytes:
 
 
 def nested(size: int, shape: str = "", datatype: str = "FP32") -> bytes:
-    """An inference request of about `size` bytes of rows of one element, under their own or another shape."""
+    """Return an inference request of about `size` bytes in rows of one element, with the matching or another shape."""
     row = b'["a"]' if datatype == "BYTES" else b"[1]"
     count = (size - 100) // (len(row) + 1)
     return tensor(b"[" + b",".join([row] * count) + b"]", shape or f"[{count},1]", datatype)
 
 
 def flat(size: int, element: bytes, datatype: str) -> bytes:
-    """An inference request of about `size` bytes with a flat list and a shape that fits it."""
+    """Return an inference request of about `size` bytes with a flat list and a matching shape."""
     count = (size - 100) // (len(element) + 1)
     shape = f"[{count}]" if datatype == "BYTES" else f"[1,{count}]"
     return tensor(b"[" + b",".join([element] * count) + b"]", shape, datatype)
@@ -59,19 +59,19 @@ def _attack(
     body: Callable[[], bytes],
     size: int,
     models: tuple[str, ...] = ("doubled", "Rows"),
-    packed: bool = True,
+    compressed: bool = True,
     content_type: str = "application/json",
     accept: str = "",
     numbers: int = 0,
     tensor_bytes: int = 0,
 ) -> Attack:
-    """`size` is that of the body after decompression, of which the model takes and returns `numbers` as FP64.
+    """Return an attack with a body of `size` bytes after decompression, with `numbers` FP64 numbers for the model.
 
-    `tensor_bytes` are those of the tensors that are legal if there are others.
+    `tensor_bytes` is the size of other legal tensors.
     """
 
     def run(target: Target) -> str:
-        return post(target, path, body(), packed=packed, content_type=content_type, accept=accept)
+        return post(target, path, body(), compressed=compressed, content_type=content_type, accept=accept)
 
     tensors = tensor_bytes or numbers * _FP64 * _TENSORS
     return Attack(name=f"json-{name}", about=about, run=run, body_bytes=size, tensor_bytes=tensors, models=models)
@@ -85,7 +85,7 @@ _V2: list[Attack] = [
         _ROWS,
         partial(nested, 20 * _MIB, "[9,1]"),
         20 * _MIB,
-        packed=False,
+        compressed=False,
     ),
     _attack(
         "nested-gzip-8",
@@ -148,7 +148,7 @@ _UNKNOWN_KEYS = [
         f"unknown-key-{name}",
         f"60 MiB of `{filler.decode()},...` under an unknown key",
         _ROWS,
-        partial(filled, b'{"inputs":[],"x":', filler, b"}", 60 * _MIB),
+        partial(fill, b'{"inputs":[],"x":', filler, b"}", 60 * _MIB),
         60 * _MIB,
     )
     for name, filler in _FILLERS.items()
@@ -175,7 +175,7 @@ _OTHERS = [
         f"{name}-{kind}",
         f"60 MiB of `{filler.decode()},...` to {path}",
         path,
-        partial(filled, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
+        partial(fill, head, filler, b"}" * head.count(b"{"), 60 * _MIB),
         60 * _MIB,
         models,
         numbers=30 * _MIB if (name, kind) == ("invocations", "numbers") else 0,
@@ -189,7 +189,7 @@ _MORE = [
         "invocations-nested",
         "60 MiB of `[1],[1],...` as instances",
         "/invocations",
-        partial(filled, b'{"instances":', b"[1]", b"}", 60 * _MIB),
+        partial(fill, b'{"instances":', b"[1]", b"}", 60 * _MIB),
         60 * _MIB,
         ("doubled",),
         numbers=15 * _MIB,
@@ -199,7 +199,7 @@ _MORE = [
         "umbridge-vector",
         "a vector of 60 MiB",
         "/Evaluate",
-        partial(filled, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
+        partial(fill, b'{"name":"vector","config":{"n":4},"input":[', b"1", b"]}", 60 * _MIB),
         60 * _MIB,
         ("doubled", "vector"),
         tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed
@@ -208,7 +208,7 @@ _MORE = [
         "umbridge-sens",
         "a vector `sens` of 60 MiB",
         "/Gradient",
-        partial(filled, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", 60 * _MIB),
+        partial(fill, b'{"name":"vector","input":[[1]],"sens":', b"1", b"}", 60 * _MIB),
         60 * _MIB,
         ("doubled", "vector"),
         tensor_bytes=60 * _MIB + 30 * _MIB * _FP64,  # the body is there while it is parsed

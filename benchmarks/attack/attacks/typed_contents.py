@@ -32,8 +32,8 @@ def _call(target: Target, message: bytes) -> str:
         try:
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message, timeout=120)
             found = "OK"
-        except grpc.RpcError as fault:
-            found = f"{fault.code().name} `{str(fault.details())[:60]}`"
+        except grpc.RpcError as error:
+            found = f"{error.code().name} `{str(error.details())[:60]}`"
     return f"{found} after {time.monotonic() - began_s:.2f} s"
 
 

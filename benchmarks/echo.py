@@ -1,6 +1,6 @@
-"""What the same bytes cost without a model server: a bare echo over HTTP, another over gRPC.
+"""Echo servers over HTTP and gRPC, which cost about the least that a Python server can.
 
-usage: python -m benchmarks.ceilings http|http-buffered|grpc PORT
+usage: python -m benchmarks.echo http|http-buffered|grpc PORT
 """
 
 import asyncio
@@ -17,11 +17,11 @@ _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 
 class HttpEcho(asyncio.Protocol):
-    """Answers every request with its own body."""
+    """Return the body of each request."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
-        self.pieces: list[bytes] = []
+        self.chunks: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -29,38 +29,38 @@ class HttpEcho(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.parser.feed_data(data)
 
-    def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)
+    def on_body(self, chunk: bytes) -> None:
+        self.chunks.append(chunk)
 
     def on_message_complete(self) -> None:
-        body = b"".join(self.pieces)
-        self.pieces.clear()
+        body = b"".join(self.chunks)
+        self.chunks.clear()
         self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
         self.transport.write(body)
 
 
 class BufferedEcho(asyncio.BufferedProtocol):
-    """The same, with each body received into its final place, and no more parser than that needs."""
+    """Return the body of each request, received directly into its final memory, with a minimal parser."""
 
     def __init__(self) -> None:
         self.scratch = memoryview(bytearray(1 << 16))
         self.head = b""
         self.body: memoryview | None = None
-        self.held = 0
+        self.received = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.scratch if self.body is None else self.body[self.held :]
+        return self.scratch if self.body is None else self.body[self.received :]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.body is None:
             self._head(bytes(self.scratch[:nbytes]))
         else:
-            self.held += nbytes
-        if self.body is not None and self.held == len(self.body):
-            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.held)
+            self.received += nbytes
+        if self.body is not None and self.received == len(self.body):
+            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.received)
             self.transport.write(self.body)
             self.body = None
 
@@ -70,9 +70,9 @@ class BufferedEcho(asyncio.BufferedProtocol):
         if end < 4:
             return
         length = self.head[:end].lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
-        self.held = len(self.head) - end
+        self.received = len(self.head) - end
         self.body = memoryview(bytearray(int(length)))
-        self.body[: self.held] = self.head[end:]
+        self.body[: self.received] = self.head[end:]
         self.head = b""
 
 
@@ -81,19 +81,19 @@ async def http(port: int, echo: type[HttpEcho | BufferedEcho] = HttpEcho) -> Non
     await server.serve_forever()
 
 
-async def buffered(port: int) -> None:
+async def http_buffered(port: int) -> None:
     await http(port, BufferedEcho)
 
 
-async def _same(message: bytes, context: object) -> bytes:
+async def _echo(message: bytes, context: object) -> bytes:
     return message
 
 
 async def grpc_aio(port: int) -> None:
-    """Without a serializer grpc gives and takes bytes."""
+    """Serve messages as bytes, because there is no serializer."""
     server = grpc.aio.server(options=_UNLIMITED)
     service, method = GRPC_PATH.strip("/").split("/")
-    methods = {method: grpc.unary_unary_rpc_method_handler(_same)}
+    methods = {method: grpc.unary_unary_rpc_method_handler(_echo)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, methods)])
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
@@ -102,5 +102,5 @@ async def grpc_aio(port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "http-buffered":
-        keep_freed_memory()  # as ours does; else the allocator is most of what a large body costs
-    uvloop.run({"http": http, "http-buffered": buffered, "grpc": grpc_aio}[sys.argv[1]](int(sys.argv[2])))
+        keep_freed_memory()  # like our server; otherwise large bodies cost mostly allocation
+    uvloop.run({"http": http, "http-buffered": http_buffered, "grpc": grpc_aio}[sys.argv[1]](int(sys.argv[2])))
