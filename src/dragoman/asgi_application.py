@@ -12,7 +12,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.server import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import access_control, check_settings, load_protocols, transport_limits
+from dragoman.server_transports import access_control, check_settings, load_protocols, transport_limits, with_openapi
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
@@ -79,7 +79,8 @@ class AsgiApplication:
             access = access_control(self.settings)
             if access is not None:
                 engine.metric_sources.append(access.families)
-            application = Application(engine, self._protocols, self._limits, access=access)
+            protocols = with_openapi(self._protocols, self.settings, access)
+            application = Application(engine, protocols, self._limits, access=access)
             engine.metric_sources.append(application.executor.metrics)
             running = self._running = _Running(engine, application, access, self.settings.drain_s)
         return running

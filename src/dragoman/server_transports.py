@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman import plugins
+from dragoman._version import __version__
 from dragoman.access.control import AccessControl, AccessRules
 from dragoman.access.refresh import AccessRefresher
 from dragoman.access.tokens import TokenRules, TokenVerifier
@@ -15,6 +16,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
+from dragoman.protocols import openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
@@ -102,7 +104,7 @@ class ServerTransports:
 
         return HttpServer(
             self._engine,
-            http,
+            with_openapi(http, self._settings, self.access),
             limits=limits,
             tls=self._tls.context() if self._tls is not None else None,
             grpc=grpc if self._settings.grpc_port >= 0 else (),
@@ -165,6 +167,13 @@ def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
     found = [plugins.find("protocols", name)(protocol_policy(settings)) for name in names]
     return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
+
+
+def with_openapi(http: Sequence[HttpProtocol], settings: Settings, access: AccessControl | None) -> list[HttpProtocol]:
+    """Return the protocols of an address, and the one that describes them."""
+    root_path = transport_limits(settings).root_path
+    is_guarded = access.is_guarded if access is not None else lambda role: False
+    return [*http, openapi.protocol(http, version=__version__, root_path=root_path, is_guarded=is_guarded)]
 
 
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:

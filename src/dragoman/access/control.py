@@ -88,6 +88,10 @@ class AccessControl:
         if self.tokens is not None:
             self.tokens.reload()
 
+    def is_guarded(self, role: Role) -> bool:
+        """Return whether requests that need the role need a credential."""
+        return role not in self._open_roles
+
     def _increment_version(self) -> None:
         self.version += 1
 

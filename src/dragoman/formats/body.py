@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from dragoman.core.datatypes import datatype
+from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.cut import CutMessage, cut_arrays
@@ -30,6 +30,7 @@ _HEADER_VALUE = re.compile(r"\s*-?[0-9]{1,20}\s*", re.ASCII)
 
 # Clients whose types have more parameters than they send write null for the rest.
 JsonParameters = dict[str, str | bool | int | float | None]
+_ARRAY = {"type": "array"}
 
 
 class RequestedOutput(msgspec.Struct):
@@ -39,42 +40,58 @@ class RequestedOutput(msgspec.Struct):
     parameters: JsonParameters | None = None
 
 
-class _Tensor(msgspec.Struct):
+# Only the JSON Schema of these has the constraints: they are checked later, with errors that name the tensor.
+_Length = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
+_DatatypeName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(DATATYPES)})]
+_Data = Annotated[
+    msgspec.Raw | msgspec.UnsetType,
+    msgspec.Meta(description="Elements, nested as the shape or flat in row-major order.", extra_json_schema=_ARRAY),
+]
+
+
+class _LiteralTensor(msgspec.Struct):
     name: str
-    shape: list[int]
-    datatype: str
+    shape: list[_Length]
+    datatype: _DatatypeName
     parameters: JsonParameters | None = None
     data: Any = msgspec.UNSET
 
 
-class _RawTensor(_Tensor):
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # parsed once its datatype is known
+class InferTensor(_LiteralTensor):
+    """A tensor of a request or response. Binary data after the JSON replaces `data` if the parameter
+    `binary_data_size` gives its length."""
+
+    data: _Data = msgspec.UNSET  # parsed once its datatype is known
 
 
-class _Request(msgspec.Struct):
-    inputs: list[_RawTensor]
+class InferRequest(msgspec.Struct):
+    """An inference request of the Open Inference Protocol."""
+
+    inputs: list[InferTensor]
     id: str | None = None
     parameters: JsonParameters | None = None
     outputs: list[RequestedOutput] | None = None
 
 
-class _LiteralRequest(_Request):
-    inputs: list[_Tensor]  # type: ignore[assignment]
+class _LiteralRequest(InferRequest):
+    inputs: list[_LiteralTensor]  # type: ignore[assignment]
 
 
-class _Response(msgspec.Struct):
-    outputs: list[_RawTensor]
+class InferResponse(msgspec.Struct):
+    """An inference response of the Open Inference Protocol."""
+
+    outputs: list[InferTensor]
     model_name: str = ""
     model_version: str | None = None
     id: str | None = None
     parameters: JsonParameters | None = None
 
 
-class _LiteralResponse(_Response):
-    outputs: list[_Tensor]  # type: ignore[assignment]
+class _LiteralResponse(InferResponse):
+    outputs: list[_LiteralTensor]  # type: ignore[assignment]
 
 
-class _KnownTensor(_RawTensor, forbid_unknown_fields=True):
+class _KnownTensor(InferTensor, forbid_unknown_fields=True):
     pass
 
 
@@ -82,14 +99,14 @@ class _KnownOutput(RequestedOutput, forbid_unknown_fields=True):
     pass
 
 
-class _KnownRequest(_Request, forbid_unknown_fields=True):
+class _KnownRequest(InferRequest, forbid_unknown_fields=True):
     inputs: list[_KnownTensor]  # type: ignore[assignment]
     outputs: list[_KnownOutput] | None = None  # type: ignore[assignment]
 
 
-_REQUEST = msgspec.json.Decoder(_Request)
+_REQUEST = msgspec.json.Decoder(InferRequest)
 _KNOWN_REQUEST = msgspec.json.Decoder(_KnownRequest)
-_RESPONSE = msgspec.json.Decoder(_Response)
+_RESPONSE = msgspec.json.Decoder(InferResponse)
 
 
 class RequestBody(msgspec.Struct, frozen=True):
@@ -223,7 +240,7 @@ def _decode_literals(text: bytes, literal_type: Any) -> Any:
 
 
 def _parse_tensors(
-    descriptions: Sequence[_Tensor],
+    descriptions: Sequence[_LiteralTensor],
     cut: CutMessage | None,
     binary: memoryview | None,
     noun: str,
@@ -257,7 +274,7 @@ def _parse_tensors(
     return tensors
 
 
-def _parse_tensor(one: _Tensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:
+def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:
     """Return the tensor, whose binary data begins at `at`, and where the data of the next one begins."""
     try:
         kind = datatype(one.datatype)

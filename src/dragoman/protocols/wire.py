@@ -9,7 +9,7 @@ Objects made per request are `msgspec.Struct`s: frozen like a dataclass and ten 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -137,13 +137,41 @@ EndpointResult = (
 Endpoint = Callable[[HttpRequest], EndpointResult]
 
 
+# Message types by media type, a tuple for alternatives; None is a body that JSON Schema does not describe.
+Bodies = Mapping[str, Any]
+JSON, OCTET_STREAM, EVENT_STREAM = "application/json", "application/octet-stream", "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Description of a route for OpenAPI: its messages, and the parameters of its query and headers with their schemas.
+
+    `responses` has the bodies by status; the errors are those of the protocol.
+    """
+
+    summary: str
+    responses: Mapping[int, Bodies]
+    request: Bodies = field(default_factory=dict)
+    is_body_required: bool = True
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponses:
+    """Description of the errors of a protocol for OpenAPI: their statuses and bodies."""
+
+    statuses: frozenset[int]
+    bodies: Bodies
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """`pattern` is a path with parameters in braces, such as `/v2/models/{model}/infer`.
 
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
     what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
-    for the role admin.
+    for the role admin. Without an `operation`, the route is not in the OpenAPI document.
     """
 
     method: str
@@ -152,6 +180,7 @@ class Route:
     health: bool = False
     role: Role = "admin"
     is_administrative: bool = False
+    operation: Operation | None = None
 
 
 class HttpError(Exception):
@@ -172,16 +201,19 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpProtocol:
-    """A protocol over HTTP: its routes and its error format. `fallback` serves paths that match no route of any
-    protocol, for callers with the role infer."""
+    """A protocol over HTTP: its routes and its error format, which `errors` describes.
+
+    `fallback` serves paths that match no route of any protocol, for callers with the role infer.
+    """
 
     name: str
     routes: tuple[Route, ...]
     format_error: Callable[[DragomanError | HttpError], HttpResponse]
     fallback: Endpoint | None = None
+    errors: ErrorResponses | None = None
 
 
-JSON_TYPE = ("content-type", "application/json")
+JSON_TYPE = ("content-type", JSON)
 
 
 def bearer_token(headers: Mapping[str, str]) -> str:

@@ -10,10 +10,12 @@ from dragoman.core.metrics import Family, Sample
 from dragoman.protocols.metrics import exposition, triton_names, vllm_names
 from dragoman.protocols.wire import (
     EngineCall,
+    ErrorResponses,
     HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
+    Operation,
     Policy,
     Route,
     error_headers,
@@ -125,6 +127,11 @@ def _without(labels: Labels, *names: str) -> Labels:
 
 _DJL = "/server/metrics"  # the path in DJL-Serving, on which LMI runs
 _TEXT = ("content-type", "text/plain")
+_OPERATION = Operation(
+    "Export metrics for Prometheus",
+    {200: {"text/plain": str, "application/openmetrics-text": str}},
+    query={"name[]": {"type": "array", "items": {"type": "string"}}},
+)
 _STATUS = ((PathNotFound, 404), (Unauthorized, 401), (Forbidden, 403), (RateLimited, 429), (NotReady, 503))
 _Families = Callable[[Iterable[Family]], Iterable[Family]]
 # Further metrics under the names of other servers, by `metrics_as`.
@@ -143,8 +150,11 @@ def protocol(policy: Policy) -> HttpProtocol:
     def metrics(http: HttpRequest) -> EngineCall[tuple[Family, ...], HttpResponse]:
         return _metrics(http, also)
 
-    routes = tuple(Route("GET", path, metrics, role="read", is_administrative=True) for path in paths)
-    return HttpProtocol("metrics", routes, _format_error)
+    routes = tuple(
+        Route("GET", path, metrics, role="read", is_administrative=True, operation=_OPERATION) for path in paths
+    )
+    errors = ErrorResponses(frozenset(status for _, status in _STATUS), {"text/plain": str})
+    return HttpProtocol("metrics", routes, _format_error, errors=errors)
 
 
 def _metrics(http: HttpRequest, also: _Families | None) -> EngineCall[tuple[Family, ...], HttpResponse]:

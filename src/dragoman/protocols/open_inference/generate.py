@@ -19,6 +19,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Generation, Sampling
+from dragoman.protocols.open_inference import messages
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
     GRAMMAR,
@@ -158,7 +159,7 @@ class OpenInferenceGenerate:
         sampling = params.sampling(
             self._policy, max_new_tokens=_DEFAULT_MAX_TOKENS, shorten="max_new_tokens" not in fields
         )
-        id_ = check_value("id", body.get("id") or "", text())
+        id_ = check_value("id", "" if body.get("id") is None else body["id"], text())
         names = {**params.names, "prompt": "text_input"}
         return prompt, ParsedParameters(fields, params.options, names, (*unknown, *params.ignored)), sampling, id_
 
@@ -177,9 +178,13 @@ def protocol(policy: Policy) -> HttpProtocol:
     endpoints = OpenInferenceGenerate(policy)
     routes = []
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes.append(Route("POST", f"{model}/generate", endpoints.generate, role="infer"))
-        routes.append(Route("POST", f"{model}/generate_stream", endpoints.generate_stream, role="infer"))
-    return HttpProtocol("Open Inference generate", tuple(routes), format_error)
+        whole, stream = f"{model}/generate", f"{model}/generate_stream"
+        routes.append(Route("POST", whole, endpoints.generate, role="infer", operation=messages.GENERATE))
+        routes.append(
+            Route("POST", stream, endpoints.generate_stream, role="infer", operation=messages.GENERATE_STREAM)
+        )
+    errors = messages.errors([status for _, status in _STATUS])
+    return HttpProtocol("Open Inference generate", tuple(routes), format_error, errors=errors)
 
 
 def format_error(error: DragomanError | HttpError) -> HttpResponse:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import msgspec
+
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
@@ -38,6 +40,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
 from dragoman.formats.json_text import json_chunks
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
+from dragoman.protocols.open_inference import messages
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
     ANY_RANK,
@@ -46,6 +49,15 @@ from dragoman.protocols.open_inference.extensions import (
     classify_outputs,
     metadata_tensors,
     parse_version_weights,
+)
+from dragoman.protocols.open_inference.messages import (
+    Liveness,
+    ModelMetadata,
+    ModelNames,
+    ModelState,
+    Readiness,
+    ServerMetadata,
+    TensorMetadata,
 )
 from dragoman.protocols.open_inference.rest_request import (
     RestOutputOptions,
@@ -152,43 +164,36 @@ class OpenInferenceRest:
     # --- health and metadata -------------------------------------------------------------------------------
 
     def live(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
-        return EngineCall(Request(Live()), lambda r: self._health(r.answer, {"live": r.answer}))
+        return EngineCall(Request(Live()), lambda r: self._health(r.answer, Liveness(r.answer)))
 
     def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def format_response(response: Response[bool]) -> HttpResponse:
-            name = {"name": response.model} if response.model else {}
-            return self._health(response.answer, {**name, "ready": response.answer})
+            return self._health(response.answer, Readiness(response.answer, response.model))
 
         return EngineCall(Request(Ready(), *path_model(http)), format_response)
 
     def _health(self, is_healthy: bool, body: object) -> HttpResponse:
         # OIP: 200 is true, 4xx is false, and the body should be empty.
         status = 200 if is_healthy else 400
-        return json_response(body, status) if self._policy.health_json else HttpResponse(status)
+        return _message(body, status) if self._policy.health_json else HttpResponse(status)
 
     def server(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         return EngineCall(
             Request(DescribeServer()),
-            lambda r: json_response(
-                {"name": r.answer.name, "version": r.answer.version, "extensions": r.answer.extensions}
-            ),
+            lambda r: _message(ServerMetadata(r.answer.name, r.answer.version, r.answer.extensions)),
         )
 
     def models(self, http: HttpRequest) -> EngineCall[tuple[str, ...], HttpResponse]:
-        return EngineCall(Request(ListModels()), lambda r: json_response({"models": r.answer}))
+        return EngineCall(Request(ListModels()), lambda r: _message(ModelNames(r.answer)))
 
     def model(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         def format_response(response: Response[ModelDescription]) -> HttpResponse:
             model = response.answer
-            return json_response(
-                {
-                    "name": model.name,
-                    **({"versions": model.versions} if model.versions else {}),
-                    "platform": model.platform,
-                    "inputs": _metadata(model.signature.inputs),
-                    "outputs": _metadata(model.signature.outputs),
-                    **({"details": model.details} if model.details else {}),
-                }
+            inputs, outputs = _metadata(model.signature.inputs), _metadata(model.signature.outputs)
+            return _message(
+                ModelMetadata(
+                    model.name, model.platform, inputs, outputs, versions=model.versions, details=model.details
+                )
             )
 
         return EngineCall(Request(Describe(), *path_model(http)), format_response)
@@ -199,9 +204,7 @@ class OpenInferenceRest:
         call = Index(control_token(http.headers), bool(parse_control_request(http, self._policy).ready))
         return EngineCall(
             Request(call),
-            lambda r: json_response(
-                [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in r.answer]
-            ),
+            lambda r: _message([ModelState(e.name, e.version, e.state, e.reason) for e in r.answer]),
         )
 
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
@@ -227,23 +230,30 @@ class OpenInferenceRest:
 def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     endpoints = OpenInferenceRest(policy)
+    has_body = policy.health_json
+    live = messages.health("Whether the server is live", Liveness, has_body=has_body)
+    ready = messages.health("Whether all models are ready", Readiness, has_body=has_body)
+    model_ready = messages.health("Whether a model is ready", Readiness, has_body=has_body)
+    control = "/v2/repository"
     routes = [
-        Route("GET", "/v2", endpoints.server, role="read"),
-        Route("GET", "/v2/health/live", endpoints.live, health=True),
-        Route("GET", "/v2/health/ready", endpoints.ready, health=True),
-        Route("GET", "/v2/models", endpoints.models, role="read"),
-        Route("POST", "/v2/repository/index", endpoints.index, role="admin"),
-        Route("POST", "/v2/repository/models/{model}/load", endpoints.load, role="admin"),
-        Route("POST", "/v2/repository/models/{model}/unload", endpoints.unload, role="admin"),
+        Route("GET", "/v2", endpoints.server, role="read", operation=messages.SERVER),
+        Route("GET", "/v2/health/live", endpoints.live, health=True, operation=live),
+        Route("GET", "/v2/health/ready", endpoints.ready, health=True, operation=ready),
+        Route("GET", "/v2/models", endpoints.models, role="read", operation=messages.MODELS),
+        Route("POST", f"{control}/index", endpoints.index, operation=messages.INDEX),
+        Route("POST", f"{control}/models/{{model}}/load", endpoints.load, operation=messages.LOAD),
+        Route("POST", f"{control}/models/{{model}}/unload", endpoints.unload, operation=messages.UNLOAD),
     ]
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        infer, stream = f"{model}/infer", f"{model}/infer_stream"
         routes += [
-            Route("GET", model, endpoints.model, role="read"),
-            Route("GET", f"{model}/ready", endpoints.ready, health=True),
-            Route("POST", f"{model}/infer", endpoints.infer, role="infer"),
-            Route("POST", f"{model}/infer_stream", endpoints.infer_stream, role="infer"),
+            Route("GET", model, endpoints.model, role="read", operation=messages.MODEL),
+            Route("GET", f"{model}/ready", endpoints.ready, health=True, operation=model_ready),
+            Route("POST", infer, endpoints.infer, role="infer", operation=messages.INFER),
+            Route("POST", stream, endpoints.infer_stream, role="infer", operation=messages.INFER_STREAM),
         ]
-    return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle)
+    errors = messages.errors([status for _, status in _STATUS])
+    return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle, errors=errors)
 
 
 def format_error(error: DragomanError | HttpError) -> HttpResponse:
@@ -283,8 +293,12 @@ def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]
     return envelope
 
 
-def _metadata(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+def _metadata(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
     return [
-        {"name": name, "datatype": datatype, "shape": shape, **({"parameters": {ANY_RANK: True}} if any_rank else {})}
+        TensorMetadata(name, datatype, shape, {ANY_RANK: True} if any_rank else {})
         for name, datatype, shape, any_rank in metadata_tensors(specs)
     ]
+
+
+def _message(value: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, (msgspec.json.encode(value),), _JSON_HEADERS)

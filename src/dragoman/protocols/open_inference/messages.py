@@ -1,0 +1,119 @@
+"""Messages of the Open Inference Protocol over REST, besides those of inference, and their description for OpenAPI."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from dragoman.formats.body import HEADER_LENGTH, InferRequest, InferResponse
+from dragoman.protocols.open_inference.rest_request import ControlBody
+from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, Bodies, ErrorResponses, Operation
+
+_Required = msgspec.Meta(extra_json_schema={"required": ["model_name", "outputs"]})
+
+
+class ServerMetadata(msgspec.Struct):
+    """Name, version and protocol extensions of the server."""
+
+    name: str
+    version: str
+    extensions: Sequence[str]
+
+
+class ModelNames(msgspec.Struct):
+    """Names of the models that the caller may use."""
+
+    models: Sequence[str]
+
+
+class TensorMetadata(msgspec.Struct, omit_defaults=True):
+    """An input or output of a model; -1 is an axis of any length. The parameter `any_rank` marks any shape."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: Mapping[str, bool] = {}
+
+
+class ModelMetadata(msgspec.Struct, omit_defaults=True):
+    """Inputs and outputs of a model. `details` depend on its runtime."""
+
+    name: str
+    platform: str
+    inputs: Sequence[TensorMetadata]
+    outputs: Sequence[TensorMetadata]
+    versions: Sequence[str] = ()
+    details: Mapping[str, Any] = {}
+
+
+class ModelState(msgspec.Struct):
+    """A version of a model in the repository. `reason` says why it is not READY."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Liveness(msgspec.Struct):
+    live: bool
+
+
+class Readiness(msgspec.Struct, omit_defaults=True):
+    ready: bool
+    name: str = ""
+
+
+class GenerateRequest(msgspec.Struct):
+    """A prompt and parameters of generation: `max_tokens`, `temperature`, `top_p`, `stop` and others."""
+
+    text_input: Annotated[str, msgspec.Meta(min_length=1)]
+    parameters: Mapping[str, Any] | None = None
+    id: str | None = None
+
+
+class GenerateResponse(msgspec.Struct):
+    text_output: str
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+
+
+class ErrorMessage(msgspec.Struct):
+    error: str
+
+
+def errors(statuses: Sequence[int]) -> ErrorResponses:
+    """Return the description of errors with these statuses, each `{"error": message}`."""
+    return ErrorResponses(frozenset(statuses), {JSON: ErrorMessage})
+
+
+_LENGTH = {HEADER_LENGTH.title(): {"type": "integer", "minimum": 0}}
+_INFER: Bodies = {JSON: InferRequest, OCTET_STREAM: None}
+
+SERVER = Operation("Describe the server", {200: {JSON: ServerMetadata}})
+MODELS = Operation("List the models", {200: {JSON: ModelNames}})
+MODEL = Operation("Describe a model", {200: {JSON: ModelMetadata}})
+INFER = Operation(
+    "Run a model",
+    {200: {JSON: Annotated[InferResponse, _Required], OCTET_STREAM: None}},
+    _INFER,
+    headers=_LENGTH,
+)
+INFER_STREAM = Operation("Run a model that streams its outputs", {200: {EVENT_STREAM: None}}, _INFER, headers=_LENGTH)
+GENERATE = Operation("Complete a prompt", {200: {JSON: GenerateResponse}}, {JSON: GenerateRequest})
+GENERATE_STREAM = Operation("Complete a prompt as a stream", {200: {EVENT_STREAM: None}}, {JSON: GenerateRequest})
+INDEX = Operation(
+    "List the model repository",
+    {200: {JSON: list[ModelState]}},
+    {JSON: ControlBody | None},
+    is_body_required=False,
+)
+LOAD = Operation("Load a model, or load it anew", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
+UNLOAD = Operation("Unload a model", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
+
+
+def health(summary: str, body: type, *, has_body: bool) -> Operation:
+    """Describe a health check: 200 is true, 400 is false."""
+    bodies: Bodies = {JSON: body} if has_body else {}
+    return Operation(summary, {200: bodies, 400: {JSON: (body, ErrorMessage)} if has_body else {}})

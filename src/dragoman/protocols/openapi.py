@@ -1,0 +1,143 @@
+"""OpenAPI 3.1 document of the routes of a server, generated from their tables and message types."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    Bodies,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Operation,
+    Role,
+    Route,
+)
+
+PATH = "/openapi.json"
+_SCHEMAS = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+# Errors of every request: of HTTP itself, of limits, of a stopping server.
+_EVERY_STATUS = frozenset((400, 408, 413, 415, 431, 500, 503))
+_ACCESS_STATUSES = frozenset((401, 403, 429))
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_ERROR_HEADERS: Mapping[int, str] = {401: "www-authenticate", 429: "retry-after", 503: "retry-after"}
+_Described = Sequence[tuple[HttpProtocol, Route, Operation]]
+_Schemas = Callable[[Bodies], dict[str, Any]]  # media types with schemas, of bodies
+_OPERATION = Operation("Describe this interface as an OpenAPI document", {200: {JSON_TYPE[1]: dict[str, Any]}})
+
+
+def protocol(
+    protocols: Sequence[HttpProtocol], *, version: str, root_path: str, is_guarded: Callable[[Role], bool]
+) -> HttpProtocol:
+    """Return the route of the document that describes these protocols and itself.
+
+    `is_guarded` returns whether routes for a role need a credential. The document names no models.
+    """
+
+    @cache
+    def text() -> bytes:
+        return msgspec.json.encode(document((*protocols, ours), version, root_path, is_guarded))
+
+    def endpoint(_: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, (text(),), (JSON_TYPE,))
+
+    errors, format_error = protocols[0].errors, protocols[0].format_error
+    route = Route("GET", PATH, endpoint, role="read", operation=_OPERATION)
+    ours = HttpProtocol("openapi", (route,), format_error, errors=errors)
+    return ours
+
+
+def document(
+    protocols: Sequence[HttpProtocol], version: str, root_path: str, is_guarded: Callable[[Role], bool]
+) -> dict[str, Any]:
+    """Return the OpenAPI document of all routes that have a description. The first protocol with a route serves it."""
+    described = [(p, r, r.operation) for p in protocols for r in p.routes if r.operation is not None]
+    schemas, components = _schemas([*_bodies(protocols, described)])
+    paths: dict[str, dict[str, Any]] = {}
+    for protocol, route, operation in described:
+        secured = not route.health and is_guarded(route.role)
+        paths.setdefault(route.pattern, {}).setdefault(
+            route.method.lower(), _operation(protocol, route, operation, schemas, is_secured=secured)
+        )
+    is_secured = any("security" in operation for path in paths.values() for operation in path.values())
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Dragoman", "version": version},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": {"schemas": components, **({"securitySchemes": _SECURITY_SCHEMES} if is_secured else {})},
+    }
+
+
+def _bodies(protocols: Sequence[HttpProtocol], described: _Described) -> Iterator[Bodies]:
+    yield from (protocol.errors.bodies for protocol in protocols if protocol.errors is not None)
+    for _, _, operation in described:
+        yield operation.request
+        yield from operation.responses.values()
+
+
+def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
+    """Return a function from bodies to media types with schemas, and the schemas that these refer to."""
+    types = [each for bodies in every for body in bodies.values() for each in _types(body)]
+    found, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
+    by_type = {id(body): schema for body, schema in zip(types, found, strict=True)}
+
+    def content(bodies: Bodies) -> dict[str, Any]:
+        return {media_type: schema([by_type[id(each)] for each in _types(body)]) for media_type, body in bodies.items()}
+
+    def schema(alternatives: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"schema": {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]} if alternatives else {}
+
+    return content, components
+
+
+def _types(body: Any) -> tuple[Any, ...]:
+    return body if isinstance(body, tuple) else () if body is None else (body,)
+
+
+def _operation(
+    protocol: HttpProtocol, route: Route, operation: Operation, content: _Schemas, *, is_secured: bool
+) -> dict[str, Any]:
+    name = re.sub(r"\W+", "_", f"{route.method.lower()}{route.pattern}").strip("_")
+    described: dict[str, Any] = {"operationId": name, "summary": operation.summary, "tags": [protocol.name]}
+    if parameters := [*_parameters(route, operation)]:
+        described["parameters"] = parameters
+    if operation.request:
+        described["requestBody"] = {"required": operation.is_body_required, "content": content(operation.request)}
+    responses = {status: _response(status, content(bodies)) for status, bodies in operation.responses.items()}
+    for status in _error_statuses(protocol, is_secured=is_secured):
+        errors = content(protocol.errors.bodies) if protocol.errors is not None else {}
+        responses.setdefault(status, _response(status, errors))
+    described["responses"] = {str(status): responses[status] for status in sorted(responses)}
+    if is_secured:
+        described["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+    return described
+
+
+def _parameters(route: Route, operation: Operation) -> Iterator[dict[str, Any]]:
+    for name in _PARAMETER.findall(route.pattern):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    for place, parameters in (("query", operation.query), ("header", operation.headers)):
+        for name, schema in parameters.items():
+            yield {"name": name, "in": place, "schema": schema}
+
+
+def _error_statuses(protocol: HttpProtocol, *, is_secured: bool) -> frozenset[int]:
+    own = frozenset() if protocol.errors is None else protocol.errors.statuses
+    return _EVERY_STATUS | own | _ACCESS_STATUSES if is_secured else _EVERY_STATUS | own
+
+
+def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    if header := _ERROR_HEADERS.get(status):
+        described["headers"] = {header: {"schema": {"type": "string"}}}
+    return {**described, **({"content": content} if content else {})}
