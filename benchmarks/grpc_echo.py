@@ -51,6 +51,8 @@ def sync(port: int) -> None:
 class _NoEngine:
     """An engine that is not used."""
 
+    is_remote = False
+
     async def call(self, request: Any) -> Any:
         raise NotImplementedError
 

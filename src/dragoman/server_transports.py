@@ -33,13 +33,17 @@ Address = tuple[str, int]
 class Ports:
     """Addresses to listen on: for HTTP, for gRPC only, and for administration.
 
-    With `shared`, other front ends listen on them too.
+    `processes` is the number of front ends that listen on them.
     """
 
     http: tuple[Address, ...]
     grpc: tuple[Address, ...]
     admin: tuple[Address, ...] = ()
-    shared: bool = False
+    processes: int = 1
+
+    @property
+    def shared(self) -> bool:
+        return self.processes > 1
 
 
 class ServerTransports:
@@ -67,7 +71,7 @@ class ServerTransports:
         """
         settings, (http, grpc) = self._settings, load_protocols(self._settings)
         ports = ports or configured_ports(settings, http, grpc)
-        tls, access = tls_files(settings), access_control(settings)
+        tls, access = tls_files(settings), access_control(settings, ports.processes)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
@@ -210,8 +214,11 @@ def protocol_policy(settings: Settings) -> Policy:
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers)
 
 
-def access_control(settings: Settings) -> AccessControl | None:
-    """Return what decides about requests, None if every request is open. Raises InvalidInput for invalid files."""
+def access_control(settings: Settings, processes: int = 1) -> AccessControl | None:
+    """Return what decides about requests, None if every request is open. Raises InvalidInput for invalid files.
+
+    Each of `processes` front ends allows its share of failed attempts.
+    """
     is_local_only = settings.control_loopback and not settings.control_open
     if not (settings.needs_keys or settings.control_token or is_local_only):
         return None
@@ -228,7 +235,7 @@ def access_control(settings: Settings) -> AccessControl | None:
             control_token=settings.control_token,
             control_loopback=settings.control_loopback,
             tokens=tokens,
-            failures_per_minute=settings.auth_failures_per_minute,
+            failures_per_minute=settings.auth_failures_per_minute / processes,
         )
     )
 

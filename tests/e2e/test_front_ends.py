@@ -259,6 +259,40 @@ def test_calls_are_distributed_and_counted_once(process: ServerProcess) -> None:
     assert counted >= model + 32
 
 
+TRANSPORT_COUNTERS = tuple(
+    f"dragoman_{name}"
+    for name in ("requests", "parse_seconds", "received_bytes", "sent_bytes", "connections", "access_denied")
+)
+
+
+def transport_counters(process: ServerProcess, timeout_s: float = TIMEOUT_S) -> dict[str, float]:
+    """Return the counters of requests and connections, without gauges, by name and labels."""
+    text = requests.get(f"http://{process.url}/metrics", timeout=timeout_s).text
+    families = [f for f in text_string_to_metric_families(text) if f.type in ("counter", "histogram")]
+    found = [s for f in families for s in f.samples if s.name.startswith(TRANSPORT_COUNTERS)]
+    keys = [f"{s.name}{sorted(s.labels.items())}" for s in found]
+    assert len({*keys}) == len(keys)
+    return dict(zip(keys, (s.value for s in found), strict=True))
+
+
+def test_each_scrape_has_the_requests_of_all_front_ends(process: ServerProcess) -> None:
+    before = transport_counters(process)
+    assert [status for status, _ in repeated(process, "Flat", 24)] == [200] * 24
+    assert process.request("POST", "/v2/repository/index", {})[0] == 401
+    found = [transport_counters(process) for _ in range(4)]  # of both front ends
+
+    def change(number: int, name: str, **labels: str) -> float:
+        key = f"{name}{sorted(labels.items())}"
+        return found[number][key] - before.get(key, 0)
+
+    for number in range(4):
+        ok = {"protocol": "Open Inference (V2)", "status": "200"}
+        assert change(number, "dragoman_requests_total", **ok) == 24
+        assert change(number, "dragoman_connections_total") == 26 + number  # and those of scrapes
+        assert change(number, "dragoman_access_denied_total", reason="missing") == 1
+        assert change(number, "dragoman_received_bytes_total") > 24 * 100
+
+
 def test_models_are_loaded_once(process: ServerProcess) -> None:
     request = {"inputs": BODIES["a few numbers"]}
     with ThreadPoolExecutor(16) as threads:
@@ -341,6 +375,9 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         callers = [threads.submit(repeat_request_until, process, end) for _ in range(8)]
         calls = metric_values(process, "dragoman_front_end_calls_total")
+        for _ in range(8):
+            assert requests.get(f"http://{process.url}/nowhere", timeout=TIMEOUT_S).status_code == 404
+        counters = transport_counters(process)
         wait_until(
             lambda: sum(metric_values(process, "dragoman_front_end_calls_total").values()) > sum(calls.values()) + 100,
             "load",
@@ -352,6 +389,10 @@ def test_a_killed_front_end_loses_its_connections_and_is_restarted(process: Serv
         process.wait_until_ready()
         end.append(True)
         outcomes = [caller.result() for caller in callers]
+    after = transport_counters(process)
+    not_found = next(name for name in counters if name.startswith("dragoman_requests_total") and "'404'" in name)
+    assert after[not_found] == counters[not_found] >= 8
+    assert all(after[name] >= value for name, value in counters.items())
     assert all(well > 0 for well, _ in outcomes)
     assert all(lost <= 2 for _, lost in outcomes)  # its connection; one that it had not accepted yet
     assert fronts[1] in process.workers()
@@ -368,6 +409,12 @@ def status_or(process: ServerProcess, name: str) -> dict[str, float]:
         return {}
 
 
+def counters_or_none(process: ServerProcess) -> Any:
+    with suppress(requests.RequestException):
+        return transport_counters(process, 3.0)
+    return None
+
+
 def readiness(process: ServerProcess) -> int:
     """Return the status of readiness; 0 if the process of this connection did not answer."""
     with suppress(requests.RequestException):
@@ -380,10 +427,13 @@ def test_not_ready_while_a_front_end_is_stopped(process: ServerProcess) -> None:
         "pid"
     ]
     stopped = next(pid for pid in process.workers() if pid != model)
+    before = transport_counters(process)
     os.kill(stopped, signal.SIGSTOP)
     try:
         wait_until(lambda: readiness(process) == 400, "readiness of the other")
         assert f"front end {stopped} is stopped" in process.log()
+        after = wait_until(lambda: counters_or_none(process), "a scrape of the other")
+        assert all(after[name] >= value for name, value in before.items())
     finally:
         os.kill(stopped, signal.SIGCONT)
     process.wait_until_ready()

@@ -101,6 +101,8 @@ class FakeEngine:
     The model `slow` never ends, `wide` negates, `headed` sets a header, those in `errors` raise.
     """
 
+    is_remote = False
+
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
         self.requests: list[Request[Any]] = []

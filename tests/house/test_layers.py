@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "_version",
     },
-    "front_ends": {"core", "engine", "server_transports", "settings", "workers"},
+    "front_ends": {"access", "core", "engine", "server_transports", "settings", "workers"},
     "asgi_application": {"access", "core", "engine", "server_transports", "server", "settings", "transports"},
     "server": {
         "core",

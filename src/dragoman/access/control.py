@@ -41,7 +41,7 @@ class AccessRules:
     control_token: str = ""
     control_loopback: bool = False
     tokens: TokenVerifier | None = None
-    failures_per_minute: int = 30
+    failures_per_minute: float = 30.0
 
     @property
     def needs_credentials(self) -> bool:

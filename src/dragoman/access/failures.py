@@ -16,11 +16,15 @@ _MAX_ADDRESSES = 10_000
 
 
 class FailedAttempts:
-    """Allows each address `per_minute` failed attempts a minute, after a burst of as many; 0 is no limit."""
+    """Allows each address `per_minute` failed attempts a minute, after a burst of as many; 0 is no limit.
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    The burst is one attempt at least.
+    """
+
+    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counter(dict.fromkeys(REASONS, 0))
         self._per_minute = per_minute
+        self._burst = max(1.0, per_minute)
         self._clock = clock
         self._addresses: dict[str, tuple[float, float]] = {}  # attempts left, at this time
 
@@ -44,8 +48,8 @@ class FailedAttempts:
 
     def _left(self, address: str) -> tuple[float, float]:
         now_s = self._clock()
-        left, since_s = self._addresses.get(address, (float(self._per_minute), now_s))
-        return min(self._per_minute, left + (now_s - since_s) * self._per_minute / 60.0), now_s
+        left, since_s = self._addresses.get(address, (self._burst, now_s))
+        return min(self._burst, left + (now_s - since_s) * self._per_minute / 60.0), now_s
 
     def families(self) -> tuple[Family, ...]:
         """Return the metric of denied requests."""

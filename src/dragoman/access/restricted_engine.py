@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from dragoman.access.grants import Grant, Permit
+from dragoman.access.grants import EVERYTHING, Grant, Permit
 from dragoman.core.calls import (
+    Call,
     ConcurrentCalls,
     Describe,
     DescribeModels,
@@ -21,6 +23,7 @@ from dragoman.core.calls import (
     Request,
     Response,
     ScaleModel,
+    ServerCall,
     States,
     Unload,
 )
@@ -40,12 +43,42 @@ _LISTS: dict[type[Any], Callable[[Any], str]] = {
 }
 
 
+class KeyLimits(NamedTuple):
+    """The limits of a key, as a front end sends them to the engine."""
+
+    name: str
+    models: frozenset[str] | None
+    calls_per_s: float
+    max_concurrent: int
+
+    def grant(self) -> Grant:
+        """Return a grant with these limits, for calls whose role has been checked."""
+        return Grant(self.name, EVERYTHING, self.models, self.calls_per_s, self.max_concurrent)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedCall(ServerCall[Any]):
+    """A call of a key with limits, on its way from a front end to the process that counts the calls of all of them."""
+
+    call: Call[Any]
+    limits: KeyLimits
+
+
 class RestrictedEngine:
-    """A `CallHandler` for the calls of one key. Raises Forbidden and RateLimited, besides the engine's errors."""
+    """A `CallHandler` for the calls of one key. Raises Forbidden and RateLimited, besides the engine's errors.
+
+    If the engine is in another process, the limits are counted there.
+    """
+
+    is_remote = False
 
     def __init__(self, engine: CallHandler, grant: Grant) -> None:
         self._engine = engine
-        self._grant = grant
+        self.grant = grant
+        self._limiter = None if engine.is_remote else grant.limiter
+        self._limits: KeyLimits | None = None
+        if engine.is_remote and grant.limiter is not None:
+            self._limits = KeyLimits(grant.name, grant.models, grant.calls_per_s, grant.max_concurrent)
         self.ready = engine.ready
         self.changed = engine.changed
 
@@ -53,7 +86,7 @@ class RestrictedEngine:
         call: Any = request.call
         permit = self._acquire() if isinstance(call, ModelCall | ConcurrentCalls) else None
         response = self._engine.begin(self._restrict(request))
-        name_of = _LISTS.get(type(call)) if self._grant.models is not None else None
+        name_of = _LISTS.get(type(call)) if self.grant.models is not None else None
         if isinstance(response, Response):
             if permit is not None:
                 permit.release()
@@ -75,7 +108,7 @@ class RestrictedEngine:
                 permit.release()
 
     def _acquire(self) -> Permit | None:
-        return None if self._grant.limiter is None else self._grant.limiter.acquire()
+        return None if self._limiter is None else self._limiter.acquire()
 
     async def _finish(
         self, response: Awaitable[Response[A]], permit: Permit | None, name_of: Callable[[Any], str] | None
@@ -88,19 +121,26 @@ class RestrictedEngine:
 
     def _select(self, response: Response[A], name_of: Callable[[Any], str] | None) -> Response[A]:
         """Return a list without the models that the key may not use."""
-        models, answer = self._grant.models, response.answer
+        models, answer = self.grant.models, response.answer
         if name_of is None or models is None:
             return response
         assert isinstance(answer, tuple)
         return structs.replace(response, answer=tuple(each for each in answer if name_of(each) in models))
 
     def _restrict(self, request: Request[A]) -> Request[A]:
+        """Return the request as the engine gets it."""
+        request = self._bind(request)
+        if self._limits is None:
+            return request
+        return structs.replace(request, call=LimitedCall(request.call, self._limits))
+
+    def _bind(self, request: Request[A]) -> Request[A]:
         """Return the request with the models that it may use: the engine checks the one that it chooses by itself."""
-        call, models = request.call, self._grant.models
+        call, models = request.call, self.grant.models
         if models is None or request.models == models or isinstance(call, _OPEN) or type(call) in _LISTS:
             return request
         if isinstance(call, ConcurrentCalls):
-            return structs.replace(request, call=ConcurrentCalls(tuple(map(self._restrict, call.requests))))
+            return structs.replace(request, call=ConcurrentCalls(tuple(map(self._bind, call.requests))))
         if isinstance(call, ModelCall | Describe) and (not request.model or request.model in models):
             return structs.replace(request, models=models)
         if isinstance(call, _OF_ONE_MODEL) and request.model in models:

@@ -22,7 +22,7 @@
         └── WorkerLost            the worker process exited during the call
 
 Each protocol maps these to its status in one table. Errors are pickled between processes, so each consists of its
-message alone; `retry_after_s` is an attribute of the class, except for RateLimited, which no worker raises.
+message and `retry_after_s`, which is an attribute of the class except for RateLimited.
 """
 
 import re

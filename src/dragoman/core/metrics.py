@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
@@ -30,6 +30,20 @@ class Family:
 # Upper bounds of the buckets of durations, in seconds, and of tokens.
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = tuple(float(1 << power) for power in range(18))
+
+
+def sum_families(groups: Iterable[Iterable[Family]]) -> tuple[Family, ...]:
+    """Return the families of all groups; samples of equal names and labels are added."""
+    families: dict[str, Family] = {}
+    sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], Sample]] = {}
+    for family in (family for group in groups for family in group):
+        families.setdefault(family.name, family)
+        samples = sums.setdefault(family.name, {})
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            known = samples.get(key)
+            samples[key] = sample if known is None else replace(known, value=known.value + sample.value)
+    return tuple(replace(family, samples=(*sums[name].values(),)) for name, family in families.items())
 
 
 class Histogram:

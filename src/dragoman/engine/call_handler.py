@@ -9,7 +9,12 @@ A = TypeVar("A")
 
 
 class CallHandler(Protocol):
-    """Answers calls. Raises the errors of `dragoman.core.errors`."""
+    """Answers calls. Raises the errors of `dragoman.core.errors`.
+
+    is_remote: whether another process does, which counts the calls of restricted keys for all front ends.
+    """
+
+    is_remote: bool
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
         """Start a call: return its response, or an awaitable of it if something has to wait."""

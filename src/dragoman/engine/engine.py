@@ -79,6 +79,8 @@ class Engine:
     there was one.
     """
 
+    is_remote = False
+
     def __init__(
         self,
         repository: Repository,

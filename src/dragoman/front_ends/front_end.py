@@ -6,9 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn
 
+from msgspec import structs
+
+from dragoman.access.grants import EVERYTHING, Grant
+from dragoman.access.restricted_engine import KeyLimits, LimitedCall, RestrictedEngine
 from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
-from dragoman.core.metrics import Family, Sample
+from dragoman.core.metrics import Family, Sample, sum_families
 from dragoman.engine.call_handler import CallHandler
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
@@ -24,13 +28,16 @@ log = logging.getLogger("dragoman.front_end")
 # How long a process may take to exit after its socket is closed, and to close its connections after its grace period.
 _EXIT_S = 0.5
 _CLOSING_S = 3.0
+# How long a scrape of metrics waits for those of a front end.
+_METRICS_S = 1.0
 
 
 class FrontEndService:
     """The engine, for the calls of one front end and of the processes that replace it after restarts.
 
-    is_complete: whether every front end runs. metrics: the metrics of all front ends. fetch: answers a request to the
-    async result store. calls, restarts: counters of this front end.
+    is_complete: whether every front end runs. measure: updates the metrics of all front ends. fetch: answers a request
+    of a key to the async result store. restrict: returns the engine for calls with these limits, the same one for all
+    front ends. calls, restarts: counters of this front end.
     """
 
     name = "server"
@@ -39,13 +46,17 @@ class FrontEndService:
         self,
         engine: CallHandler,
         is_complete: Callable[[], bool],
-        metrics: Callable[[], tuple[Family, ...]],
-        fetch: Callable[[StoredResultCall, frozenset[str] | None], Awaitable[Any]],
+        measure: Callable[[], Awaitable[None]],
+        fetch: Callable[[StoredResultCall, Grant | None], Awaitable[Any]],
+        restrict: Callable[[KeyLimits], RestrictedEngine],
     ) -> None:
         self._engine = engine
         self._is_complete = is_complete
-        self._metrics = metrics
+        self._measure = measure
         self._fetch = fetch
+        self._restrict = restrict
+        self._transport_metrics: tuple[Family, ...] = ()
+        self._earlier_metrics: tuple[Family, ...] = ()  # of processes that have exited
         self.calls = 0
         self.restarts = 0
 
@@ -62,29 +73,49 @@ class FrontEndService:
     async def call_async(self, request: Request[Any]) -> Response[Any]:
         self.calls += 1
         try:
-            if isinstance(request.call, StoredResultCall):
-                return Response(await self._fetch(request.call, request.models))
-            return self._complete(await self._engine.call(request), request)
+            engine, grant = self._engine, None
+            if isinstance(request.call, LimitedCall):
+                restricted = engine = self._restrict(request.call.limits)
+                request, grant = structs.replace(request, call=request.call.call), restricted.grant
+            match request.call:
+                case StoredResultCall() as call:
+                    if grant is None and request.models is not None:
+                        grant = Grant("", EVERYTHING, request.models)
+                    return Response(await self._fetch(call, grant))
+                case Ready() if not request.model and not self._is_complete():
+                    return Response(False)
+                case Measure():
+                    await self._measure()
+            return await engine.call(request)
         except Exception as error:
             raise _public_error(error, request) from error
-
-    def _complete(self, response: Response[Any], request: Request[Any]) -> Response[Any]:
-        """Add the state of the front ends to a response of the engine."""
-        match request.call:
-            case Ready() if not request.model:
-                return Response(response.answer and self._is_complete(), response.model, response.version)
-            case Measure():
-                return Response((*response.answer, *self._metrics()), response.model, response.version)
-        return response
 
     async def stream_async(self, request: Request[Any]) -> AsyncGenerator[Response[Any], None]:
         self.calls += 1
         try:
-            async with aclosing(self._engine.stream(request)) as chunks:
+            engine = self._engine
+            if isinstance(request.call, LimitedCall):
+                engine = self._restrict(request.call.limits)
+                request = structs.replace(request, call=request.call.call)
+            async with aclosing(engine.stream(request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except Exception as error:
             raise _public_error(error, request) from error
+
+    def set_metrics(self, metrics: tuple[Family, ...]) -> None:
+        """Store the metrics of the transports of the current process."""
+        self._transport_metrics = metrics
+
+    def begin_restart(self) -> None:
+        """Count a restart, and keep the counters of the process that has exited."""
+        self.restarts += 1
+        counters = [family for family in self._transport_metrics if family.kind != "gauge"]
+        self._earlier_metrics, self._transport_metrics = sum_families((self._earlier_metrics, counters)), ()
+
+    def transport_metrics(self) -> tuple[Family, ...]:
+        """Return the metrics of the transports, summed over the processes of this front end."""
+        return sum_families((self._earlier_metrics, self._transport_metrics))
 
 
 class FrontEnd:
@@ -99,6 +130,7 @@ class FrontEnd:
         self.was_killed = False
         self.exit_reason = ""
         self.heartbeat = Heartbeat(self._is_stopped, lambda: None)
+        self._measured: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -137,6 +169,13 @@ class FrontEnd:
     def _is_stopped(self) -> bool:
         return self._child is not None and self._child.is_stopped()
 
+    async def measure(self) -> None:
+        """Update the metrics of the service. A process that does not respond soon keeps its last ones."""
+        if self._measured is None or self._measured.done():
+            self._measured = asyncio.get_running_loop().create_future()
+            self._worker.send(FrameKind.METRICS)
+        await asyncio.wait({self._measured}, timeout=_METRICS_S)
+
     def check_heartbeat(self) -> bool:
         return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung
 
@@ -150,19 +189,27 @@ class FrontEnd:
         await asyncio.wait({self._serving})
 
     def _handle_frame(self, frame: Frame) -> None:
-        if self._listening.done():
-            return
         value: Any = frame.value()
-        if frame.kind == FrameKind.LOADED:
+        if frame.kind == FrameKind.METRICS:
+            self.service.set_metrics(value)
+            self._end_measuring()
+        elif self._listening.done():
+            return
+        elif frame.kind == FrameKind.LOADED:
             self._listening.set_result(None)
         elif isinstance(value, DragomanError):
             self._listening.set_exception(value)
         else:
             self._listening.set_exception(ServerError(f"a front end cannot start: {value}"))
 
+    def _end_measuring(self) -> None:
+        if self._measured is not None and not self._measured.done():
+            self._measured.set_result(None)
+
     def _clean_up(self) -> None:
         assert self._child is not None, "the process has been started"
         self._worker.close()
+        self._end_measuring()
         self.exit_reason = self._child.exit_reason
         if not self._listening.done():
             self._listening.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))
@@ -170,7 +217,8 @@ class FrontEnd:
 
 
 def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]:
-    """Return the metrics of front ends, labelled with their numbers."""
+    """Return the metrics of front ends, labelled with their numbers, and the sums of those of their transports."""
+    services = [*services]
     labelled = [({"front_end": str(number)}, service) for number, service in enumerate(services)]
     calls, restarts = "dragoman_front_end_calls_total", "dragoman_front_end_restarts_total"
     return (
@@ -186,6 +234,7 @@ def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]
             "Restarts of each front end.",
             tuple(Sample(restarts, labels, service.restarts) for labels, service in labelled),
         ),
+        *sum_families(service.transport_metrics() for service in services),
     )
 
 

@@ -7,8 +7,11 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+from dragoman.access.grants import Grant
+from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
 from dragoman.engine.call_handler import CallHandler
@@ -45,7 +48,9 @@ class FrontEnds(ServerTransports):
 
     def __init__(self, engine: CallHandler, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
-        self._services = [FrontEndService(engine, self._is_complete, self._metrics, self._fetch) for _ in range(count)]
+        restrict = cache(lambda limits: RestrictedEngine(engine, limits.grant()))
+        state = self._is_complete, self._measure, self._fetch, restrict
+        self._services = [FrontEndService(engine, *state) for _ in range(count)]
         self._application: Any = None
         self._bound: list[socket.socket] = []
         self._ports = Ports((), ())
@@ -77,7 +82,7 @@ class FrontEnds(ServerTransports):
         numbers = [each.getsockname()[1] for each in self._bound]
         bound = [(host, port) for (host, _), port in zip(wanted, numbers, strict=True)]
         http, grpc = len(addresses.http), len(addresses.http) + len(addresses.grpc)
-        self._ports = Ports(tuple(bound[:http]), tuple(bound[http:grpc]), tuple(bound[grpc:]), shared=True)
+        self._ports = Ports(tuple(bound[:http]), tuple(bound[http:grpc]), tuple(bound[grpc:]), len(self._services))
         self.http_ports = numbers[:http]
         self.grpc_port, self.admin_port = (numbers[http:grpc] or [-1])[0], (numbers[grpc:] or [-1])[0]
 
@@ -97,7 +102,7 @@ class FrontEnds(ServerTransports):
 
     def _handle_exit(self, front_end: FrontEnd) -> None:
         log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
-        front_end.service.restarts += 1
+        front_end.service.begin_restart()
         self._report_readiness()
 
     def _handle_heartbeats(self, changed: Sequence[FrontEnd]) -> None:
@@ -115,11 +120,16 @@ class FrontEnds(ServerTransports):
         supervisor = self._supervisor
         return supervisor.is_complete and not any(each.heartbeat.is_hung for each in supervisor.running)
 
-    async def _fetch(self, call: StoredResultCall, models: frozenset[str] | None) -> Any:
+    async def _fetch(self, call: StoredResultCall, grant: Grant | None) -> Any:
         """Answer a request to the async result store, which is here for all front ends."""
-        return await self._application.stored_result_request(call.http, models)
+        return await self._application.stored_result_request(call.http, grant)
 
-    def _metrics(self) -> tuple[Family, ...]:
+    async def _measure(self) -> None:
+        """Update the metrics of all front ends."""
+        await asyncio.gather(*(each.measure() for each in self._supervisor.running))
+
+    def metrics(self) -> tuple[Family, ...]:
+        """Return the metrics of the front ends; those of requests and connections as of the last scrape."""
         return front_end_metrics(self._services)
 
     def _report_readiness(self) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
+from dragoman.core.metrics import Family
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop, process
@@ -35,7 +36,7 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, ports: Ports) -> None:
     engine = EngineClient(sock, memory)
     transports = ServerTransports(engine, settings)
-    engine.begin_drain = transports.begin_drain
+    engine.begin_drain, engine.metrics = transports.begin_drain, transports.metrics
     try:
         await transports.start(ports)
     except Exception as error:
@@ -49,11 +50,12 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
 class EngineClient(JobSender, JobRunner):
     """The interface of the engine, in another process.
 
-    begin_drain: called when the server begins to drain. stopping: set to the seconds that requests in flight may take
-    when the front end is to stop; 0 if the engine's process has exited.
+    begin_drain: called when the server begins to drain. metrics: returns those of the transports. stopping: set to the
+    seconds that requests in flight may take when the front end is to stop; 0 if the engine's process has exited.
     """
 
     limits_readers = False  # the engine and the transport do
+    is_remote = True
 
     def __init__(self, sock: socket.socket, memory: tuple[int, int] | None) -> None:
         JobSender.__init__(self)
@@ -61,6 +63,7 @@ class EngineClient(JobSender, JobRunner):
         self._ready = False
         self._change = asyncio.Event()
         self.begin_drain: Callable[[], None] = lambda: None
+        self.metrics: Callable[[], Sequence[Family]] = tuple
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
         close_files(memory or ())
@@ -97,6 +100,8 @@ class EngineClient(JobSender, JobRunner):
             self._change = asyncio.Event()
         elif frame.kind == FrameKind.DRAIN:
             self.begin_drain()
+        elif frame.kind == FrameKind.METRICS:
+            self.send_control(FrameKind.METRICS, self.metrics())
         elif frame.kind == FrameKind.STOP and not self.stopping.done():
             self.stopping.set_result(frame.value())
 

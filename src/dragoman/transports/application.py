@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from dragoman.access.control import AccessControl
-from dragoman.access.grants import EVERYTHING, Grant
+from dragoman.access.grants import Grant
 from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.calls import ModelCall, Response
 from dragoman.core.errors import DragomanError, NotReady
@@ -320,12 +320,12 @@ class Application:
                 raise
             return format_error(error)
 
-    async def stored_result_request(self, request: HttpRequest, models: frozenset[str] | None) -> HttpResponse:
+    async def stored_result_request(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
         """Answer a request that a front end has received, about a result that is stored here.
 
-        `models` are the only ones that the caller may use.
+        `grant` is that of the caller, None for one without restrictions.
         """
-        application = self if models is None else self._restrict(Grant("", EVERYTHING, models))
+        application = self if grant is None else self._restricted.get(grant) or self._restrict(grant)
         match = self.match(request.method, quote(request.path))
         assert match.endpoint is not None
         result = await application._run_endpoint(match.endpoint, request)

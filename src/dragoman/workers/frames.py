@@ -141,7 +141,8 @@ class FrameKind(enum.IntEnum):
     ends with exactly one RESPONSE, END or ERROR, also if it was cancelled. CREDIT allows a stream further chunks.
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
-    responses, READY, DRAIN and STOP. UNUSED goes both ways: shared memory that the other side may write again.
+    responses, READY, DRAIN and STOP. Two kinds go both ways: UNUSED, shared memory that the other side may write again,
+    and METRICS, a request for the metrics of a front end's transports and its response.
     """
 
     SPEC = 0
@@ -161,6 +162,7 @@ class FrameKind(enum.IntEnum):
     PING = 14
     PONG = 15
     DRAIN = 16
+    METRICS = 17
 
 
 class Frame(NamedTuple):

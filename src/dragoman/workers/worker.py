@@ -262,5 +262,6 @@ def _picklable(error: BaseException, failure: str) -> DragomanError:
     if isinstance(error, DragomanError):
         known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         copy: DragomanError = known(error.message)
+        copy.retry_after_s = error.retry_after_s
         return copy
     return ModelFailed(f"{failure}: {public_text(error)}")
