@@ -69,7 +69,9 @@ def read_body(received: Any, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
 def _over_grpc(workload: Workload, port: int) -> tuple[bytes, bytes, bytes]:
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=_UNLIMITED) as channel:
         try:
-            body: bytes = channel.unary_unary(workload.path)(workload.body, timeout=60)
+            body: bytes = channel.unary_unary(workload.path)(
+                workload.body, timeout=60, metadata=tuple(workload.headers.items())
+            )
             return b"", body, body
         except grpc.RpcError as error:
             raise ValueError(f"{workload.name}: rejected: {error}") from error

@@ -63,7 +63,7 @@ def _start(running: contextlib.ExitStack, source: Path, folder: Path, cores: Cor
     )
     ports = {"http": free_port(), "grpc": free_port()}
     models = [str(double.parent), f"{MODELS}:Identity", f"{MODELS}:IdentityImage"]
-    with _python_path(source / "src"):
+    with python_path(source / "src"):
         command = dragoman(models, ports["http"], ports["grpc"])
         process = running.enter_context(run_process(command, folder / "log", cores.server, source))
     process.wait_until(partial(http_ready, ports["http"]))
@@ -71,7 +71,7 @@ def _start(running: contextlib.ExitStack, source: Path, folder: Path, cores: Cor
 
 
 @contextlib.contextmanager
-def _python_path(source: Path) -> Iterator[None]:
+def python_path(source: Path) -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(source)
     try:
@@ -105,7 +105,7 @@ def _rounds(
     for interval in intervals:  # warm up
         run(interval)
     (before, first), (now, second) = zip((process for process, _ in servers), intervals, strict=True)
-    return [(_cpu_us(before, run, first), _cpu_us(now, run, second)) for _ in range(options.rounds)]
+    return [(cpu_us(before, run, first), cpu_us(now, run, second)) for _ in range(options.rounds)]
 
 
 def _row(name: str, rounds: Sequence[tuple[float, float]]) -> str:
@@ -114,7 +114,7 @@ def _row(name: str, rounds: Sequence[tuple[float, float]]) -> str:
     return f"| {name} | {before:.1f} | {now:.1f} | {middle:.2f} | {low:.2f} to {high:.2f} |"
 
 
-def _cpu_us(process: Process, run: Callable[[load.Load], load.Measurement], interval: load.Load) -> float:
+def cpu_us(process: Process, run: Callable[[load.Load], load.Measurement], interval: load.Load) -> float:
     """Return the CPU time that one request takes, in us. Raises RuntimeError if a response is not the checked one."""
     before_ns = _cpu_ns(process)
     measured = run(interval)

@@ -74,7 +74,7 @@ def c_generator(load: Load) -> Measurement:
         (load.folder / "response").write_bytes(load.checked.sent)
         command = [str(build_generator("http_load")), *map(str, (port, load.connections, load.seconds, load.folder))]
     else:
-        write_load_files(load.folder, port, workload.body, load.checked.body)
+        write_load_files(load.folder, port, workload.body, load.checked.body, workload.headers)
         command = [str(build_generator("grpc_load")), *map(str, (port, load.connections, 1, load.seconds, load.folder))]
     environment = {"LOAD_NEVER_SLEEPS": "1"} if load.never_sleeps else {}
     return Measurement(**json.loads(_run(command, load, environment)))

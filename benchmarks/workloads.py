@@ -26,7 +26,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A request: the bytes to send (a gRPC message without its frame), and the check of its response."""
+    """A request: the bytes to send (a gRPC message without its frame), and the check of its response.
+
+    `headers` are those of HTTP, or the metadata of gRPC.
+    """
 
     name: str
     wire: Wire

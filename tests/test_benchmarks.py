@@ -16,7 +16,7 @@ from dragoman.formats.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import checked_request, codecs, generation, load, processes, tables, workloads  # noqa: E402
+from benchmarks import checked_request, codecs, generation, load, operations, processes, tables, workloads  # noqa: E402
 from benchmarks.workloads import Response, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -122,6 +122,15 @@ def test_ratios_of_codecs_compare_within_a_round() -> None:
     assert ours == ["FP32 1000 x 1000", "dragoman, JSON", "1", "5.50", "11.00", "5.0", "5.0", "5.0"]
     assert theirs[5:] == ["", "", ""]
     assert rows_of(codecs.table(rows[::2]))[2][5:] == ["-", "-", "-"]
+
+
+def test_ratios_of_operations_compare_within_a_round() -> None:
+    keys = operations.Configuration("keys", ("--api-keys", "/tmp/keys.toml"), aim="1.03")
+    times = {operations.PLAIN: [10.0, 20.0, 40.0], "keys": [11.0, 20.0, 60.0]}
+    table = operations.table({"rest-json-small": times}, [operations.Configuration(operations.PLAIN), keys])
+    plain, measured = rows_of(table)[2:]
+    assert plain == ["W1", "plain", "20.0", "1.000", "1.000 to 1.000", "", ""]
+    assert measured == ["W1", "keys", "20.0", "1.100", "1.050 to 1.300", "1.03", "--api-keys keys.toml"]
 
 
 @pytest.mark.parametrize("name", ["rest-binary-small", "grpc-raw-small"])
