@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine, ServerIdentity
+from dragoman.engine.folder_watch import check_watchfiles
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import EXTENSIONS
@@ -45,7 +47,8 @@ class Server:
 
     def __init__(self, *models: Any, settings: Settings | None = None, **changes: Any) -> None:
         paths = [str(m) for m in models if isinstance(m, str | Path)]
-        self.settings = settings or settings_for(paths, changes)
+        self.read_settings: Callable[[], Settings] = lambda: settings or settings_for(paths, changes)  # for `reload`
+        self.settings = self.read_settings()
         specs = [spec_of_object(m, self.settings) for m in models if not isinstance(m, str | Path)]
         self.engine = make_engine(paths, specs, self.settings)
         self._transports = _make_transports(self.engine, self.settings)
@@ -149,11 +152,26 @@ class Server:
             )
 
     def reload(self) -> None:
-        """Read the files of API keys, JSON Web Key Sets and TLS certificates anew, as SIGHUP does.
+        """Read files anew, as SIGHUP does: API keys, JSON Web Key Sets, TLS certificates, the log level and the models.
 
-        A changed file is found within a second without it.
+        Keys and certificates that have changed are found within a second without it. Of the settings only `log_level`
+        and `explain_batches` take effect; a warning names others that have changed.
         """
         self._transports.reload()
+        try:
+            self._apply_settings(self.read_settings())
+        except DragomanError as error:
+            log.error("settings stay as they are: %s", error.message)
+        self.engine.sync()
+
+    def _apply_settings(self, settings: Settings) -> None:
+        """Apply settings that can change while the server runs."""
+        before, live = self.settings, ("log_level", "explain_batches")
+        logs.set_level(settings.log_level, logger_levels(settings))
+        for name in SETTINGS:
+            if name not in live and getattr(settings, name) != getattr(before, name):
+                log.warning("setting '%s' has changed, which needs a restart", name)
+        self.settings = replace(before, **{name: getattr(settings, name) for name in live})
 
     async def stop(self, grace_s: float) -> None:
         """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""
@@ -234,7 +252,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
         )
     server = Server(*models, **settings)
     if not logging.getLogger().handlers:
-        logs.set_up(server.settings.log_format, server.settings.log_level, debugged_loggers(server.settings))
+        logs.set_up(server.settings.log_format, server.settings.log_level, logger_levels(server.settings))
 
     async def on_start(server: Server) -> None:
         log.info("listening: %s", " ".join(filter(None, (*server.http_urls, server.grpc_url))))
@@ -247,9 +265,9 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
     run(server, on_start, handle_signals)
 
 
-def debugged_loggers(settings: Settings) -> tuple[str, ...]:
-    """Return the loggers that log at level debug whatever `log_level` is."""
-    return ("dragoman.batching",) if settings.explain_batches else ()
+def logger_levels(settings: Settings) -> dict[str, int]:
+    """Return the levels of loggers that `log_level` does not set."""
+    return {"dragoman.batching": logging.DEBUG if settings.explain_batches else logging.NOTSET}
 
 
 def run(server: Server, on_start: Callable[[Server], Any] | None = None, handle_signals: bool = True) -> None:
@@ -277,6 +295,8 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
 
 def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> Engine:
     """Return an engine for models on disk and for Python objects, without transports."""
+    if settings.watch:
+        _check_watch(paths)
     folders = split_list(settings.model_folders)
     repository = DiskRepository(
         paths,
@@ -285,14 +305,14 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         objects,
         folders,
         model_name=settings.model_name,
-        may_be_empty=not settings.load_at_start,
+        may_be_empty=settings.watch or not settings.load_at_start,
     )
     sources = repository.scan()
     for skipped in repository.skipped:
         log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
     for source in sources.values():
         source.specs()  # reports invalid settings before a model is loaded
-    if not sources and not settings.can_add_models and (settings.load_at_start or not paths):
+    if not sources and not (settings.can_add_models or settings.watch) and (settings.load_at_start or not paths):
         raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
     is_guarded = settings.needs_keys or settings.control_loopback
     return Engine(
@@ -305,9 +325,19 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
             control_open=settings.control_open or is_guarded,
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
+            loads_new_models=settings.load_at_start,
         ),
         sources,
+        watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
     )
+
+
+def _check_watch(paths: Sequence[str]) -> None:
+    """Raise InvalidInput unless folders can be watched and the paths exist: later, a missing one holds no models."""
+    check_watchfiles()
+    for path in paths:
+        if ":" not in path and not Path(path).exists():
+            raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
 
 
 def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

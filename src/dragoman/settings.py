@@ -193,6 +193,14 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True
+    watch: Annotated[
+        bool,
+        Option("load, replace and unload models when their files change; needs `dragoman[watch]`", MODELS),
+    ] = False
+    watch_quiet_s: Annotated[
+        float,
+        Option("seconds for which the files of a model must not change before `watch` loads it", MODELS, least=0.05),
+    ] = 1.0
 
     api_keys: Annotated[
         str,

@@ -186,7 +186,7 @@ def test_sighup_ends_nothing(tmp_path: Path, threads: ThreadPoolExecutor) -> Non
         wait_until((tmp_path / "begun").exists, "the request")
         for pid in (process.popen.pid, *process.workers()):
             os.kill(pid, signal.SIGHUP)
-        process.wait_for_log("SIGHUP: keys and certificates are read anew")
+        process.wait_for_log("SIGHUP: keys, certificates, log level and models are read anew")
         process.terminate()
         process.wait_for_status("/v2/health/ready", 400)
         process.popen.send_signal(signal.SIGHUP)  # nor does it cut the drain short
@@ -211,7 +211,10 @@ def test_a_server_whose_terminal_is_closed_drains() -> None:
         wait_until(lambda: "Ctrl-C stops" in os.pread(log.fileno(), 1 << 20, 0).decode(), "its start")
         server.send_signal(signal.SIGHUP)  # the terminal is there still
         wait_until(
-            lambda: "SIGHUP: keys and certificates are read anew" in os.pread(log.fileno(), 1 << 20, 0).decode(),
+            lambda: (
+                "SIGHUP: keys, certificates, log level and models are read anew"
+                in os.pread(log.fileno(), 1 << 20, 0).decode()
+            ),
             "the line",
         )
         os.close(ours)

@@ -13,8 +13,8 @@ from dragoman.cli.table import progress, startup_line, startup_table
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets
-from dragoman.server import Server, debugged_loggers, run, settings_for
-from dragoman.settings import from_environment, parse_settings, sagemaker_paths
+from dragoman.server import Server, logger_levels, run, settings_for
+from dragoman.settings import Settings, from_environment, parse_settings, sagemaker_paths
 from dragoman.system import logs, process
 
 
@@ -52,12 +52,18 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     forget_secrets()  # models in this process, and programs that they start, must not see them
     is_sagemaker = parse_settings(environment, flags).sagemaker
     paths = arguments or (sagemaker_paths(os.environ) if is_sagemaker else environment_paths(os.environ))
-    settings = settings_for(paths, environment, flags)
+
+    def read_settings() -> Settings:
+        return settings_for(paths, environment, flags)
+
+    settings = read_settings()
     if not paths and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
-    logs.set_up(settings.log_format, settings.log_level, debugged_loggers(settings))
+    logs.set_up(settings.log_format, settings.log_level, logger_levels(settings))
     if settings.keep_memory:
         process.keep_freed_memory()
     process.raise_open_files_limit()
     process.shorten_switch_interval()
-    return Server(*paths, settings=settings)
+    server = Server(*paths, settings=settings)
+    server.read_settings = read_settings
+    return server

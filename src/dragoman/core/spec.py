@@ -13,6 +13,9 @@ from dragoman.core.signature import TensorSpec
 
 A = TypeVar("A")
 
+# Path, inode, size in bytes and time of modification (ns) of a file.
+FileState = tuple[str, int, int, int]
+
 
 class SiblingModels(Protocol):
     """The other models of the server, for a model in the server's process.
@@ -48,6 +51,7 @@ class ModelSpec(ModelOptions):
     url: the path it was registered from at run time; "" for models of the repository.
     target: a live Python object instead of a uri; worker processes import it by name.
     siblings: access to the other models, for a model in the server's process; set by the server.
+    files: the files that it is made of, as they were when it was found on disk; set by the repository.
     warmup: path of a file of requests that the model answers before it is ready; "" for none.
     platform, inputs, outputs: override what the model declares.
     parameters: further settings for the runtime.
@@ -74,6 +78,7 @@ class ModelSpec(ModelOptions):
     url: str = ""
     target: Any = None
     siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
+    files: tuple[FileState, ...] = field(default=(), repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[
         tuple[TensorSpec, ...], Option("inputs, each with name, datatype and shape; default: the model's own")

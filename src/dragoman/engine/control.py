@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
-from dragoman.engine.repository import Repository, Source
+from dragoman.engine.repository import ModelState, Repository, Source
 from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
@@ -41,7 +42,7 @@ class ModelControl:
 
     changed: called whenever the readiness of anything may have changed. siblings: returns access to the other models
     for the model of a name. gate: limits how many models load concurrently at the start. sources: the result of
-    a repository scan, if there was one.
+    a repository scan, if there was one. loads_new_models: whether models that appear on disk are loaded.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class ModelControl:
         siblings: Callable[[str], SiblingModels] | None = None,
         gate: asyncio.Semaphore | None = None,
         sources: Mapping[str, Source] | None = None,
+        *,
+        loads_new_models: bool = True,
     ) -> None:
         self._repository = repository
         self._registry = registry
@@ -59,6 +62,8 @@ class ModelControl:
         self._siblings = siblings
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._sources = sources
+        self._loads_new_models = loads_new_models
+        self.on_disk: dict[str, ModelState] = {}  # as the models of the repository were read last
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
         self._loading: dict[str, _Loading] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -67,12 +72,14 @@ class ModelControl:
     def list_only(self) -> None:
         """Load nothing; the models of the repository are UNAVAILABLE until they are loaded."""
         for name, source in self._initial_sources().items():
-            try:
-                versions, reason = [spec.version for spec in source.specs()], "not loaded at the start"
-            except InvalidInput as error:  # an invalid model does not affect the others
-                versions, reason = [""], error.message
-            self._record_unserved(name, versions, reason)
+            self._list(name, source.state())
         self._changed()
+
+    def _list(self, name: str, state: ModelState) -> None:
+        """List the versions of a model that is not loaded; an invalid model does not affect the others."""
+        self.on_disk[name] = state
+        versions = [spec.version for spec in state.specs] or [""]
+        self._record_unserved(name, versions, state.error or "not loaded at the start")
 
     async def start(self) -> None:
         """Load every model of the repository, some concurrently; a model that fails is UNAVAILABLE.
@@ -93,7 +100,9 @@ class ModelControl:
 
         tasks: list[asyncio.Task[None]] = []
         for name, source in self._initial_sources().items():
-            versions = self._deployments(source.specs())
+            specs = source.specs()
+            self.on_disk[name] = ModelState(tuple(specs), source.routing)
+            versions = self._deployments(specs)
             self._registry.put(name, versions, source.routing)  # LOADING from now on
             tasks.append(self._start_loading(name, load(name, list(versions.values())), versions))
         try:
@@ -123,7 +132,7 @@ class ModelControl:
         await self._wait_for_loading(name)
         if url and self._registry.versions(name):
             raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
-        versions = self._select_versions(name, source, version)
+        versions = self._select_versions(name, source.specs(), version)
         routing, before = source.routing, self._registry.routing(name)
         if version and before.is_override:
             routing = before
@@ -162,6 +171,54 @@ class ModelControl:
         self._record_unserved(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
         self._changed()
+
+    def can_update(self, name: str) -> bool:
+        """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
+        loading = self._loading.get(name)
+        if loading is not None and loading.is_retry:
+            loading.cancel()
+        return loading is None
+
+    def update(self, name: str, state: ModelState | None) -> None:
+        """Start to serve a model as it is on disk now; None if it was removed from there.
+
+        Versions that have not changed stay, others are replaced once the new ones are loaded. If one cannot be
+        loaded, the old ones stay, with the reason in the index. Models that were registered by URL stay, too.
+        """
+        before = self.on_disk.pop(name, None)
+        current = {d.spec.version: d for d in self._registry.select(name)} if self._registry.versions(name) else {}
+        if state is None and not any(d.spec.url for d in current.values()):
+            log.info("model '%s': removed from disk", name)
+            self._unserved.pop(name, None)
+            self._retire(self._registry.remove(name) if current else [])
+            self._changed()
+        if state is None:
+            return
+        self.on_disk[name] = state
+        if any(d.spec.url for d in current.values()):
+            log.warning("model '%s': not loaded from disk: a client has loaded another one with that name", name)
+        elif state.error:
+            self._record_failure(name, [spec.version for spec in before.specs] if before else [""], state.error, ())
+            log.error("model '%s': %s", name, state.error)
+        elif not (current or self._loads_new_models):
+            self._list(name, state)
+        else:
+            old = {spec.version: spec for spec in before.specs} if before else {}
+            kept = {s.version: current[s.version] for s in state.specs if _serves(current.get(s.version), s, old)}
+            new = self._deployments(spec for spec in state.specs if spec.version not in kept)
+            log.info("model '%s': changed on disk", name)
+            self._record_unserved(name, new, "", "LOADING")
+            replacing = self._replace(name, new, state.default_version, kept=kept, is_announced=False)
+            self._start_loading(name, self._update(name, replacing), new)
+
+    async def _update(self, name: str, replacing: Coroutine[object, object, None]) -> None:
+        try:
+            async with self._gate:
+                await replacing
+            log.info("model '%s': serves the files on disk", name)
+        except NotReady:  # it may load later: it counts as changed
+            self.on_disk.pop(name, None)
+            raise
 
     def index(self, *, ready: bool) -> tuple[IndexEntry, ...]:
         """Return every known model version, or those that are ready."""
@@ -230,9 +287,9 @@ class ModelControl:
     def _deployments(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
         return {spec.version: Deployment(spec, self._changed, self._siblings) for spec in specs}
 
-    def _select_versions(self, name: str, source: Source, version: str) -> dict[str, Deployment]:
+    def _select_versions(self, name: str, state: ModelState, version: str) -> dict[str, Deployment]:
         """Return new deployments of one version, or without a version of every one that is to be served."""
-        deployments = self._deployments(source.specs())
+        deployments = self._deployments(state.specs)
         if not version:
             return deployments
         if version not in deployments:
@@ -242,10 +299,10 @@ class ModelControl:
             )
         return {version: deployments[version]}
 
-    def _record_unserved(self, name: str, versions: Iterable[str], reason: str) -> None:
+    def _record_unserved(self, name: str, versions: Iterable[str], reason: str, state: str = "UNAVAILABLE") -> None:
         """Record why versions of the repository are not served."""
         for version in versions:
-            self._unserved.setdefault(name, {})[version] = IndexEntry(name, version, "UNAVAILABLE", reason)
+            self._unserved.setdefault(name, {})[version] = IndexEntry(name, version, state, reason)
 
     async def _retry(self, name: str, versions: Sequence[Deployment]) -> None:
         """Load versions again that raised NotReady, until each is loaded or has failed."""
@@ -296,32 +353,51 @@ class ModelControl:
                 await deployment.close()
 
     async def _replace(
-        self, name: str, versions: dict[str, Deployment], routing: VersionRouting, *, keep_others: bool
+        self,
+        name: str,
+        versions: Mapping[str, Deployment],
+        routing: VersionRouting,
+        *,
+        keep_others: bool = False,
+        kept: Mapping[str, Deployment] = MappingProxyType({}),
+        is_announced: bool = True,
     ) -> None:
-        """Load new versions, then replace the old ones, which drain while the new ones answer."""
-        # A registered model is listed once it is loaded: until then the readiness of the server does not change.
+        """Load new versions, then replace the old ones except `kept`, which drain while the new ones answer.
+
+        Until a model is loaded for the first time the server is not ready, except if the model is not announced.
+        """
         is_registered = any(d.spec.url for d in versions.values())
-        is_first = not is_registered and not self._registry.versions(name)
+        is_first = is_announced and not is_registered and not self._registry.versions(name)
         if is_first:
-            self._registry.put(name, versions, routing)
+            self._registry.put(name, dict(versions), routing)
         try:
             await _start_all(name, list(versions.values()))
-            others = self._registry.by_version(name) if keep_others else {}
+            others = self._registry.by_version(name) if keep_others else kept
             routing.check_compatible({**others, **versions})
         except BaseException as error:
             await asyncio.gather(*(d.close() for d in versions.values()))
             if is_first and self._registry.versions(name):  # restore the readiness of the server
                 self._registry.remove(name)
                 self._changed()
-            self._record_unserved(name, () if is_registered else versions, str(error) or "cancelled")
+            unchanged = (*kept, *(v for v in self._registry.versions(name) if keep_others and v not in versions))
+            self._record_failure(name, () if is_registered else versions, str(error) or "cancelled", unchanged)
             if isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory):
                 raise InvalidInput(error.message) from error
             raise
         if not keep_others:  # every version on disk is loaded now, or not to be served
             self._unserved.pop(name, None)
+        for deployment in kept.values():
+            deployment.update_error = ""
         if not is_first:
-            self._retire(self._registry.put(name, versions, routing, keep_others=keep_others))
+            self._retire(self._registry.put(name, {**kept, **versions}, routing, keep_others=keep_others))
         self._changed()
+
+    def _record_failure(self, name: str, versions: Iterable[str], reason: str, unchanged: Collection[str]) -> None:
+        """Show in the index why versions are not served, or not as they are on disk."""
+        self._record_unserved(name, versions, reason)
+        for deployment in self._registry.select(name) if self._registry.versions(name) else ():
+            if deployment.spec.version not in unchanged:
+                deployment.update_error = reason
 
     def _retire(self, old: Sequence[Deployment]) -> None:
         async def retire(deployment: Deployment) -> None:
@@ -334,6 +410,14 @@ class ModelControl:
             task = asyncio.get_running_loop().create_task(retire(deployment))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
+
+
+def _serves(deployment: Deployment | None, spec: ModelSpec, old: Mapping[str, ModelSpec]) -> bool:
+    """Return whether a deployment was loaded from what is on disk now; its replicas may have been scaled since."""
+    if deployment is None:
+        return False
+    loaded = deployment.spec
+    return loaded == spec or (old.get(spec.version) == spec and replace(loaded, replicas=spec.replicas) == spec)
 
 
 async def _start_all(name: str, deployments: list[Deployment]) -> None:

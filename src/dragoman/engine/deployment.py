@@ -35,6 +35,7 @@ class Deployment:
         self.spec = spec
         self.state = "LOADING"
         self.reason = ""
+        self.update_error = ""  # why newer files of the model are not served
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.counters = CallCounters()
@@ -150,8 +151,9 @@ class Deployment:
 
     @property
     def reported_reason(self) -> str:
-        """Why the model is not ready; "" if it is ready or its state explains it."""
-        return self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
+        """Why the model is not ready, or not as it is on disk; "" if it is ready or its state explains it."""
+        reason = self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
+        return reason or (f"update failed: {self.update_error}" if self.update_error else "")
 
     @property
     def platform(self) -> str:

@@ -42,6 +42,7 @@ from dragoman.engine import counters
 from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.folder_watch import FolderSync, FolderWatch
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import SkippedFile
@@ -59,7 +60,8 @@ class ServerIdentity:
 
     `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
     calls without a model name; "" leaves these to the only model that can. Without `load_at_start` models are
-    loaded on request only, and the server is ready without any.
+    loaded on request only, and the server is ready without any. `loads_new_models`: whether `sync` loads models
+    that were not on disk before.
     """
 
     name: str = "dragoman"
@@ -69,6 +71,7 @@ class ServerIdentity:
     control_open: bool = False
     default_model: str = ""
     load_at_start: bool = True
+    loads_new_models: bool = True
 
 
 class Engine:
@@ -76,7 +79,8 @@ class Engine:
 
     `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
-    there was one.
+    there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
+    these have not changed for so many seconds.
     """
 
     is_remote = False
@@ -86,13 +90,26 @@ class Engine:
         repository: Repository,
         identity: ServerIdentity | None = None,
         sources: Mapping[str, Source] | None = None,
+        *,
+        watch_quiet_s: float | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._registry = ModelRegistry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.changed, gate)
         self._repository = repository
-        self._control = ModelControl(repository, self._registry, self._changed, self._siblings.of, gate, sources)
+        self._control = ModelControl(
+            repository,
+            self._registry,
+            self._changed,
+            self._siblings.of,
+            gate,
+            sources,
+            loads_new_models=self._identity.loads_new_models,
+        )
+        self._sync = FolderSync(repository, self._control)
+        self._watch_quiet_s = watch_quiet_s
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.metric_sources: list[Callable[[], Iterable[Family]]] = []  # of transports, for `Measure`
         self._draining = False
         self._is_leaving = False
@@ -110,6 +127,8 @@ class Engine:
 
     async def start(self) -> None:
         """Load every model of the repository, some concurrently."""
+        if self._watch_quiet_s is not None:
+            self._start_task(FolderWatch(self._repository.paths, self._watch_quiet_s, self._sync.run).run())
         try:
             if self._identity.load_at_start:
                 await self._control.start()
@@ -124,16 +143,33 @@ class Engine:
         self._is_leaving = True
         self._changed()
 
+    def sync(self) -> None:
+        """Start to load, replace and unload models that have changed on disk."""
+        if self.started and not self._stops:
+            self._start_task(self._sync.run())
+
+    def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def drain(self) -> None:
         """Report not ready, reject new calls, and wait for those in flight."""
         self._draining = True
         self._changed()
+        await self._stop_tasks()
         await self._control.drain()
 
     async def close(self) -> None:
         """Stop at once."""
         self._draining = True
         self._siblings.close()
+        await self._stop_tasks()
         await self._control.close()
         self._changed()
 

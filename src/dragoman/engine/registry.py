@@ -79,7 +79,7 @@ class ModelRegistry:
         self._models[name] = {**others, **versions}
         self._routing[name] = routing
         self._update(name)
-        return [d for v, d in before.items() if v not in others]
+        return [d for v, d in before.items() if self._models[name].get(v) is not d]
 
     def remove(self, name: str, version: str = "") -> list[Deployment]:
         """Remove and return a model, or one version of it. Raises ModelNotFound."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from dragoman.core.errors import Forbidden, InvalidInput, NotSupported
+from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotSupported
 from dragoman.core.spec import ModelSpec, check_name
+from dragoman.engine.file_states import file_states
 from dragoman.engine.search import FoundModel, Search, SkippedFile
 from dragoman.engine.version_routing import VersionRouting
 from dragoman.runtimes.recognise import model_file, recognise, why_not
@@ -29,6 +30,22 @@ class Source:
     specs: Callable[[], list[ModelSpec]]
     routing: VersionRouting = field(default_factory=VersionRouting)
 
+    def state(self) -> "ModelState":
+        """Return the versions on disk, or the error that prevents loading them."""
+        try:
+            return ModelState(tuple(self.specs()), self.default_version)
+        except (DragomanError, OSError) as error:
+            return ModelState((), self.default_version, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A model as it is on disk: the versions that are to be served, with their files, or an error."""
+
+    specs: tuple[ModelSpec, ...]
+    default_version: str = ""
+    error: str = ""
+
 
 class Repository:
     """A fixed list of models. skipped: files that look like models and that the last scan did not serve."""
@@ -42,6 +59,11 @@ class Repository:
             if (spec.name, spec.version) in names:
                 raise InvalidInput(f"two models are called '{spec.name}'; give one of them another name")
             names.add((spec.name, spec.version))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths on disk that a scan reads."""
+        return ()
 
     def scan(self) -> dict[str, Source]:
         """Return every model that may be loaded, by name. Raises InvalidInput if models on disk are invalid."""
@@ -87,6 +109,10 @@ class DiskRepository(Repository):
         self._folders = tuple(folders)
         self._run_code = run_code
         self._may_be_empty = may_be_empty
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self._paths
 
     def scan(self) -> dict[str, Source]:
         sources = super().scan()
@@ -190,7 +216,9 @@ def _select_versions(versions: list[str], policy: str, name: str) -> list[str]:
 def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
     """Return the spec with its file and runtime: those of its settings, else those recognised from the file."""
     if path is None or ":" in spec.uri:
-        return replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
+        spec = replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
+        script = Path(spec.uri.rpartition(":")[0])
+        return _with_files(spec, *filter(None, [path]), *[script] * (script.suffix == ".py"))
     file = (path / spec.uri) if spec.uri else path
     if file.is_dir() and recognise(file) is None:
         file = model_file(file) or file
@@ -200,7 +228,12 @@ def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
     if runtime is None:
         reason = why_not(file) or f"no runtime is known for {file}; name one as `runtime`"
         raise InvalidInput(f"model '{spec.name}': {reason}")
-    return replace(spec, runtime=runtime, uri=str(file))
+    return _with_files(replace(spec, runtime=runtime, uri=str(file)), path, file)
+
+
+def _with_files(spec: ModelSpec, *paths: Path) -> ModelSpec:
+    warmup = (Path(spec.warmup),) if spec.warmup else ()
+    return replace(spec, files=file_states(*paths, *warmup))
 
 
 def _model_path(url: str, folders: Sequence[str]) -> Path:

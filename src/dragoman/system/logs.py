@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from dragoman.system.request_context import log_fields
@@ -60,22 +61,35 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up(style: Literal["text", "json"] | str, level: str = "info", debugged: Sequence[str] = ()) -> None:
-    """Log to standard error; loggers in `debugged` at level debug.
+def set_up(
+    style: Literal["text", "json"] | str, level: str = "info", levels: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Log to standard error; `levels` are those of single loggers.
 
     Workers that this process starts do the same, by environment variables.
     """
     os.environ["DRAGOMAN_LOG_FORMAT"] = style
-    os.environ["DRAGOMAN_LOG_LEVEL"] = level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.getLogger().handlers = [handler]
+    set_level(level, levels)
+    # JAX logs each missing accelerator at INFO, and watchfiles each change.
+    for name in ("jax._src.xla_bridge", "watchfiles"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_level(level: str, levels: Mapping[str, int]) -> None:
+    """Change the level of a log that `set_up` has set up, and of worker processes that start later.
+
+    The log of a program that has its own handlers is left alone.
+    """
     root = logging.getLogger()
-    root.handlers = [handler]
+    if not any(isinstance(handler.formatter, TextFormatter | JsonFormatter) for handler in root.handlers):
+        return
+    os.environ["DRAGOMAN_LOG_LEVEL"] = level
     root.setLevel(level.upper())
-    for name in debugged:
-        logging.getLogger(name).setLevel(logging.DEBUG)
-    # JAX logs each missing accelerator at INFO.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    for name, each in levels.items():
+        logging.getLogger(name).setLevel(each)
 
 
 def set_up_from_environment() -> None:

@@ -1,0 +1,48 @@
+"""The files of a model version as they are on disk, to find out whether they have changed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman.core.spec import FileState
+
+# Further files of a model file: the weights that ONNX keeps outside of it.
+_COMPANIONS = (".data", "_data")
+
+
+def file_states(*paths: Path) -> tuple[FileState, ...]:
+    """Return the state of each file at or below the paths, in order of their names.
+
+    Links are followed. Hidden files are left out, as they are when models are searched, and so are models below a
+    model's folder.
+    """
+    files = {file for path in paths for file in _files(path)}
+    states = []
+    for file in sorted(files):
+        try:
+            stat = file.stat()
+        except OSError:  # it was removed meanwhile
+            continue
+        states.append((str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(states)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        yield from (path.with_name(path.name + suffix) for suffix in _COMPANIONS)
+        return
+    seen = set()  # folders, since links may form a loop
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        is_other_model = folder != str(path) and "model-settings.json" in names
+        if real in seen or is_other_model:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = [name for name in subfolders if not _is_ignored(name)]
+        yield from (Path(folder, name) for name in names if not _is_ignored(name))
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
