@@ -14,6 +14,7 @@ from dragoman import errors
 from dragoman.core.calls import IndexEntry, Infer, Request
 from dragoman.core.tensor import Tensor
 from dragoman.engine.control import ModelControl
+from dragoman.engine.file_states import file_states
 from dragoman.engine.folder_watch import Changes, FolderSync, FolderWatch
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import DiskRepository
@@ -53,11 +54,13 @@ def replace_file(path: Path, text: str) -> None:
 class Models:
     """Models in a folder, and the control that serves them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, loads_new_models: bool = True) -> None:
         self.folder = folder
         self.registry = ModelRegistry()
-        repository = DiskRepository([str(folder)], {"placement": "inline"}, "all", may_be_empty=True)
-        self.control = ModelControl(repository, self.registry, lambda: None)
+        repository = DiskRepository(
+            [str(folder)], {"placement": "inline"}, "all", folders=[str(folder.parent)], may_be_empty=True
+        )
+        self.control = ModelControl(repository, self.registry, lambda: None, loads_new_models=loads_new_models)
         self._sync = FolderSync(repository, self.control)
 
     async def sync(self, seen: Changes | None = None) -> Changes:
@@ -81,8 +84,8 @@ class Models:
 
 @pytest.fixture
 async def models(tmp_path: Path) -> AsyncIterator[Models]:
-    write(tmp_path / "m" / "1", 1)
-    models = Models(tmp_path)
+    write(tmp_path / "models" / "m" / "1", 1)
+    models = Models(tmp_path / "models")
     await models.control.start()
     yield models
     await models.control.close()
@@ -226,10 +229,92 @@ async def test_links_of_a_kubernetes_config_map_are_followed(models: Models) -> 
     assert await models.value("mounted") == 2
 
 
-async def test_loops_of_links_end(models: Models) -> None:
-    (models.folder / "m" / "1" / "loop").symlink_to(models.folder / "m" / "1")
+async def test_replicas_in_the_settings_are_a_change(models: Models) -> None:
+    (models.folder / "m" / "dragoman.toml").write_text("[model]\nreplicas = 3\n")
     await models.sync()
-    assert models.index() == {("m", "1"): READY}
+    assert models.registry.find("m", "1").spec.replicas == 3
+
+
+async def test_a_new_model_is_listed_while_it_is_loaded_and_does_not_count_for_readiness(models: Models) -> None:
+    write(models.folder / "new", 3)
+    changing = asyncio.create_task(models.sync())
+    seen = set()
+    while not changing.done():
+        seen.add((models.index().get(("new", "")), "new" in models.registry.names()))
+        await asyncio.sleep(0)
+    assert seen <= {(None, False), (("LOADING", ""), False), (READY, True)}
+    assert (("LOADING", ""), False) in seen
+    assert models.index()["new", ""] == READY
+
+
+async def test_a_model_that_is_not_ready_yet_is_tried_again(models: Models, tmp_path: Path) -> None:
+    (models.folder / "later").mkdir()
+    (models.folder / "later" / "model.py").write_text(
+        f"import pathlib\n{MODEL}".replace(
+            "    def load(self):",
+            f"    def load(self):\n        if not pathlib.Path({str(tmp_path / 'up')!r}).exists():\n"
+            "            raise dragoman.errors.NotReady('the database is down')",
+        )
+    )
+    (models.folder / "later" / "value.txt").write_text("1")
+    await models.sync()
+    assert models.index()["later", ""][0] == "UNAVAILABLE"
+    assert "the database is down" in models.index()["later", ""][1]
+    (tmp_path / "up").touch()
+    await models.sync()
+    assert models.index()["later", ""] == READY
+
+
+async def test_new_models_are_only_listed_if_models_are_loaded_on_request(tmp_path: Path) -> None:
+    write(tmp_path / "m", 1)
+    models = Models(tmp_path, loads_new_models=False)
+    models.control.list_only()
+    write(tmp_path / "new", 2)
+    await models.sync()
+    not_loaded = ("UNAVAILABLE", "not loaded at the start")
+    assert models.index() == {("m", ""): not_loaded, ("new", ""): not_loaded}
+    await models.control.load("m")
+    write(tmp_path / "m", 3)
+    await models.sync()
+    assert await models.value("m") == 3
+    await models.control.close()
+
+
+async def test_a_model_that_was_loaded_from_a_url_stays(models: Models, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere", 5)
+    await models.control.load("registered", url=str(tmp_path / "elsewhere"))
+    write(models.folder / "registered", 6)
+    await models.sync()
+    assert await models.value("registered") == 5
+    shutil.rmtree(models.folder / "registered")
+    await models.sync()
+    assert await models.value("registered") == 5
+
+
+def test_files_of_a_model(tmp_path: Path) -> None:
+    model, linked = tmp_path / "model", tmp_path / "linked"
+    write(model, 1)
+    write(linked / "1", 2)
+    write(model / "other", 3)
+    (model / "other" / "model-settings.json").write_text("{}")
+    (model / ".hidden").touch()
+    (model / "weights").symlink_to(linked)
+    (linked / "loop").symlink_to(model / "weights")
+    names = [Path(path).relative_to(tmp_path).as_posix() for path, *_ in file_states(model)]
+    assert names == [f"model/{name}" for name in ("model.py", "value.txt", "weights/1/model.py", "weights/1/value.txt")]
+    (tmp_path / "a.onnx").write_text("model")
+    assert [(Path(path).name, size) for path, _, size, _ in file_states(tmp_path / "a.onnx")] == [("a.onnx", 5)]
+    (tmp_path / "a.onnx.data").write_text("weights")
+    assert [size for *_, size, _ in file_states(tmp_path / "a.onnx")] == [5, 7]
+
+
+async def test_the_warm_up_file_is_a_file_of_the_model(models: Models, tmp_path: Path) -> None:
+    (models.folder / "m" / "dragoman.toml").write_text('[model]\nwarmup = "../../warmup.json"\n')
+    (tmp_path / "warmup.json").write_text("[]")
+    await models.sync()
+    (tmp_path / "warmup.json").write_text("[1]")
+    await models.sync()
+    assert "warm-up: request 1" in models.index()["m", "1"][1]
 
 
 async def test_calls_of_sync_are_apart_however_often_files_change(tmp_path: Path) -> None:

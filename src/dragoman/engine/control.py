@@ -186,7 +186,7 @@ class ModelControl:
         loaded, the old ones stay, with the reason in the index. Models that were registered by URL stay, too.
         """
         before = self.on_disk.pop(name, None)
-        current = {d.spec.version: d for d in self._registry.select(name)} if self._registry.versions(name) else {}
+        current = self._registry.by_version(name)
         if state is None and not any(d.spec.url for d in current.values()):
             log.info("model '%s': removed from disk", name)
             self._unserved.pop(name, None)
@@ -206,15 +206,19 @@ class ModelControl:
             old = {spec.version: spec for spec in before.specs} if before else {}
             kept = {s.version: current[s.version] for s in state.specs if _serves(current.get(s.version), s, old)}
             new = self._deployments(spec for spec in state.specs if spec.version not in kept)
+            routing = state.routing
+            if (override := self._registry.routing(name)).is_override and {*override.weights} <= {*kept, *new}:
+                routing = override  # a client has set the weights
             log.info("model '%s': changed on disk", name)
             self._record_unserved(name, new, "", "LOADING")
-            replacing = self._replace(name, new, state.default_version, kept=kept, is_announced=False)
-            self._start_loading(name, self._update(name, replacing), new)
+            self._start_loading(name, self._update(name, new, routing, kept), new)
 
-    async def _update(self, name: str, replacing: Coroutine[object, object, None]) -> None:
+    async def _update(
+        self, name: str, new: Mapping[str, Deployment], routing: VersionRouting, kept: Mapping[str, Deployment]
+    ) -> None:
         try:
             async with self._gate:
-                await replacing
+                await self._replace(name, new, routing, kept=kept, is_announced=False)
             log.info("model '%s': serves the files on disk", name)
         except NotReady:  # it may load later: it counts as changed
             self.on_disk.pop(name, None)
@@ -287,9 +291,9 @@ class ModelControl:
     def _deployments(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
         return {spec.version: Deployment(spec, self._changed, self._siblings) for spec in specs}
 
-    def _select_versions(self, name: str, state: ModelState, version: str) -> dict[str, Deployment]:
+    def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:
         """Return new deployments of one version, or without a version of every one that is to be served."""
-        deployments = self._deployments(state.specs)
+        deployments = self._deployments(specs)
         if not version:
             return deployments
         if version not in deployments:
@@ -395,7 +399,7 @@ class ModelControl:
     def _record_failure(self, name: str, versions: Iterable[str], reason: str, unchanged: Collection[str]) -> None:
         """Show in the index why versions are not served, or not as they are on disk."""
         self._record_unserved(name, versions, reason)
-        for deployment in self._registry.select(name) if self._registry.versions(name) else ():
+        for deployment in self._registry.by_version(name).values():
             if deployment.spec.version not in unchanged:
                 deployment.update_error = reason
 

@@ -33,9 +33,9 @@ class Source:
     def state(self) -> "ModelState":
         """Return the versions on disk, or the error that prevents loading them."""
         try:
-            return ModelState(tuple(self.specs()), self.default_version)
+            return ModelState(tuple(self.specs()), self.routing)
         except (DragomanError, OSError) as error:
-            return ModelState((), self.default_version, str(error))
+            return ModelState((), self.routing, str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelState:
     """A model as it is on disk: the versions that are to be served, with their files, or an error."""
 
     specs: tuple[ModelSpec, ...]
-    default_version: str = ""
+    routing: VersionRouting = field(default_factory=VersionRouting)
     error: str = ""
 
 
