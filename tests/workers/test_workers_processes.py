@@ -51,6 +51,36 @@ async def test_a_dead_worker_fails_only_the_call_it_computed(death: str, tmp_pat
         assert readiness == [True, False, True]
 
 
+@pytest.mark.parametrize("child", ["return", "raise"])
+@pytest.mark.parametrize("model", ["Actions", "AsyncActions"])
+async def test_a_forked_process_that_returns_is_ended(model: str, child: str) -> None:
+    async with processes(model) as pool:
+        response = await call(pool, do="fork", child=child)
+        assert first_value(response) == os.EX_SOFTWARE
+        pid = first_value(await call(pool, do="pid"))
+        assert [first_value(await call(pool, do="pid")) for _ in range(20)] == [pid] * 20
+
+
+async def test_a_forked_process_does_not_write_to_shared_memory(tmp_path: Path) -> None:
+    async with processes("Actions") as pool:
+        response = await call(pool, do="fork", child="return later", go=tmp_path / "go")
+        (tmp_path / "go").touch()
+        status = Path(f"/proc/{first_value(response)}/stat")
+        await wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert not response.outputs["array"].data.any()
+
+
+async def test_a_process_that_is_forked_at_load_is_ended() -> None:
+    async with processes("ForksAtLoad") as pool:
+        assert first_value(await call(pool)) == os.EX_SOFTWARE
+
+
+async def test_a_forked_process_does_not_have_the_socket_of_the_worker() -> None:
+    async with processes("Actions") as pool:
+        response = await call(pool, do="fork", child="count")
+        assert first_value(response) == int(response.outputs["sockets"].data[0]) - 1
+
+
 async def test_a_dead_worker_of_an_async_model_fails_all_its_calls(tmp_path: Path) -> None:
     async with processes("AsyncActions") as pool:
         running = [

@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -40,6 +42,17 @@ def wait_for(path: Path) -> None:
 class Echo(Model):
     def infer(self, call: Infer) -> Any:
         return dict(call.inputs)
+
+
+class ForksAtLoad(Model):
+    """Forks when it is loaded, and returns the exit code of the child."""
+
+    def load(self) -> None:
+        child = os.fork()
+        self.code = _exit_code(child) if child else 0
+
+    def infer(self, call: Infer) -> Any:
+        return {"code": np.array([self.code])}
 
 
 class AsyncEcho(Model):
@@ -129,10 +142,48 @@ def perform_fatal(action: str, call: Infer) -> Any:
         case "hold the lock afterwards":
             threading.Timer(0.05, _hold_the_lock, [call]).start()
             return perform("pid", call)
+        case "fork":
+            return _fork(call)
         case "start":
             program = subprocess.Popen(["sleep", "600"])
             return {"pid": np.array([program.pid])}
     raise AssertionError(action)
+
+
+def _fork(call: Infer) -> Any:
+    """Fork; the child counts its sockets, or raises or returns. Return its exit code and the sockets of this process.
+
+    If it returns later, return its process id and an array at once.
+    """
+    how, child = call.parameters["child"], os.fork()
+    if child and how == "return later":
+        return {"pid": np.array([child]), "array": np.zeros(100_000)}
+    if child == 0:
+        match how:
+            case "count":
+                os._exit(_count_sockets())
+            case "raise":
+                raise ValueError("in the child")
+            case "return later":
+                wait_for(path_parameter(call, "go"))
+        return {"code": np.array([0]), "array": np.ones(100_000)}
+    return {"code": np.array([_exit_code(child)]), "sockets": np.array([_count_sockets()])}
+
+
+def _exit_code(child: int) -> int:
+    """Return the exit code of a process, which is killed if it does not end within ten seconds."""
+    end_s = time.monotonic() + 10.0
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end_s:
+            os.kill(child, signal.SIGKILL)
+            end_s = math.inf
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def _count_sockets() -> int:
+    """Return the number of sockets of this process."""
+    return sum(stat.S_ISSOCK(Path(entry).stat().st_mode) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
 
 
 def _hold_the_lock(call: Infer) -> None:

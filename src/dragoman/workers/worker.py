@@ -1,10 +1,13 @@
 """A worker process: one model, and the calls for it that arrive through a socket."""
 
 import asyncio
+import logging
+import os
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from dragoman.core import errors
@@ -20,6 +23,8 @@ from dragoman.workers.pool import WINDOW, WrongPlacement
 from dragoman.workers.results import copy_outputs
 from dragoman.workers.shared_blocks import close_files
 
+log = logging.getLogger("dragoman.worker")
+
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """Load the model that the parent sends, and compute its calls until it closes the socket.
@@ -28,14 +33,33 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """
     set_up_child(parent, (fd, *memory))
     with socket.socket(fileno=fd) as sock:
+        os.register_at_fork(after_in_child=partial(_release_socket, sock))
         first = receive(sock)
         if first is not None:
             asyncio.run(_serve(sock, first, memory))
 
 
+def _release_socket(sock: socket.socket) -> None:
+    """Replace the socket of the worker in a process that the model forks: two processes must not share it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, sock.fileno(), inheritable=False)
+    os.close(null)
+
+
+def _exit_if_forked(worker: int) -> None:
+    """End this process if a model forked it and it returned from the model's code: only the worker may go on."""
+    if os.getpid() != worker:
+        log.error("a process that the model forked returned from the model's code and is ended pid=%d", os.getpid())
+        os._exit(os.EX_SOFTWARE)
+
+
 async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> None:
+    pid = os.getpid()
     try:
-        executor = await Executor.load(first.value(), "process", in_thread=False)
+        try:
+            executor = await Executor.load(first.value(), "process", in_thread=False)
+        finally:
+            _exit_if_forked(pid)
         loaded = _encode_loaded(executor)
     except WrongPlacement as wrong:
         sock.sendall(b"".join(encode(FrameKind.WRONG_PLACEMENT, 0, wrong.placement)))
@@ -124,6 +148,7 @@ class Worker:
         self._waiting: deque[_ReceivedJob] = deque()
         self._busy = False
         self._closed = asyncio.Event()
+        self._pid = os.getpid()
         self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory)
         close_files(memory or ())
 
@@ -242,11 +267,13 @@ class Worker:
                 await job.credits.acquire()
 
     def _finish(self, job: _ReceivedJob, last: list[Buffer], *, now: bool = False) -> None:
+        _exit_if_forked(self._pid)
         del self._jobs[job.number]
         set_context(())
         self._channel.send(last, now=now)
 
     def _encode(self, kind: FrameKind, job: _ReceivedJob, value: Any) -> list[Buffer]:
+        _exit_if_forked(self._pid)  # before it writes to the memory that the worker shares with the server
         try:
             return self._channel.encode(kind, job.number, value)
         except Exception as error:
