@@ -25,7 +25,7 @@ _SERVER_SETTINGS = (
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
     "drain_delay_s", "log_format", "log_level", "explain_batches", "access_log", "access_log_format", "keep_memory",
-    "tls_client_ca", "tls_min_version",
+    "tls_client_ca", "tls_min_version", "reject_host_mismatch",
     "admin_port", "admin_host",
 )  # fmt: skip
 

@@ -82,6 +82,10 @@ class TransportOptions:
     """Settings that the HTTP and gRPC servers need."""
 
     root_path: Annotated[str, Option("path prefix that a proxy adds, as /models", PROTOCOLS)] = ""
+    reject_host_mismatch: Annotated[
+        bool,
+        Option("reject HTTP/1.1 requests for an absolute URL whose host is not that of the Host header", SECURITY),
+    ] = False
     compress_responses: Annotated[
         bool, Option("compress responses for clients that accept gzip or deflate", PROTOCOLS)
     ] = True

@@ -1,7 +1,7 @@
 """Parsing requests of HTTP/1.1 in chunks of any size; rejection of invalid ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -160,7 +160,7 @@ def test_random_bytes_are_rejected_or_incomplete(raws: list[bytes], more: list[b
     reader = Reader(shared)
     for result in parse_chunks([*raws, *more], reader):
         if result.kind in ("fatal", "rejected"):
-            assert result.error[:3] in ("400", "404", "405", "413", "431", "503")
+            assert result.error[:3] in ("400", "404", "405", "413", "431", "501", "503")
     assert reader.unparsed_size <= LIMITS.max_header_bytes + 5000
     reader.drop()
     shared.bodies.reserve(LIMITS.max_bodies_bytes)  # everything has been released
@@ -176,7 +176,7 @@ def test_a_request_with_a_few_bytes_changed(data: st.DataObject) -> None:
             st.sampled_from([b"", b"\n", b"\r", b"\0", b" ", b"9", b":"])
         )
     for result in parse_chunks([bytes(raw)]):
-        assert result.kind in ("request", "continue") or result.error[:3] in ("400", "404", "405", "413", "431")
+        assert result.kind in ("request", "continue") or result.error[:3] in ("400", "404", "405", "413", "431", "501")
 
 
 NO_HOSTS = (
@@ -252,7 +252,9 @@ def test_two_spaces_in_a_request_line_in_chunks(line: bytes) -> None:
         *(b"POST /a/b HTTP/1.1\r\nhost: %b\r\n\r\n" % host for host in NO_HOSTS),
         b"POST /a/b HTTP/1.0\r\nhost: a b\r\n\r\n",
         b"POST /a/b HTTP/2.0\r\nhost: x\r\n\r\n",
-        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"F(O /a/b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"FOO /a/b HTTP/2.0\r\nhost: x\r\n\r\n",
+        b"FOO  /a/b HTTP/1.1\r\nhost: x\r\n\r\n",
         headers(content_length="1", Content_Length="1"),
         headers(content_length="1", Content_Length="2"),
         headers(content_length="1, 1"),
@@ -278,6 +280,34 @@ def test_ambiguous_requests_are_rejected(raw: bytes) -> None:
     result = parse_one(raw)
     assert (result.kind, result.error[:3]) == ("fatal", "400"), result
     assert "not valid HTTP/1.1" in result.error
+
+
+@pytest.mark.parametrize("method", ["FOO", "get", "X-Y", "CONNECT"])
+def test_unknown_methods_are_not_implemented(method: str) -> None:
+    target = "x:1" if method == "CONNECT" else "/a"
+    result = parse_one(f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert (result.kind, result.error) == ("fatal", f"501 method {method} is not implemented")
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "is_same"),
+    [
+        ("http://a/a", "a", True),
+        ("http://A:80/a", "a", True),
+        ("https://a/a", "a:443", True),
+        ("http://a/a", "b", False),
+        ("http://a/a", "", False),
+        ("http://a:81/a", "a", False),
+        ("/a", "b", True),
+    ],
+)
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_host_that_differs_from_the_target(target: str, host: str, is_same: bool, rejects: bool) -> None:
+    reader = Reader(make_context(replace(LIMITS, reject_host_mismatch=rejects)))
+    (result,) = parse_chunks([f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()], reader)
+    assert result.kind == ("request" if is_same or not rejects else "fatal"), result
+    if result.kind == "fatal":
+        assert result.error.startswith("400 the request is not valid HTTP/1.1: Host ")
 
 
 @pytest.mark.parametrize(

@@ -483,6 +483,8 @@ FLOODS: dict[str, Act] = {
     "provoked resets": flood(3000, lambda w, n: w.headers(2 * n + 1).send(frames.window_update(2 * n + 1, 0))),
     "malformed": flood(3000, lambda w, n: w.headers(2 * n + 1, GET[1:])),
     "settings": flood(3000, lambda w, n: w.send(frames.settings({}))),
+    "settings acknowledgements": flood(3000, lambda w, n: w.send(frame(4, 1, 0, b""))),
+    "ping acknowledgements": flood(3000, lambda w, n: w.send(frame(6, 1, 0, bytes(8)))),
     "pings": flood(100, lambda w, n: w.send(frame(6, 0, 0, bytes(8)))),
     "empty data": flood(3000, lambda w, n: w.data(1) if n else w.headers(1)),
     "padding alone": flood(3000, lambda w, n: w.send(frame(0, 8, 1, b"\x02\0\0")) if n else w.headers(1)),

@@ -644,6 +644,9 @@ async def test_t56_the_wrong_method_and_options(server: RestServer) -> None:
     response = await server.request("OPTIONS", "/v2/models/Adder/infer")
     assert (response.status, response.headers["allow"], response.body) == (204, "OPTIONS, POST", b"")
     assert (await server.request("OPTIONS", "/v2/nope")).status == 404
+    response = await server.request("OPTIONS", "*")
+    assert (response.status, response.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, POST, PUT")
+    assert (await server.request("GET", "*")).status == 404
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/Adder"])

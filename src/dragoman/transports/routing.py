@@ -45,7 +45,7 @@ class Router:
         self._counters = counters or TransportCounters()
         self._root = _Node()
         self._fallback: Match | None = None
-        for protocol in protocols:
+        for protocol in (protocols := tuple(protocols)):
             if protocol.fallback is not None:
                 statuses = self._counters.statuses(protocol.name)
                 self._fallback = Match(protocol.fallback, protocol, {}, "", statuses=statuses)
@@ -55,6 +55,9 @@ class Router:
                     node = _child(node, part)
                     node.protocol = node.protocol or protocol
                 node.endpoints.setdefault(route.method, (route, protocol))
+        methods = {"HEAD", "OPTIONS"} | {route.method for protocol in protocols for route in protocol.routes}
+        statuses = self._counters.statuses(protocols[0].name)
+        self._server_options = Match(None, protocols[0], {}, ", ".join(sorted(methods)), statuses=statuses)
 
     def match(self, method: str, raw_path: str) -> Match:
         """Return the endpoint of a path, still percent-encoded; a trailing slash does not matter.
@@ -62,6 +65,8 @@ class Router:
         HEAD is answered as GET. Unknown paths go to the fallback if a protocol has one. Raises HttpError 404 for an
         unknown path, 405 with `Allow` for another method.
         """
+        if raw_path == "*" and method == "OPTIONS":  # RFC 9110, 9.3.7: asks about the server, not a resource
+            return self._server_options
         node, params = self._root, {}
         for segment in _segments(raw_path):
             found = node.parts.get(segment)

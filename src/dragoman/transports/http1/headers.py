@@ -16,8 +16,11 @@ from dragoman.transports.routing import Match
 
 CHUNKED = -1
 _CLOSE = (("connection", "close"),)
-# The absolute form, which clients send to proxies.
+# A request line in one piece with a valid method that httptools does not know (RFC 9110, 9.1).
+_UNKNOWN_METHOD = re.compile(rb"(?:\r\n)?([!#$%&'*+.^_`|~0-9A-Za-z-]+) [^ \r\n]+ HTTP/1\.[01]\r\n")
+# The absolute form, which clients send to proxies, and the default ports, which may be left out.
 _ABSOLUTE = re.compile(r"https?://([^/?]*)", re.ASCII | re.IGNORECASE)
+_DEFAULT_PORT = re.compile(r":(?:80|443)?$", re.ASCII)
 
 # Clients that keep their connection repeat their headers. Size of the cache, and bytes of the longest entry.
 _MAX_CACHED = 512
@@ -51,6 +54,10 @@ class Http1Headers(msgspec.Struct, frozen=True):
 NO_HEADERS = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
 
 
+def _unknown_method(method: bytes) -> HttpError:
+    return HttpError(501, f"method {method[:32].decode()} is not implemented", _CLOSE)
+
+
 def not_http(why: str = "") -> HttpError:
     return HttpError(400, f"the request is not valid HTTP/1.1{': ' if why else ''}{why}", _CLOSE)
 
@@ -75,6 +82,9 @@ class HeaderParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # offers of other protocols are ignored
+        except httptools.HttpParserInvalidMethodError as error:
+            found = _UNKNOWN_METHOD.match(data)
+            raise _unknown_method(found[1]) if found else not_http() from error
         except httptools.HttpParserError as error:
             inner = error.__context__
             raise inner if isinstance(inner, HttpError) else not_http() from error
@@ -108,13 +118,16 @@ class HeaderParser:
         if not http10 and version != "1.1":
             raise not_http(f"version {version}")
         if method == "CONNECT":
-            raise not_http("CONNECT is not supported")
+            raise _unknown_method(method.encode())
         if not http10 and "host" not in headers:
             raise not_http("no Host")
         if not is_host(headers.get("host", "")):
             raise not_http(f"Host {headers['host'][:64]!r}")
         length = _length(headers, http10)
-        path, query = _target(self._url.decode("latin-1"))
+        path, query, authority = _target(self._url.decode("latin-1"))
+        host = headers.get("host", "")
+        if authority and application.limits.reject_host_mismatch and not _is_same_host(authority, host):
+            raise not_http(f"Host {host[:64]!r} and target {authority[:64]!r} name different hosts")
         match, error = _match(application, method, path)
         expects = headers.get("expect", "").lower() == "100-continue" and not http10 and length != 0
         # `Connection: upgrade` alone does not close the connection.
@@ -159,8 +172,8 @@ def _length(headers: Mapping[str, str], http10: bool) -> int:
     return int(text)
 
 
-def _target(url: str) -> tuple[str, str]:
-    """Return path and query of a target (RFC 9112, 3.2: origin or absolute form), still percent-encoded."""
+def _target(url: str) -> tuple[str, str, str]:
+    """Return path and query of a target (RFC 9112, 3.2), still percent-encoded, and the authority or ""."""
     absolute = _ABSOLUTE.match(url)
     if absolute is not None:
         if not absolute[1] or not is_host(absolute[1]):
@@ -170,7 +183,11 @@ def _target(url: str) -> tuple[str, str]:
     elif not url.startswith("/") and url != "*":
         raise not_http("the target is not a path")
     path, _, query = url.partition("#")[0].partition("?")
-    return path, query
+    return path, query, "" if absolute is None else absolute[1]
+
+
+def _is_same_host(authority: str, host: str) -> bool:
+    return _DEFAULT_PORT.sub("", authority.lower()) == _DEFAULT_PORT.sub("", host.lower())
 
 
 class HeaderCache:

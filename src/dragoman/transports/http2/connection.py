@@ -261,6 +261,7 @@ class Http2Connection:
             if payload:
                 text = "SETTINGS: expected no payload in an acknowledgement"
                 raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
+            self._count_empty_frame()
             return
         self._count_empty_frame()
         for name, value in frames.read_settings(payload):
@@ -281,7 +282,9 @@ class Http2Connection:
         if not flags & frames.ACK:
             self._rates.count_ping()
             self._writer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif payload == _PING and self.draining:
+            return
+        self._count_empty_frame()
+        if payload == _PING and self.draining:
             self.refuse_streams()
 
     def _handle_goaway(self, payload: bytes) -> None:
