@@ -23,7 +23,7 @@ from dragoman.engine.engine import Engine, ServerIdentity
 from dragoman.engine.folder_watch import check_watchfiles
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
-from dragoman.protocols.open_inference.extensions import EXTENSIONS
+from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import ServerTransports, check_settings, http_addresses
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
@@ -319,7 +319,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         repository,
         ServerIdentity(
             name=settings.server_name,
-            extensions=EXTENSIONS,
+            extensions=extensions(has_control=settings.allows_control),
             # With these settings, the transports admit only callers with the role admin to model control.
             control_token="" if is_guarded else settings.control_token,
             control_open=settings.control_open or is_guarded,

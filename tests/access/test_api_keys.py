@@ -106,7 +106,9 @@ ROLES = {
         "/InputSizes", "/Info", "/ModelInfo", "/OutputSizes", "/info", "/load", "/metrics", "/models",
         "/models/{model}", "/models/{model}/adapters", "/models/{model}/info", "/models/{model}/{version}",
         "/server/metrics", "/v1/models", "/v1/models/{name}", "/v2", "/v2/models", "/v2/models/{model}",
-        "/v2/models/{model}/versions/{version}", "/version",
+        "/v2/models/stats", "/v2/models/{model}/config", "/v2/models/{model}/stats",
+        "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/config",
+        "/v2/models/{model}/versions/{version}/stats", "/version",
     },
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",
@@ -127,7 +129,8 @@ def test_each_route_needs_the_role_that_it_should() -> None:
     assert not [route for route in reading if any(word in route.pattern.lower() for word in control)]
     methods = {method.name: method.role for protocol in grpc for method in protocol.methods}
     assert {name for name, role in methods.items() if role == "infer"} == {"ModelInfer", "ModelStreamInfer"}
-    assert {name for name, role in methods.items() if role == "read"} == {"ServerMetadata", "ModelMetadata"}
+    reading_methods = {name for name, role in methods.items() if role == "read"}
+    assert reading_methods == {"ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics"}
 
 
 async def test_a_key_may_only_do_what_its_roles_say(server: RestServer, keys: KeyFile) -> None:
@@ -164,6 +167,8 @@ async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) 
         ("POST", "/v2/models/Tripler/infer", BODY),
         ("POST", "/v2/models/Unknown/infer", BODY),
         ("GET", "/v2/models/Tripler", None),
+        ("GET", "/v2/models/Tripler/config", None),
+        ("GET", "/v2/models/Tripler/stats", None),
         ("POST", "/v2/repository/models/Tripler/unload", b"{}"),
         ("POST", "/models/Tripler/invoke", BODY),
         ("POST", "/v1/models/Tripler:predict", b'{"instances": [1]}'),
@@ -173,6 +178,8 @@ async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) 
         response = await server.request(method, path, body, bound)
         assert response.status == 403, path
     assert (await server.request("GET", "/v2/models", headers=bound)).json == {"models": ["Doubler"]}
+    statistics = (await server.request("GET", "/v2/models/stats", headers=bound)).json["model_stats"]
+    assert [entry["name"] for entry in statistics] == ["Doubler"]
     index = await server.request("POST", "/v2/repository/index", b"{}", bound)
     assert [entry["name"] for entry in index.json] == ["Doubler"]
     # Without a name it is the only model that the key may use.

@@ -26,7 +26,6 @@ from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
 from dragoman.core.tensor import Tensor
 from dragoman.formats import oip_messages as m
 from dragoman.plugins import find
-from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.wire import GrpcRequest, GrpcStreamMethod, Policy
 
 PIECE = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", "3")
@@ -73,7 +72,7 @@ def test_server_metadata() -> None:
     response = Response(ServerDescription("dragoman", "1.2", ("parameters", "special")))
     reply = m.ServerMetadataResponse.FromString(exchange.format_response(response))
     assert (reply.name, reply.version) == ("dragoman", "1.2")
-    assert list(reply.extensions) == [*oip.EXTENSIONS, "special"]
+    assert list(reply.extensions) == ["parameters", "special"]
 
 
 def test_model_metadata_lists_the_tensors() -> None:

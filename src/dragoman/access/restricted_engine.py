@@ -19,6 +19,7 @@ from dragoman.core.calls import (
     Live,
     Load,
     ModelCall,
+    ReadStatistics,
     Ready,
     Request,
     Response,
@@ -40,6 +41,7 @@ _LISTS: dict[type[Any], Callable[[Any], str]] = {
     DescribeModels: lambda model: model.name,
     Index: lambda entry: entry.name,
     States: lambda entry: entry.name,
+    ReadStatistics: lambda statistics: statistics.name,
 }
 
 
@@ -137,7 +139,9 @@ class RestrictedEngine:
     def _bind(self, request: Request[A]) -> Request[A]:
         """Return the request with the models that it may use: the engine checks the one that it chooses by itself."""
         call, models = request.call, self.grant.models
-        if models is None or request.models == models or isinstance(call, _OPEN) or type(call) in _LISTS:
+        if models is None or request.models == models or isinstance(call, _OPEN):
+            return request
+        if type(call) in _LISTS and (not request.model or request.model in models):
             return request
         if isinstance(call, ConcurrentCalls):
             return structs.replace(request, call=ConcurrentCalls(tuple(map(self._bind, call.requests))))

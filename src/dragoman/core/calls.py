@@ -179,6 +179,8 @@ class ModelDescription:
     """Metadata of a model: its served versions, platform, signature, supported calls and further details.
 
     `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
+    `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
+    waits for more rows. `streams`: its response to Infer is a stream.
     """
 
     name: str
@@ -189,6 +191,41 @@ class ModelDescription:
     details: Mapping[str, Any] = field(default_factory=dict)
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     path: str = ""
+    max_batch_size: int = 0
+    max_batch_wait_s: float = 0.0
+    replicas: int = 1
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Executions of a model with the same number of rows, and the seconds that they took together."""
+
+    rows: int
+    executions: int
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatistics:
+    """Counts and durations of the inference requests of one model version since it was loaded.
+
+    `last_s` is the Unix time when the last one ended, 0 if there was none. `success_s` and `fail_s` are the sums of
+    their durations, and `queue_s` the part of `success_s` spent in the queue of batches. `inferences` counts the rows
+    of batched requests, and every other request as 1.
+    """
+
+    name: str
+    version: str
+    last_s: float
+    succeeded: int
+    success_s: float
+    failed: int
+    fail_s: float
+    queue_s: float
+    inferences: int
+    executions: int
+    batches: tuple[BatchStatistics, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +277,11 @@ class Describe(ServerCall[ModelDescription]):
 
     able: type[ModelCall[Any]] | None = None
     otherwise: type[ModelCall[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatistics(ServerCall[tuple[ModelStatistics, ...]]):
+    """Return the statistics of the model of the request, or without one of all models that are ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class Histogram:
         """Number of values."""
         return sum(self._buckets)
 
+    @property
+    def sum(self) -> float:
+        """Sum of the values."""
+        return self._sum
+
     def samples(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
         """Return the samples of a family with this name."""
         count = 0

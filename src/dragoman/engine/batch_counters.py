@@ -20,13 +20,20 @@ _QUEUED: Final = "dragoman_queued_calls"
 
 
 class BatchCounters:
-    """The counters; `queued` returns the number of calls that wait now."""
+    """The counters; `queued` returns the number of calls that wait now.
 
-    __slots__ = ("_histograms", "queued", "reasons")
+    `executions` are the successful executions of the model by their rows, with the seconds that they took. They
+    answered `answered` calls, which had waited for `answered_wait_s`.
+    """
+
+    __slots__ = ("_histograms", "answered", "answered_wait_s", "executions", "queued", "reasons")
 
     def __init__(self, queued: Callable[[], int]) -> None:
         self.reasons: defaultdict[Reason, int] = defaultdict(int)
         self.queued = queued
+        self.executions: defaultdict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        self.answered = 0
+        self.answered_wait_s = 0.0
         self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
 
     def count(self, waits_s: Sequence[float], rows: int, reason: Reason) -> None:
@@ -37,6 +44,13 @@ class BatchCounters:
         calls.observe(len(waits_s))
         all_rows.observe(rows)
         self.reasons[reason] += 1
+
+    def count_execution(self, rows: int, waits_s: Sequence[float], duration_s: float) -> None:
+        """Count a successful execution; `waits_s` are the times in the queue of the calls that it answers."""
+        executions, compute_s = self.executions[rows]
+        self.executions[rows] = executions + 1, compute_s + duration_s
+        self.answered += len(waits_s)
+        self.answered_wait_s += sum(waits_s)
 
     def samples(self, labels: Mapping[str, str]) -> Iterable[tuple[str, Sample]]:
         """Yield the samples, each with the name of its family."""

@@ -112,10 +112,11 @@ class _Member:
 class _Batch:
     """Calls that are computed together. When the last of them is cancelled, the computation is cancelled."""
 
-    __slots__ = ("active", "members", "work")
+    __slots__ = ("active", "dispatched_s", "members", "work")
 
-    def __init__(self, members: list[_Member]) -> None:
+    def __init__(self, members: list[_Member], dispatched_s: float) -> None:
         self.members = members
+        self.dispatched_s = dispatched_s
         self.active = len(members)
         self.work: asyncio.Task[Any] | None = None
         for member in members:
@@ -142,7 +143,7 @@ class Batcher:
         self, pool: Pool, max_rows: int, max_wait_s: float, delay_fraction: float = 0.0, model: str = ""
     ) -> None:
         self._pool = pool
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._max_wait_s = max_wait_s
         self._delay = BatchDelay(delay_fraction)
         self._model = model
@@ -158,8 +159,8 @@ class Batcher:
         """Return the response to one call, an Infer whose inputs have rows."""
         assert isinstance(request.call, Infer)
         count = rows(request.call)
-        if count > self._max_rows:
-            raise InvalidInput(f"inference request batch-size must be <= {self._max_rows}, got {count}")
+        if count > self.max_rows:
+            raise InvalidInput(f"inference request batch-size must be <= {self.max_rows}, got {count}")
         loop = asyncio.get_running_loop()
         member = _Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
@@ -223,12 +224,12 @@ class Batcher:
                 self._wake(waits_s[key], exactly=delay_s > 0)
                 return
             queue = self._waiting.pop(key)
-            members = _take(queue, self._max_rows)
+            members = _take(queue, self.max_rows)
             if queue:  # the rest goes to the end, so that no key starves another
                 self._waiting[key] = queue
             if members:
                 self._count(members, now_s)
-                batch = _Batch(members)
+                batch = _Batch(members, now_s)
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 self._running[task] = batch
                 task.add_done_callback(self._on_task_end)
@@ -240,7 +241,7 @@ class Batcher:
         total = sum(member.rows for member in members)
         waits_s = [now_s - member.arrived_s for member in members]
         reason: Reason = "idle_worker"
-        if total >= self._max_rows:
+        if total >= self.max_rows:
             reason = "full"
         elif 0 < self._max_wait_s <= waits_s[0]:
             reason = "max_wait"
@@ -261,7 +262,7 @@ class Batcher:
                 reason,
                 len(members),
                 total,
-                self._max_rows,
+                self.max_rows,
                 waits_s[0] * 1e3,
                 len(self._running),
                 self._pool.capacity,
@@ -270,7 +271,7 @@ class Batcher:
             )
 
     def _wait_s(self, queue: deque[_Member], delay_s: float, now_s: float) -> float:
-        if (self._max_wait_s <= 0 and delay_s <= 0) or sum(m.rows for m in queue) >= self._max_rows:
+        if (self._max_wait_s <= 0 and delay_s <= 0) or sum(m.rows for m in queue) >= self.max_rows:
             return 0.0
         return max(delay_s, queue[0].arrived_s + self._max_wait_s - now_s, 0.0)
 
@@ -285,7 +286,9 @@ class Batcher:
             if len(members) == 1:
                 await self._run_alone(batch)
             elif not await self._run_merged(batch):
-                await asyncio.gather(*(self._run_alone(_Batch([m])) for m in members if not m.answer.done()))
+                await asyncio.gather(
+                    *(self._run_alone(_Batch([m], batch.dispatched_s)) for m in members if not m.answer.done())
+                )
         except BaseException as error:
             for member in members:
                 member.fail(error if isinstance(error, Exception) else NotReady("the server is stopping"))
@@ -295,13 +298,14 @@ class Batcher:
 
     async def _run_merged(self, batch: _Batch) -> bool:
         """Run the batch as one call; return False if that failed. Then each call runs alone: one cannot fail others."""
-        members = batch.members
+        members, start_s = batch.members, time.monotonic()
         try:
             merged = merge([m.call for m in members])
             answer = await self._compute(batch, structs.replace(members[0].request, call=merged, deadline_s=None))
             responses = split(answer, [m.rows for m in members])
         except DragomanError:
             return False
+        self._count_execution(batch, start_s)
         for member, part in zip(members, responses, strict=True):
             member.succeed(part)
         return True
@@ -309,10 +313,19 @@ class Batcher:
     async def _run_alone(self, batch: _Batch) -> None:
         (member,) = batch.members
         set_context(member.context)
+        start_s = time.monotonic()
         try:
-            member.succeed(await self._compute(batch, member.request))
+            answer = await self._compute(batch, member.request)
         except DragomanError as error:
             member.fail(error)
+        else:
+            self._count_execution(batch, start_s)
+            member.succeed(answer)
+
+    def _count_execution(self, batch: _Batch, start_s: float) -> None:
+        """Count a successful execution, before its calls are answered: those that are already were cancelled."""
+        waits_s = [batch.dispatched_s - m.arrived_s for m in batch.members if not m.answer.done()]
+        self.counters.count_execution(sum(m.rows for m in batch.members), waits_s, time.monotonic() - start_s)
 
     async def _compute(self, batch: _Batch, request: Request[Inference]) -> Inference:
         """Return the response of the pool. The computation is cancelled when all calls of the batch are."""

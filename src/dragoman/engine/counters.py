@@ -32,18 +32,20 @@ class CallCounters:
     __slots__ = ("_by_type", "generation")
 
     def __init__(self) -> None:
-        self._by_type: defaultdict[type[Any], _TypeCounters] = defaultdict(_TypeCounters)
+        self._by_type: defaultdict[type[Any], TypeCounters] = defaultdict(TypeCounters)
         self.generation = GenerationCounters()
 
     def count(
         self, call: Any, start_s: float, error: BaseException | None = None, usage: GenerationUsage | None = None
     ) -> None:
         """Count one call that has ended; `start_s` is a reading of the monotonic clock."""
-        duration_s = time.monotonic() - start_s
         counters = self._by_type[type(call)]
+        counters.last_s = now_s = time.monotonic()
+        duration_s = now_s - start_s
         counters.durations.observe(duration_s)
         if error is not None:
             counters.failed[outcome(error)] += 1
+            counters.failed_s += duration_s
         elif usage is not None:
             self.generation.count(usage, duration_s)
 
@@ -58,17 +60,23 @@ class CallCounters:
         for call, counters in self._by_name():
             yield from counters.durations.samples(name, {**labels, "call": call})
 
-    def _by_name(self) -> list[tuple[str, "_TypeCounters"]]:
+    def totals(self, kinds: tuple[type[Any], ...]) -> Iterable["TypeCounters"]:
+        """Return the counters of calls of these types."""
+        return [counters for kind, counters in self._by_type.items() if issubclass(kind, kinds)]
+
+    def _by_name(self) -> list[tuple[str, "TypeCounters"]]:
         return sorted((kind.__name__, counters) for kind, counters in self._by_type.items())
 
 
-class _TypeCounters:
-    """The counters of one type of call."""
+class TypeCounters:
+    """The counters of one type of call. `last_s` is the monotonic time when the last call ended."""
 
-    __slots__ = ("durations", "failed")
+    __slots__ = ("durations", "failed", "failed_s", "last_s")
 
     def __init__(self) -> None:
         self.failed: Counter[str] = Counter()
+        self.failed_s = 0.0
+        self.last_s = 0.0
         self.durations = Histogram(SECONDS)
 
     @property

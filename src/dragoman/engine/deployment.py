@@ -171,7 +171,7 @@ class Deployment:
         """Return the spec with this number of replicas, unchanged if it has them. Raises NotReady, NotSupported."""
         if self._pool is None or self.state != "READY":
             raise self._not_ready()
-        if replicas == (self.spec.replicas if self._pool.is_replicated else 1):
+        if replicas == self.replicas:
             return self.spec
         if not self._pool.is_replicated:
             raise NotSupported(
@@ -193,6 +193,15 @@ class Deployment:
     def batch_counters(self) -> BatchCounters | None:
         """The counters of batches, if calls are merged."""
         return None if self._batcher is None else self._batcher.counters
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch in rows, 0 if calls are not merged."""
+        return 0 if self._batcher is None else self._batcher.max_rows
+
+    @property
+    def replicas(self) -> int:
+        return self.spec.replicas if self._pool is not None and self._pool.is_replicated else 1
 
     @property
     def handlers(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from dragoman.core.calls import (
     Measure,
     ModelCall,
     ModelDescription,
+    ReadStatistics,
     Ready,
     Request,
     Response,
@@ -47,6 +48,7 @@ from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.siblings import SiblingRegistry
+from dragoman.engine.statistics import read_statistics
 from dragoman.engine.version_routing import share_family
 from dragoman.system.coroutines import begin, complete, ensure_task
 
@@ -313,6 +315,8 @@ class Engine:
                 return self._measurements(call)
             case States():
                 return self._control.states()
+            case ReadStatistics():
+                return read_statistics(self._registry, request.model, request.version)
         raise NotImplementedError(type(request.call).__name__)
 
     async def _control_call(self, request: Request[Any]) -> object:
@@ -354,6 +358,10 @@ class Engine:
             loaded.details,
             protocols=spec.protocols,
             path=spec.uri,
+            max_batch_size=deployment.max_batch_size,
+            max_batch_wait_s=spec.max_batch_wait_s,
+            replicas=deployment.replicas,
+            streams=loaded.streams,
         )
 
     @property

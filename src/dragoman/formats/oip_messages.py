@@ -36,12 +36,17 @@ def _classes() -> dict[str, Any]:
 # Classes created at run time have no static types.
 _CLASSES = _classes()
 InferTensorContents = _CLASSES["InferTensorContents"]
+ModelConfig = _CLASSES["ModelConfig"]
+ModelConfigRequest = _CLASSES["ModelConfigRequest"]
+ModelConfigResponse = _CLASSES["ModelConfigResponse"]
 ModelInferRequest = _CLASSES["ModelInferRequest"]
 ModelInferResponse = _CLASSES["ModelInferResponse"]
 ModelMetadataRequest = _CLASSES["ModelMetadataRequest"]
 ModelMetadataResponse = _CLASSES["ModelMetadataResponse"]
 ModelReadyRequest = _CLASSES["ModelReadyRequest"]
 ModelReadyResponse = _CLASSES["ModelReadyResponse"]
+ModelStatisticsRequest = _CLASSES["ModelStatisticsRequest"]
+ModelStatisticsResponse = _CLASSES["ModelStatisticsResponse"]
 ModelStreamInferResponse = _CLASSES["ModelStreamInferResponse"]
 RepositoryIndexRequest = _CLASSES["RepositoryIndexRequest"]
 RepositoryIndexResponse = _CLASSES["RepositoryIndexResponse"]

@@ -20,7 +20,18 @@ MAX_CLASSES = 1000
 # Rows of at least this length are partitioned before their top classes are sorted.
 _LONG_ROW = 4096
 
-EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
+
+def extensions(*, has_control: bool) -> tuple[str, ...]:
+    """Return the extensions that are on, in Triton's order."""
+    return (
+        "classification",
+        *(("model_repository",) if has_control else ()),
+        "schedule_policy",
+        "model_configuration",
+        "binary_tensor_data",
+        "parameters",
+        "statistics",
+    )
 
 
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.

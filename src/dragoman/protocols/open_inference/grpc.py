@@ -14,6 +14,8 @@ from dragoman.core.calls import (
     Live,
     Load,
     ModelDescription,
+    ModelStatistics,
+    ReadStatistics,
     Ready,
     Request,
     Response,
@@ -48,6 +50,8 @@ from dragoman.protocols.open_inference.grpc_inference import (
     parse_infer_request,
     require_model_name,
 )
+from dragoman.protocols.open_inference.model_config import config_message
+from dragoman.protocols.open_inference.statistics import statistics_message
 from dragoman.protocols.wire import (
     EngineCall,
     GrpcMethod,
@@ -98,6 +102,8 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("ModelReady", _model_ready, health=True),
             GrpcMethod("ServerMetadata", _server_metadata, role="read"),
             GrpcMethod("ModelMetadata", _model_metadata, role="read"),
+            GrpcMethod("ModelConfig", _model_config, role="read"),
+            GrpcMethod("ModelStatistics", _model_statistics, role="read"),
             GrpcMethod("ModelInfer", partial(_infer, policy), role="infer"),
             GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), _format_stream_error, role="infer"),
             GrpcMethod("RepositoryIndex", _repository_index, role="admin"),
@@ -144,8 +150,7 @@ def _model_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
 
 def _server_metadata(request: GrpcRequest) -> EngineCall[ServerDescription, bytes]:
     def to_message(server: ServerDescription) -> Any:
-        extensions = dict.fromkeys((*oip.EXTENSIONS, *server.extensions))
-        return m.ServerMetadataResponse(name=server.name, version=server.version, extensions=extensions)
+        return m.ServerMetadataResponse(name=server.name, version=server.version, extensions=server.extensions)
 
     m.parse_message(m.ServerMetadataRequest, request.body)
     return _message_call(Request(DescribeServer(), deadline_s=request.deadline_s), to_message)
@@ -164,6 +169,18 @@ def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]
     message = m.parse_message(m.ModelMetadataRequest, request.body)
     describe = Request(Describe(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
     return _message_call(describe, to_message)
+
+
+def _model_config(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]:
+    message = m.parse_message(m.ModelConfigRequest, request.body)
+    describe = Request(Describe(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
+    return _message_call(describe, lambda model: m.ModelConfigResponse(config=config_message(model)))
+
+
+def _model_statistics(request: GrpcRequest) -> EngineCall[tuple[ModelStatistics, ...], bytes]:
+    message = m.parse_message(m.ModelStatisticsRequest, request.body)
+    read = Request(ReadStatistics(), message.name, message.version, deadline_s=request.deadline_s)
+    return _message_call(read, statistics_message)
 
 
 def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:

@@ -7,6 +7,7 @@ import msgspec
 
 from dragoman.formats.body import HEADER_LENGTH, InferRequest, InferResponse
 from dragoman.protocols.open_inference.rest_request import ControlBody
+from dragoman.protocols.open_inference.statistics import StatisticsList
 from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, Bodies, ErrorResponses, Operation
 
 _Required = msgspec.Meta(extra_json_schema={"required": ["model_name", "outputs"]})
@@ -94,6 +95,8 @@ _INFER: Bodies = {JSON: InferRequest, OCTET_STREAM: None}
 SERVER = Operation("Describe the server", {200: {JSON: ServerMetadata}})
 MODELS = Operation("List the models", {200: {JSON: ModelNames}})
 MODEL = Operation("Describe a model", {200: {JSON: ModelMetadata}})
+STATISTICS = Operation("Read the statistics of models", {200: {JSON: StatisticsList}})
+CONFIG = Operation("Read the configuration of a model", {200: {JSON: dict[str, Any]}})
 INFER = Operation(
     "Run a model",
     {200: {JSON: Annotated[InferResponse, _Required], OCTET_STREAM: None}},

@@ -17,6 +17,8 @@ from dragoman.core.calls import (
     Live,
     Load,
     ModelDescription,
+    ModelStatistics,
+    ReadStatistics,
     Ready,
     Request,
     Response,
@@ -59,12 +61,14 @@ from dragoman.protocols.open_inference.messages import (
     ServerMetadata,
     TensorMetadata,
 )
+from dragoman.protocols.open_inference.model_config import config_json, config_message
 from dragoman.protocols.open_inference.rest_request import (
     RestOutputOptions,
     parse_control_request,
     parse_infer_request,
     path_model,
 )
+from dragoman.protocols.open_inference.statistics import statistics_list
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EngineCall,
@@ -198,6 +202,14 @@ class OpenInferenceRest:
 
         return EngineCall(Request(Describe(), *path_model(http)), format_response)
 
+    def statistics(self, http: HttpRequest) -> EngineCall[tuple[ModelStatistics, ...], HttpResponse]:
+        request = Request(ReadStatistics(), *path_model(http))
+        return EngineCall(request, lambda r: _message(statistics_list(r.answer)))
+
+    def config(self, http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
+        request = Request(Describe(), *path_model(http))
+        return EngineCall(request, lambda r: json_response(config_json(config_message(r.answer))))
+
     # --- model control ---------------------------------------------------------------------------------------
 
     def index(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
@@ -240,6 +252,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("GET", "/v2/health/live", endpoints.live, health=True, operation=live),
         Route("GET", "/v2/health/ready", endpoints.ready, health=True, operation=ready),
         Route("GET", "/v2/models", endpoints.models, role="read", operation=messages.MODELS),
+        Route("GET", "/v2/models/stats", endpoints.statistics, role="read", operation=messages.STATISTICS),
         Route("POST", f"{control}/index", endpoints.index, operation=messages.INDEX),
         Route("POST", f"{control}/models/{{model}}/load", endpoints.load, operation=messages.LOAD),
         Route("POST", f"{control}/models/{{model}}/unload", endpoints.unload, operation=messages.UNLOAD),
@@ -248,6 +261,8 @@ def protocol(policy: Policy) -> HttpProtocol:
         infer, stream = f"{model}/infer", f"{model}/infer_stream"
         routes += [
             Route("GET", model, endpoints.model, role="read", operation=messages.MODEL),
+            Route("GET", f"{model}/config", endpoints.config, role="read", operation=messages.CONFIG),
+            Route("GET", f"{model}/stats", endpoints.statistics, role="read", operation=messages.STATISTICS),
             Route("GET", f"{model}/ready", endpoints.ready, health=True, operation=model_ready),
             Route("POST", infer, endpoints.infer, role="infer", operation=messages.INFER),
             Route("POST", stream, endpoints.infer_stream, role="infer", operation=messages.INFER_STREAM),

@@ -1,0 +1,58 @@
+"""Statistics of deployments, from the counters that metrics are exported from."""
+
+import time
+from collections.abc import Mapping
+
+from dragoman.core.calls import BatchStatistics, DerivativeCall, Embed, Generate, Infer, ModelStatistics
+from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.engine.deployment import Deployment
+from dragoman.engine.registry import ModelRegistry
+
+_INFERENCES = (Infer, DerivativeCall, Generate, Embed)
+
+
+def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[ModelStatistics, ...]:
+    """Return the statistics of a model's versions, or of one; without a name those of all models that are ready.
+
+    Raises InvalidInput for an unknown model or version.
+    """
+    if not model:
+        return tuple(_statistics(deployment) for deployment in registry.all() if deployment.ready)
+    if model not in registry.names():
+        raise InvalidInput(f"requested model '{model}' is not available")
+    try:
+        return tuple(map(_statistics, registry.select(model, version)))
+    except ModelNotFound as error:
+        raise InvalidInput(f"requested model version is not available for model '{model}'") from error
+
+
+def _statistics(deployment: Deployment) -> ModelStatistics:
+    calls, batches = list(deployment.counters.totals(_INFERENCES)), deployment.batch_counters
+    succeeded, failed = sum(c.succeeded for c in calls), sum(c.failed.total() for c in calls)
+    fail_s = sum(c.failed_s for c in calls)
+    success_s = sum(c.durations.sum for c in calls) - fail_s
+    executions: Mapping[int, tuple[int, float]] = {} if batches is None else batches.executions
+    # A call that is not merged is one execution of one inference.
+    alone = succeeded if batches is None else max(0, succeeded - batches.answered)
+    queue_s = 0.0 if batches is None else batches.answered_wait_s
+    last_s = max((c.last_s for c in calls), default=0.0)
+    return ModelStatistics(
+        name=deployment.spec.name,
+        version=deployment.spec.version,
+        last_s=last_s and time.time() - time.monotonic() + last_s,
+        succeeded=succeeded,
+        success_s=success_s,
+        failed=failed,
+        fail_s=fail_s,
+        queue_s=queue_s,
+        inferences=alone + sum(rows * count for rows, (count, _) in executions.items()),
+        executions=alone + sum(count for count, _ in executions.values()),
+        batches=_batches(executions, alone, success_s),
+    )
+
+
+def _batches(executions: Mapping[int, tuple[int, float]], alone: int, success_s: float) -> tuple[BatchStatistics, ...]:
+    """Return the executions by rows; a model without a queue of batches has executions of one request only."""
+    if not executions and alone:
+        return (BatchStatistics(1, alone, success_s),)
+    return tuple(BatchStatistics(rows, count, compute_s) for rows, (count, compute_s) in sorted(executions.items()))

@@ -1,0 +1,291 @@
+"""Triton's extensions with its clients over REST and gRPC: statistics, model configuration, and who lists them."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from google.protobuf.json_format import MessageToDict
+from tritonclient.utils import InferenceServerException
+
+from e2e.server_process import MODELS, ServerProcess, running_server
+
+TOKEN = "open sesame"
+CLIENTS = (triton_http, triton_grpc)
+DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+ROWS = ("--placement", "process", "--max-batch-size", "8", "--max-batch-wait-s", "0.25")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ServerProcess]:
+    """Models without batching; model control is off."""
+    with running_server(*(f"{MODELS / 'shapes.py'}:{name}" for name in ("SumDiff", "Upper", "Count"))) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def batched() -> Iterator[ServerProcess]:
+    """A model with batching; model control is on."""
+    with running_server(f"{MODELS / 'batched.py'}:Rows", *ROWS, "--control-token", TOKEN) as process:
+        yield process
+
+
+def connect(module: Any, process: ServerProcess) -> Any:
+    if module is triton_http:
+        return triton_http.InferenceServerClient(process.url, concurrency=4)
+    return triton_grpc.InferenceServerClient(process.grpc_url)
+
+
+def tensor(module: Any, name: str, array: Any, datatype: str) -> Any:
+    tensor = module.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def statistics(client: Any, model: str = "", version: str = "") -> list[dict[str, Any]]:
+    """Return the entries with all fields and numbers as int, whichever the wire."""
+    answer = client.get_inference_statistics(model, version)
+    if not isinstance(answer, dict):
+        answer = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return [as_numbers(entry) for entry in answer["model_stats"]]
+
+
+def as_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v if k in ("name", "version") else as_numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [as_numbers(each) for each in value]
+    return int(value)
+
+
+def configuration(client: Any, model: str) -> dict[str, Any]:
+    if isinstance(client, triton_http.InferenceServerClient):
+        return dict(client.get_model_config(model))
+    return dict(client.get_model_config(model, as_json=True)["config"])
+
+
+# --- statistics ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_statistics_count_each_request_and_its_duration(plain: ServerProcess, module: Any) -> None:
+    a, b = np.ones((3, 16), np.int32), np.ones((3, 16), np.int32)
+    with connect(module, plain) as client:
+        (before,) = statistics(client, "SumDiff")
+        started_ms, started_s = time.time() * 1e3, time.monotonic()
+        for _ in range(3):
+            client.infer("SumDiff", [tensor(module, "INPUT0", a, "INT32"), tensor(module, "INPUT1", b, "INT32")])
+        elapsed_ns = (time.monotonic() - started_s) * 1e9
+        with pytest.raises(InferenceServerException):
+            client.infer("SumDiff", [tensor(module, "INPUT0", a, "INT32")])
+        (after,) = statistics(client, "SumDiff")
+    assert (after["name"], after["version"]) == ("SumDiff", "")
+    assert after["inference_count"] - before["inference_count"] == 3
+    assert after["execution_count"] - before["execution_count"] == 3
+    stats, earlier = after["inference_stats"], before["inference_stats"]
+    assert set(stats) == set(DURATIONS)
+    counts = {name: stats[name]["count"] - earlier[name]["count"] for name in DURATIONS}
+    assert counts == {**dict.fromkeys(DURATIONS, 3), "fail": 1, "cache_hit": 0, "cache_miss": 0}
+    spent = {name: stats[name]["ns"] - earlier[name]["ns"] for name in DURATIONS}
+    assert 0 < spent["success"] <= elapsed_ns
+    assert spent["compute_infer"] == spent["success"]
+    assert (spent["queue"], spent["fail"] > 0) == (0, True)
+    assert started_ms - 1 <= after["last_inference"] <= time.time() * 1e3 + 1
+    (size,) = after["batch_stats"]
+    assert (size["batch_size"], size["compute_infer"]["count"]) == (1, after["execution_count"])
+    assert size["compute_infer"]["ns"] == stats["compute_infer"]["ns"]
+
+
+def test_statistics_of_all_models_and_errors(plain: ServerProcess) -> None:
+    for module in CLIENTS:
+        with connect(module, plain) as client:
+            assert [entry["name"] for entry in statistics(client)] == ["Count", "SumDiff", "Upper"]
+            with pytest.raises(InferenceServerException, match="requested model 'nope' is not available"):
+                statistics(client, "nope")
+            with pytest.raises(InferenceServerException, match="model version is not available for model 'Upper'"):
+                statistics(client, "Upper", "7")
+    status, body, _ = plain.request("GET", "/v2/models/nope/stats")
+    assert (status, body) == (400, {"error": "requested model 'nope' is not available"})
+    status, body, _ = plain.request("GET", "/v2/models/Upper/stats")
+    zero = {"count": 0, "ns": 0}
+    unused = dict.fromkeys(DURATIONS, zero)
+    assert status == 200
+    assert body == {
+        "model_stats": [
+            {
+                "name": "Upper",
+                "version": "",
+                "last_inference": 0,
+                "inference_count": 0,
+                "execution_count": 0,
+                "inference_stats": unused,
+                "response_stats": {},
+                "batch_stats": [],
+                "memory_usage": [],
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_statistics_of_merged_requests(batched: ServerProcess, module: Any) -> None:
+    def infer(x: Any) -> int:
+        with connect(module, batched) as client:
+            return int(client.infer("Rows", [tensor(module, "x", x, "FP64")]).as_numpy("together")[0])
+
+    with connect(module, batched) as client:
+        before = statistics(client, "Rows")[0]
+        with ThreadPoolExecutor(2) as threads:  # 2 x 4 rows fill a batch
+            assert list(threads.map(infer, [np.ones((4, 1))] * 2)) == [8, 8]
+        with pytest.raises(InferenceServerException, match="no negative numbers"):
+            infer(-np.ones((8, 1)))
+        assert infer(np.ones((8, 1))) == 8
+        after = statistics(client, "Rows")[0]
+    assert after["inference_count"] - before["inference_count"] == 16
+    assert after["execution_count"] - before["execution_count"] == 2
+    stats, earlier = after["inference_stats"], before["inference_stats"]
+    assert [stats[n]["count"] - earlier[n]["count"] for n in ("success", "queue", "fail")] == [3, 3, 1]
+    spent = {name: stats[name]["ns"] - earlier[name]["ns"] for name in DURATIONS}
+    assert spent["queue"] > 0
+    # The model sleeps for 10 ms; each of three requests is charged the whole time of its batch.
+    assert spent["compute_infer"] >= 30e6
+    assert abs(spent["success"] - spent["queue"] - spent["compute_infer"]) <= 2
+    (size,) = after["batch_stats"]
+    assert (size["batch_size"], size["compute_infer"]["count"]) == (8, after["execution_count"])
+    executions = after["execution_count"]
+    assert size["compute_infer"]["ns"] >= 10e6 * executions
+
+
+# --- model configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_configuration_of_a_model_without_batching(plain: ServerProcess, module: Any) -> None:
+    with connect(module, plain) as client:
+        config = configuration(client, "SumDiff")
+        with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+            configuration(client, "nope")
+        streams = configuration(client, "Count")
+    assert int(config.get("max_batch_size", 0)) == 0
+    assert [(i["name"], i["data_type"], list(map(int, i["dims"]))) for i in config["input"]] == [
+        ("INPUT0", "TYPE_INT32", [-1, 16]),
+        ("INPUT1", "TYPE_INT32", [-1, 16]),
+    ]
+    assert "dynamic_batching" not in config
+    assert "model_transaction_policy" not in config
+    assert streams["model_transaction_policy"] == {"decoupled": True}
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_configuration_of_a_model_with_batching(batched: ServerProcess, module: Any) -> None:
+    with connect(module, batched) as client:
+        config = configuration(client, "Rows")
+    assert config["max_batch_size"] == 8
+    assert [(t["name"], t["data_type"], list(map(int, t["dims"]))) for t in config["input"]] == [
+        ("x", "TYPE_FP64", [-1])
+    ]
+    batching = config["dynamic_batching"]
+    assert batching["preferred_batch_size"] == [8]
+    assert int(batching["max_queue_delay_microseconds"]) == 250_000
+
+
+def test_json_of_a_configuration(plain: ServerProcess) -> None:
+    status, config, _ = plain.request("GET", "/v2/models/Upper/config")
+    assert status == 200
+    assert config == {
+        "name": "Upper",
+        "platform": "python",
+        "backend": "python",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 0,
+        "input": [
+            {
+                "name": "text",
+                "data_type": "TYPE_STRING",
+                "format": "FORMAT_NONE",
+                "dims": [-1],
+                "is_shape_tensor": False,
+                "allow_ragged_batch": False,
+                "optional": False,
+                "is_non_linear_format_io": False,
+            }
+        ],
+        "output": [
+            {
+                "name": name,
+                "data_type": data_type,
+                "dims": [-1],
+                "label_filename": "",
+                "is_shape_tensor": False,
+                "is_non_linear_format_io": False,
+            }
+            for name, data_type in (("upper", "TYPE_STRING"), ("length", "TYPE_INT64"))
+        ],
+        "instance_group": [
+            {
+                "name": "Upper",
+                "count": 1,
+                "gpus": [],
+                "kind": "KIND_MODEL",
+                "profile": [],
+                "passive": False,
+                "host_policy": "",
+            }
+        ],
+        "default_model_filename": "shapes.py",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
+    }
+
+
+# --- the list of extensions ------------------------------------------------------------------------------
+
+
+def test_only_extensions_that_are_on_are_listed(plain: ServerProcess, batched: ServerProcess) -> None:
+    common = ["schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics"]
+    for process, expected in (
+        (plain, ["classification", *common]),
+        (batched, ["classification", "model_repository", *common]),
+    ):
+        for module in CLIENTS:
+            with connect(module, process) as client:
+                metadata = client.get_server_metadata()
+            found = metadata["extensions"] if isinstance(metadata, dict) else metadata.extensions
+            assert list(found) == expected
+
+
+# --- the sequence of calls of perf_analyzer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_the_calls_of_perf_analyzer(batched: ServerProcess, module: Any) -> None:
+    with connect(module, batched) as client:
+        metadata = client.get_model_metadata("Rows", **({"as_json": True} if module is triton_grpc else {}))
+        config = configuration(client, "Rows")
+        server = client.get_server_metadata(**({"as_json": True} if module is triton_grpc else {}))
+        assert "statistics" in server["extensions"]
+        names = {each["name"] for each in metadata["inputs"]}
+        assert {each["name"] for each in config["input"]} <= names
+        shape = [int(n) for n in metadata["inputs"][0]["shape"]]
+        assert len(shape) == 1 + len(config["input"][0]["dims"])
+        before = statistics(client, "Rows")[0]
+        outputs = [module.InferRequestedOutput(each["name"]) for each in config["output"]]
+        for number in range(4):
+            x = tensor(module, "x", np.ones((8, 2)), "FP64")
+            options: dict[str, Any] = {} if module is triton_http else {"parameters": {}}
+            client.infer("Rows", [x], outputs=outputs, request_id=str(number), **options)
+        after = statistics(client, "Rows")[0]
+    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 4
+    assert after["inference_count"] - before["inference_count"] == 32
