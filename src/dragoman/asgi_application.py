@@ -60,7 +60,7 @@ class AsgiApplication:
                 raise NotImplementedError(f"ASGI scope type {kind!r}: expected http, lifespan or websocket")
 
     async def __aenter__(self) -> Self:
-        await self._start().loaded()
+        await self._start().wait_until_loaded()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -93,13 +93,13 @@ class AsgiApplication:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = self._start()
         if not (running.is_loading and _is_health_check(running.application, scope)):
-            await running.loaded()
+            await running.wait_until_loaded()
         await respond(running.application, scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
-            await self._start().loaded()
+            await self._start().wait_until_loaded()
         except Exception as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
@@ -126,7 +126,7 @@ class _Running:
     def is_loading(self) -> bool:
         return not self._loading.done()
 
-    async def loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Wait until every model is loaded or has failed to load. Raises the errors of `Engine.start`."""
         await asyncio.shield(self._loading)
 

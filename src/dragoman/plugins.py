@@ -40,7 +40,7 @@ def find(group: str, name: str) -> Any:
     raise ModelFailed(f"unknown {group[:-1].replace('_', ' ')} '{name}': expected one of {', '.join(known)}")
 
 
-def installed(group: str) -> list[str]:
+def installed_names(group: str) -> list[str]:
     """Return the names of the plug-ins that other packages add to a group."""
     own = {entry.name for entry in _own_entries(group)}
     return [entry.name for entry in entry_points(group=f"dragoman.{group}") if entry.name not in own]
@@ -67,7 +67,7 @@ def built_in_runtimes() -> Mapping[str, Runtime]:
 def other_runtimes() -> Mapping[str, Runtime]:
     """Return the runtimes of other packages. One that cannot be imported is left out, with a line in the log."""
     found = {}
-    for name in installed("runtimes"):
+    for name in installed_names("runtimes"):
         try:
             found[name] = runtime(name)
         except ModelFailed as error:

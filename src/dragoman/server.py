@@ -69,12 +69,12 @@ class Server:
     def bound_urls(self) -> list[str]:
         """URLs of all HTTP addresses as they are bound: 0.0.0.0 for every network interface."""
         bound = zip(http_addresses(self.settings), self.http_ports, strict=False)
-        return [self._url(_bracketed(host), port) for (host, _), port in bound]
+        return [self._url(_url_host(host), port) for (host, _), port in bound]
 
     @property
     def bound_grpc_address(self) -> str:
         """Address of gRPC as it is bound, "" if gRPC is off."""
-        return f"{_bracketed(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
+        return f"{_url_host(self.settings.host)}:{self.grpc_port}" if self.grpc_port >= 0 else ""
 
     @property
     def admin_url(self) -> str:
@@ -432,8 +432,8 @@ def _is_loopback(host: str) -> bool:
 
 def _client_host(host: str) -> str:
     """Return the host for clients on this machine, as URLs have it."""
-    return _bracketed({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host))  # noqa: S104
+    return _url_host({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host))  # noqa: S104
 
 
-def _bracketed(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

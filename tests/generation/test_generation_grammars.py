@@ -83,7 +83,7 @@ def test_compilation_time_is_limited(grammars: GrammarService, grammar: Grammar,
         return
     with pytest.raises(InvalidInput, match=f"^grammar: .*({message})"):
         grammars.guide(grammar)
-    assert grammars.guide(Grammar("choice", '["yes"]')).allowed().any()
+    assert grammars.guide(Grammar("choice", '["yes"]')).next_mask().any()
 
 
 def test_compilation_memory_is_limited(llama: LanguageModel) -> None:
@@ -291,7 +291,7 @@ def test_evicted_grammars_free_their_memory(llama: LanguageModel, monkeypatch: p
         assert released == ["compiler"]
     with grammar_service(llama) as service:
         guide = service.guide(Grammar("lark", 'start: "a" %json {"$ref": "#"}'))
-        (token, *_) = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
+        (token, *_) = np.setdiff1d(np.flatnonzero(guide.next_mask()), [1])
         with pytest.raises(InvalidInput, match="no text satisfies the grammar"):
             guide.accept(int(token))
     assert released == ["compiler", "text"]
@@ -365,10 +365,10 @@ def test_any_grammar_is_compiled_or_rejected(bounded: GrammarService, grammar: G
         guide = bounded.guide(grammar)
     except InvalidInput:
         return
-    assert guide.allowed().any()
+    assert guide.next_mask().any()
     for _ in range(3):
-        tokens = np.setdiff1d(np.flatnonzero(guide.allowed()), [1])
-        if guide.ended or not len(tokens):
+        tokens = np.setdiff1d(np.flatnonzero(guide.next_mask()), [1])
+        if guide.is_ended or not len(tokens):
             return
         try:
             guide.accept(int(tokens[len(tokens) // 2]))
@@ -418,7 +418,7 @@ def test_schemas_without_a_finite_instance_are_rejected(grammars: GrammarService
     ids=json.dumps,
 )
 def test_recursive_schemas_are_supported(grammars: GrammarService, schema: Any) -> None:
-    assert grammars.guide(_schema(schema)).allowed().any()
+    assert grammars.guide(_schema(schema)).next_mask().any()
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_unsatisfiable_grammars_and_invalid_json_are_rejected(
 
 def test_the_empty_text_satisfies_an_empty_expression(grammars: GrammarService) -> None:
     guide = grammars.guide(Grammar("regex", "()"))
-    assert np.flatnonzero(guide.allowed()).tolist() == [1]
+    assert np.flatnonzero(guide.next_mask()).tolist() == [1]
 
 
 async def test_a_dead_end_of_a_grammar_is_an_error(llama: LanguageModel) -> None:
@@ -461,12 +461,12 @@ async def test_a_dead_end_of_a_grammar_is_an_error(llama: LanguageModel) -> None
 class Gated:
     """A guide that allows every token; each mask is ready once the gate is open."""
 
-    ended = False
+    is_ended = False
 
     def __init__(self, size: int, gate: threading.Event, limit: int = 10**9) -> None:
         self.size, self.gate, self.limit, self.pending = size, gate, limit, False
 
-    def allowed(self) -> Any:
+    def next_mask(self) -> Any:
         return np.ones(self.size, np.bool_)
 
     def begin(self, token: int) -> None:

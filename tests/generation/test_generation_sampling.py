@@ -226,9 +226,9 @@ def test_json_may_be_indented(llama: LanguageModel, grammars: GrammarService) ->
     for indent in (None, 2, 4, "\t"):
         guide = grammars.guide(Grammar("json_object"))
         for token in text_engine(llama).intake.vocabulary.tokenize(json.dumps(value, indent=indent)):
-            assert guide.allowed()[token]
+            assert guide.next_mask()[token]
             guide.accept(token)
-        assert guide.ended
+        assert guide.is_ended
 
 
 _LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from('\x00\x01\x7f"\\\n\u2028/%')
@@ -240,7 +240,7 @@ _LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from('\x00\x01\
 def test_any_text_may_be_a_choice(llama: LanguageModel, grammars: GrammarService, choice: str) -> None:
     guide = grammars.guide(Grammar("choice", json.dumps([choice])))
     tokens = list[int]()
-    while not guide.ended and (allowed := set(np.flatnonzero(guide.allowed()).tolist()) - {1}):
+    while not guide.is_ended and (allowed := set(np.flatnonzero(guide.next_mask()).tolist()) - {1}):
         tokens.append(max(allowed))
         guide.accept(tokens[-1])
     assert text_engine(llama).intake.vocabulary.decode(tokens, skip_special=False) == choice

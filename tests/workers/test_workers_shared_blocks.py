@@ -93,8 +93,8 @@ def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
             freed = sorted(sizes)[n % len(sizes)]
             del sizes[freed]
             arena.free(freed)
-    assert arena.used >= sum(sizes.values())
-    assert bool(arena.used) == bool(sizes)
+    assert arena.used_bytes >= sum(sizes.values())
+    assert bool(arena.used_bytes) == bool(sizes)
 
 
 def test_frames_and_their_values_keep_blocks_in_use(arena_ends: ArenaEnds) -> None:
@@ -119,7 +119,7 @@ def large_request(n: int, size: int = 100_000) -> Request[Any]:
 
 
 def bytes_in_use(pool: Any) -> int:
-    return int(pool.supervisor.running[0].channel.arena.used)
+    return int(pool.supervisor.running[0].channel.arena.used_bytes)
 
 
 async def test_calls_use_shared_memory_and_free_it() -> None:

@@ -133,7 +133,7 @@ class AccessControl:
             self.failures.counts[MISSING] += 1
             if not (self._rules.needs_credentials or self._rules.control_token):
                 raise Forbidden("model control is open to processes on the server's machine only")
-            raise self._unauthorized("this request has no key")
+            raise self._unauthorized_error("this request has no key")
         if grant is None and self.tokens is not None:
             known = self.tokens.find(credential)
             if known is not None:
@@ -144,7 +144,7 @@ class AccessControl:
             return grant
         if grant is not None:
             self.failures.add(client, EXPIRED)
-            raise self._unauthorized(f"key '{grant.name}' has expired")
+            raise self._unauthorized_error(f"key '{grant.name}' has expired")
         if self.tokens is not None and credential.count(".") == 2 and len(credential) <= _MAX_CREDENTIAL:
             try:
                 return self.tokens.verify(credential)
@@ -154,9 +154,9 @@ class AccessControl:
         if self._closed:
             raise NotReady(self._closed)
         self.failures.add(client, INVALID)
-        raise self._unauthorized("this key is not valid")
+        raise self._unauthorized_error("this key is not valid")
 
-    def _unauthorized(self, why: str) -> DragomanError:
+    def _unauthorized_error(self, why: str) -> DragomanError:
         return Unauthorized(_CONTROL_EXPECTED if self._open_roles else f"{why}; {_EXPECTED}")
 
     def families(self) -> tuple[Family, ...]:

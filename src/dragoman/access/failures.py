@@ -30,7 +30,7 @@ class FailedAttempts:
 
     def check(self, address: str) -> None:
         """Raise RateLimited if the address has no attempt left."""
-        left, _ = self._left(address)
+        left, _ = self._tokens_left(address)
         if self._per_minute and left < 1.0:
             self.counts[THROTTLED] += 1
             wait_s = (1.0 - left) * 60.0 / self._per_minute
@@ -40,13 +40,13 @@ class FailedAttempts:
         """Count a failed attempt of an address."""
         self.counts[reason] += 1
         if self._per_minute:
-            left, now_s = self._left(address)
+            left, now_s = self._tokens_left(address)
             self._addresses.pop(address, None)
             if len(self._addresses) >= _MAX_ADDRESSES:
                 del self._addresses[next(iter(self._addresses))]
             self._addresses[address] = left - 1.0, now_s
 
-    def _left(self, address: str) -> tuple[float, float]:
+    def _tokens_left(self, address: str) -> tuple[float, float]:
         now_s = self._clock()
         left, since_s = self._addresses.get(address, (self._burst, now_s))
         return min(self._burst, left + (now_s - since_s) * self._per_minute / 60.0), now_s

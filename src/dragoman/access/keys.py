@@ -28,7 +28,7 @@ MIN_LENGTH = 20
 _HEADER = "# API keys of Dragoman: `dragoman keys create NAME` adds one. Only hashes are stored.\n"
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     """An entry as it is written in the file."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
@@ -41,7 +41,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
-    key: list[_Entry] = []
+    key: list[_KeyEntry] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def parse_keys(text: str) -> list[StoredKey]:
     return found
 
 
-def _stored_key(entry: "_Entry") -> StoredKey:
+def _stored_key(entry: "_KeyEntry") -> StoredKey:
     models = None if entry.models is None else frozenset(entry.models)
     expires_s = math.inf if entry.expires is None else entry.expires.timestamp()
     grant = Grant(entry.name, expand_roles(entry.roles), models, entry.calls_per_s, entry.max_concurrent, expires_s)

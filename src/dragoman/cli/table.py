@@ -53,7 +53,7 @@ def startup_table(server: Server, took_s: float) -> None:
         if deployment.reason:
             again = "; it is loaded again until that works" if deployment.retries else ""
             errors.append(f"  {spec.name}: {deployment.reason}{again}")
-    for skipped in server.engine.skipped():
+    for skipped in server.engine.skipped_files():
         rows.append((skipped.file, "-", "-", "-", "skipped"))
         errors.append(f"  {skipped.file}: {skipped.reason}")
     table = _align_columns(rows) if len(rows) > 1 else ["  no model is loaded yet"]

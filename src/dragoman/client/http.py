@@ -173,7 +173,7 @@ class Connection(Protocol):
 
     def abort(self) -> None: ...
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until it is closed."""
 
 
@@ -211,7 +211,7 @@ class HttpTransport:
             with suppress(IndexError):  # another thread took the last one
                 connection = self._idle.pop()
                 connection.abort()
-                await connection.closed()
+                await connection.wait_closed()
 
     @asynccontextmanager
     async def _call(self, request: RestRequest, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:

@@ -24,7 +24,7 @@ def connect_transport(address: Address) -> HttpTransport:
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             for family, _, _, _, target in found:
                 try:
-                    connection = await loop.create_connection(_Connection, *target[:2], family=family, **options)
+                    connection = await loop.create_connection(_AsyncConnection, *target[:2], family=family, **options)
                 except OSError as error:
                     last_error = error
                 else:
@@ -34,7 +34,7 @@ def connect_transport(address: Address) -> HttpTransport:
     return HttpTransport(address, connect)
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _AsyncConnection(asyncio.BufferedProtocol):
     """Writes received bytes into the parser of the current response and wakes its reader."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self.transport.abort()
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         await self._lost
 
     # --- callbacks of the event loop --------------------------------------------------------------------------

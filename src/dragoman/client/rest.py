@@ -31,7 +31,7 @@ class _Server(msgspec.Struct):
     extensions: Sequence[str] = ()
 
 
-class _Tensor(msgspec.Struct):
+class _ResponseTensor(msgspec.Struct):
     name: str
     datatype: str = ""
     shape: Sequence[int] = ()
@@ -47,15 +47,15 @@ class _Model(msgspec.Struct):
     name: str
     versions: Sequence[str] | None = None
     platform: str = ""
-    inputs: Sequence[_Tensor] | None = None
-    outputs: Sequence[_Tensor] | None = None
+    inputs: Sequence[_ResponseTensor] | None = None
+    outputs: Sequence[_ResponseTensor] | None = None
 
 
 class _Models(msgspec.Struct):
     models: list[str]
 
 
-class _Entry(msgspec.Struct):
+class _IndexEntry(msgspec.Struct):
     name: str
     version: str = ""
     state: str = ""
@@ -168,12 +168,12 @@ def _read_model(response: RestResponse) -> ModelDescription:
     return ModelDescription(parsed.name, tuple(parsed.versions or ()), parsed.platform, signature)
 
 
-def _specs(rows: Sequence[_Tensor] | None) -> tuple[TensorSpec, ...]:
+def _specs(rows: Sequence[_ResponseTensor] | None) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(r.name, DATATYPES.get(r.datatype), r.known_shape) for r in rows or ())
 
 
 def _read_index(response: RestResponse) -> list[IndexEntry]:
-    return [IndexEntry(e.name, e.version, e.state, e.reason) for e in _parse(list[_Entry], response)]
+    return [IndexEntry(e.name, e.version, e.state, e.reason) for e in _parse(list[_IndexEntry], response)]
 
 
 def _events() -> Callable[[Buffer], Iterator[InferenceResponse]]:

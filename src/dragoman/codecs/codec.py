@@ -203,7 +203,7 @@ class CodecRegistry:
             return
         self._installed = True
         for group, known in (("codecs.input", self._inputs), ("codecs.request", self._requests)):
-            for name in plugins.installed(group):
+            for name in plugins.installed_names(group):
                 if name not in known:
                     self.add(plugins.find(group, name))
 

@@ -47,7 +47,7 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     named = fields.get("implementation") or ""
     if not isinstance(named, str):
         raise InvalidInput(f"{path}: 'implementation': expected text, got {named!r}")
-    reason = unsupported(named)
+    reason = why_unsupported(named)
     if reason:
         raise InvalidInput(f"{path}: implementation '{named}': {reason}")
     known = known_implementation(named)
@@ -71,7 +71,7 @@ def known_implementation(named: str) -> KnownImplementation | None:
     return RUNTIMES.get(f"{named.partition('.')[0]}.{named.rpartition('.')[2]}")
 
 
-def unsupported(named: str) -> str:
+def why_unsupported(named: str) -> str:
     """Return why an implementation of MLServer is not supported, and the alternative; "" for any other."""
     return UNSUPPORTED.get(named.partition(".")[0], "")
 

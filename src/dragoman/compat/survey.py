@@ -16,8 +16,8 @@ from dragoman.compat.files import (
     known_implementation,
     model_variables,
     server_variables,
-    unsupported,
     variables,
+    why_unsupported,
     with_environment,
 )
 from dragoman.core.errors import InvalidInput
@@ -92,8 +92,8 @@ def _model(path: Path, root: Path) -> Iterator[Remark]:
 
 def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
     known = known_implementation(named)
-    if unsupported(named):
-        yield Remark(place, "implementation", "rejected", unsupported(named))
+    if why_unsupported(named):
+        yield Remark(place, "implementation", "rejected", why_unsupported(named))
     elif known is not None:
         note = f"uses Dragoman's runtime {known.runtime}; its metadata lists the outputs"
         note += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""

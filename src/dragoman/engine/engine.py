@@ -195,7 +195,7 @@ class Engine:
         """Return every model version."""
         return self._registry.all()
 
-    def skipped(self) -> Sequence[SkippedFile]:
+    def skipped_files(self) -> Sequence[SkippedFile]:
         """Return files in model folders that look like models and are not served."""
         return self._repository.skipped
 

@@ -19,7 +19,7 @@ from dragoman.formats.json_scan import BLOCK, split_texts
 from dragoman.formats.json_text import format_numbers
 from dragoman.formats.nesting import Nesting, find_mismatch
 from dragoman.formats.policy import Policy
-from dragoman.formats.raw import check_shape, shaped
+from dragoman.formats.raw import check_shape, reshape_read_only
 
 _OPENING = re.compile(rb"[\s\[]*")
 _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a time
@@ -62,7 +62,7 @@ def tensor_from_json(
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {array.size}")
     if datatype is BYTES and count:
         return BytesTensor.of_texts(array.reshape(-1).tolist(), shape, parameters)
-    return Tensor(shaped(array, shape, where), datatype, parameters)
+    return Tensor(reshape_read_only(array, shape, where), datatype, parameters)
 
 
 def _long_tensor(
@@ -85,7 +85,7 @@ def _long_tensor(
             raise InvalidInput(f"{where}: {mismatch}")
         if not count:
             dtype = np.dtype(object) if datatype is BYTES else datatype.dtype
-            return Tensor(shaped(np.empty(0, dtype), shape, where), datatype, parameters)
+            return Tensor(reshape_read_only(np.empty(0, dtype), shape, where), datatype, parameters)
     nesting = Nesting(shape) if nested else None
     if datatype is BYTES:
         tensor = pack_texts(
@@ -97,7 +97,7 @@ def _long_tensor(
         size = array.size
     if size != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {size}")
-    return tensor if datatype is BYTES else Tensor(shaped(array, shape, where), datatype, parameters)
+    return tensor if datatype is BYTES else Tensor(reshape_read_only(array, shape, where), datatype, parameters)
 
 
 def _text_chunks(where: str, data: memoryview, nesting: Nesting | None, most: int) -> Iterator[list[str]]:

@@ -32,8 +32,8 @@ from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferResponse, delimiter, length_delimited
 from dragoman.formats.oip_wire import FIXED, PackedContents, encode_varints
 from dragoman.formats.policy import Buffer, Policy
-from dragoman.formats.raw import check_shape, raw_from_tensor, shaped
-from dragoman.formats.small_messages import cached
+from dragoman.formats.raw import check_shape, raw_from_tensor, reshape_read_only
+from dragoman.formats.small_messages import add_to_cache
 
 # FP16 and BF16 have no field; they are sent as raw contents (Open Inference, gRPC).
 FIELDS: Mapping[Datatype, str] = {
@@ -77,7 +77,7 @@ def tensor_from_packed(
         wide = packed.array()
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.message}") from error
-    return Tensor(shaped(_narrow(where, datatype, wide), shape, where), datatype, parameters)
+    return Tensor(reshape_read_only(_narrow(where, datatype, wide), shape, where), datatype, parameters)
 
 
 def tensor_from_contents(
@@ -92,7 +92,7 @@ def tensor_from_contents(
     values = _values(where, datatype, contents)
     if len(values) != count:
         raise InvalidInput(f"{where}: shape {list(shape)} needs {count} elements, got {len(values) or 'no data'}")
-    return Tensor(shaped(_array(where, datatype, values), shape, where), datatype, parameters)
+    return Tensor(reshape_read_only(_array(where, datatype, values), shape, where), datatype, parameters)
 
 
 def serialize_typed_response(message: Any, tensors: Collection[Tensor]) -> bytes | list[Buffer]:
@@ -202,11 +202,11 @@ def append_raw_contents(parts: list[Buffer], outputs: Mapping[str, Tensor]) -> b
 def _start(model: str, version: str) -> bytes:
     """Return the serialized fields that name the model."""
     message = ModelInferResponse(model_name=model, model_version=version)
-    return cached(_starts, (model, version), message.SerializeToString())
+    return add_to_cache(_starts, (model, version), message.SerializeToString())
 
 
 def _head(name: str, tensor: Tensor) -> bytes:
     """Return the serialized field that describes an output."""
     message = ModelInferResponse()
     message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
-    return cached(_heads, (name, tensor.datatype.name, tensor.shape), message.SerializeToString())
+    return add_to_cache(_heads, (name, tensor.datatype.name, tensor.shape), message.SerializeToString())

@@ -35,7 +35,7 @@ def check_shape(shape: Sequence[int], where: str, policy: Policy, datatype: Data
     return count
 
 
-def shaped(array: Array, shape: Sequence[int], where: str) -> Array:
+def reshape_read_only(array: Array, shape: Sequence[int], where: str) -> Array:
     """Return the array reshaped and read-only; the number of elements must agree."""
     try:
         array = array.reshape(shape)
@@ -57,7 +57,9 @@ def tensor_from_raw(
     if datatype is BYTES:
         if (packed := _pack(raw, count)) is not None:
             return BytesTensor.of_buffer(packed, shape, parameters)
-        return Tensor(shaped(object_array(_split_bytes(raw, count, where), (count,)), shape, where), BYTES, parameters)
+        return Tensor(
+            reshape_read_only(object_array(_split_bytes(raw, count, where), (count,)), shape, where), BYTES, parameters
+        )
     size = count * datatype.size
     if len(raw) != size:
         raise InvalidInput(f"{where}: shape {list(shape)} of {datatype} needs {size} bytes, got {len(raw)}")
@@ -70,7 +72,7 @@ def tensor_from_raw(
         if flat.size and flat.max() > 1:
             raise InvalidInput(f"{where}: expected BOOL bytes of 0 or 1, got {flat.max()}")
         flat = flat.view(np.bool_)
-    return Tensor(shaped(flat, shape, where), datatype, parameters)
+    return Tensor(reshape_read_only(flat, shape, where), datatype, parameters)
 
 
 def _pack(raw: Buffer, count: int) -> bytes | None:

@@ -135,7 +135,7 @@ def serialize_binary_response(
 def _start(model: str, version: str) -> bytes:
     """Return the fields of a response after its id, up to its outputs."""
     fields = {"model_name": model, "model_version": version} if version else {"model_name": model}
-    return cached(_starts, (model, version), orjson.dumps({**fields, "outputs": []})[1:-2])
+    return add_to_cache(_starts, (model, version), orjson.dumps({**fields, "outputs": []})[1:-2])
 
 
 def _json_head(name: str, tensor: Tensor) -> bytes:
@@ -144,7 +144,7 @@ def _json_head(name: str, tensor: Tensor) -> bytes:
         return b""
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "data": None}
     text = orjson.dumps(fields).removesuffix(b"null}")
-    return cached(_json_heads, (name, tensor.datatype.name, tensor.shape), text)
+    return add_to_cache(_json_heads, (name, tensor.datatype.name, tensor.shape), text)
 
 
 def _binary_head(name: str, tensor: Tensor) -> bytes:
@@ -153,10 +153,10 @@ def _binary_head(name: str, tensor: Tensor) -> bytes:
         return b""
     size = {"binary_data_size": tensor.data.nbytes}
     fields = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape, "parameters": size}
-    return cached(_binary_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(fields))
+    return add_to_cache(_binary_heads, (name, tensor.datatype.name, tensor.shape), orjson.dumps(fields))
 
 
-def cached(cache: dict[Any, bytes], key: Any, text: bytes) -> bytes:
+def add_to_cache(cache: dict[Any, bytes], key: Any, text: bytes) -> bytes:
     """Return the text after adding it to a cache, which is emptied when it is full."""
     if len(cache) >= _MAX_CACHED:
         cache.clear()

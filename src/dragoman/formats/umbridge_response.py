@@ -32,11 +32,11 @@ class _Vectors(msgspec.Struct):
     output: list[list[float]]
 
 
-class _RawVectors(msgspec.Struct):
+class _RawOutput(msgspec.Struct):
     output: msgspec.Raw
 
 
-_RAW_RESPONSE = msgspec.json.Decoder(_RawVectors)
+_RAW_RESPONSE = msgspec.json.Decoder(_RawOutput)
 _RESPONSES: Mapping[bool, Any] = {False: msgspec.json.Decoder(_Vector), True: msgspec.json.Decoder(_Vectors)}
 _PYTHON_WORDS = re.compile(rb"\b(nan|inf)\b")
 _JSON_WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}

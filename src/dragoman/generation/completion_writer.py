@@ -125,7 +125,7 @@ class CompletionWriter:
         self._write(self._detokenizer.add(token))
         if self._stops.found:
             self._end("stop_sequence", self._stops.found)
-        elif self.chooser.ended:
+        elif self.chooser.is_ended:
             self._end("eos_token", None)
         elif self._count >= self._ends.length:
             self._end("length", None)

@@ -28,7 +28,7 @@ class GrammarGuide(Protocol):
     `begin` starts the computation of the next mask in another thread, so that other sequences do not wait for it.
     """
 
-    def allowed(self) -> Mask:
+    def next_mask(self) -> Mask:
         """Return the mask of tokens that may come next, [vocabulary]."""
 
     def begin(self, token: int) -> None:
@@ -48,7 +48,7 @@ class GrammarGuide(Protocol):
         """Return an independent copy."""
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the text is complete and no token may follow."""
 
 
@@ -136,9 +136,9 @@ class _Guide:
         self._matcher, self._mask, self._threads, self._ends, self._limit_s = matcher, mask, threads, ends, limit_s
         self._pending: tuple[int, Future[None]] | None = None
         self._started_s: float | None = None
-        self.ended = bool(matcher.is_stopped())
+        self.is_ended = bool(matcher.is_stopped())
 
-    def allowed(self) -> Mask:
+    def next_mask(self) -> Mask:
         return self._mask
 
     def begin(self, token: int) -> None:
@@ -189,7 +189,7 @@ class _Guide:
             release_memory()
             why = "" if str(error) == grammar_worker.UNSATISFIABLE else "too complex to follow: "
             raise InvalidInput(f"grammar: {why}{error}") from error
-        self._mask, self.ended = mask, bool(self._matcher.is_stopped())
+        self._mask, self.is_ended = mask, bool(self._matcher.is_stopped())
 
 
 def _mask(matcher: Any, size: int, ends: list[int]) -> Mask:

@@ -195,7 +195,7 @@ class TokenSampler:
         if len(self._text) < sampling.min_new_tokens:
             logits[self._ends] = -np.inf
         if self._guide is not None:
-            logits[~self._guide.allowed()] = -np.inf
+            logits[~self._guide.next_mask()] = -np.inf
 
     def _draw_token(self, logits: Logits, uniform: float) -> int:
         """Draw a token; after top_k only the remaining tokens are considered."""
@@ -239,6 +239,6 @@ class TokenSampler:
             self._guide.accept(token)
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the grammar is complete and allows no further token."""
-        return self._guide is not None and self._guide.ended
+        return self._guide is not None and self._guide.is_ended

@@ -257,10 +257,10 @@ class Vocabulary:
 
     @cached_property
     def _plain_bytes(self) -> Mapping[int, bytes] | None:
-        return self._bytes and {token: part for token, part in self._bytes.items() if token not in self._skipped}
+        return self._bytes and {token: part for token, part in self._bytes.items() if token not in self._special_tokens}
 
     @cached_property
-    def _skipped(self) -> frozenset[int]:
+    def _special_tokens(self) -> frozenset[int]:
         """Tokens that are omitted when special tokens are skipped."""
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token for token, word in added.items() if word.special)

@@ -64,4 +64,4 @@ class HttpServer:
             self._calls.begin_stop()
         await self._listener.stop(grace_s)
         if self._calls is not None:
-            await self._calls.ended(grace_s)
+            await self._calls.wait_until_idle(grace_s)

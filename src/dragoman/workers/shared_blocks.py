@@ -105,7 +105,7 @@ class BlockWriter:
         del self._starts[index], self._ends[index]
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Number of bytes of the arena in use."""
         return sum(self._ends) - sum(self._starts)
 

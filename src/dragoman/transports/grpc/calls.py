@@ -221,7 +221,7 @@ class GrpcCalls:
         if not self.stopping.done():
             self.stopping.set_result(None)
 
-    async def ended(self, within_s: float) -> None:
+    async def wait_until_idle(self, within_s: float) -> None:
         """Wait for the work of calls whose clients have disconnected."""
         if self._calls:
             self._idle = self.loop.create_future()
@@ -319,4 +319,4 @@ class GrpcServer:
         listener, self._listener = self._listener, None
         self._calls.begin_stop()
         await listener.stop(grace_s)
-        await self._calls.ended(_CANCEL_S)
+        await self._calls.wait_until_idle(_CANCEL_S)
