@@ -67,7 +67,7 @@ class _NoEngine:
     def ready(self) -> bool:
         return True
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         await asyncio.Event().wait()
 
 

@@ -257,7 +257,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
     async def on_start(server: Server) -> None:
         log.info("listening: %s", " ".join(filter(None, (*server.http_urls, server.grpc_url))))
         while not server.engine.started:
-            await server.engine.changed()
+            await server.engine.wait_for_change()
         for deployment in server.engine.deployments():
             name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
             log.info("model %s: %s %s", name, deployment.reported_state.lower(), deployment.reason)

@@ -242,13 +242,13 @@ async def test_shares_follow_the_availability_of_a_version(folder: Path) -> None
         (folder / version / "down").touch()
     async with open_engine(folder) as engine:
         while engine.deployments()[0].ready or engine.deployments()[1].ready:
-            await engine.changed()
+            await engine.wait_for_change()
         assert not (await engine.call(Request(Ready(), "m"))).answer
         assert await shares(engine) == {"1": 0, "2": 0}
         assert await count(engine, 5) == {"1": 5}  # the largest weight, whose error or response the client gets
         (folder / "2" / "down").unlink()
         while not engine.deployments()[1].ready:
-            await engine.changed()
+            await engine.wait_for_change()
         assert (await engine.call(Request(Ready(), "m"))).answer
         assert await count(engine, 5) == {"2": 5}
 

@@ -124,7 +124,7 @@ class FakeEngine:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         await self._change.wait()
 
     async def call(self, request: Request[A]) -> Response[A]:

@@ -47,17 +47,17 @@ class EchoHandler:
     def buffer(self, size: int) -> memoryview | None:
         return None
 
-    def buffer_filled(self, size: int, ended: bool) -> None:
+    def on_buffer_filled(self, size: int, ended: bool) -> None:
         raise AssertionError("no buffer was returned")
 
     def check_timeout(self, now_s: float) -> None: ...
 
     def cancel(self) -> None: ...
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         self.drained_count += 1
 
-    def closed(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         assert self.code is None, "a stream ends once"
         self.code = code
 

@@ -77,7 +77,7 @@ def test_single_bytes_do_not_change_the_outcome() -> None:
 def test_random_bytes_raise_no_exception(data: bytes) -> None:
     wire = Wire().headers(1)
     wire.send(data)
-    wire.connection.lost()
+    wire.connection.on_connection_lost()
     assert wire.service.handlers[0].ended or wire.service.handlers[0].code is not None
 
 
@@ -90,7 +90,7 @@ def test_random_frames_raise_no_exception(data: list[tuple[int, int, int, bytes]
     wire = Wire(EchoService(responds=False), Http2Limits(max_streams=3, stream_window=100))
     for one in data:
         wire.send(frame(*one))
-    wire.connection.lost()
+    wire.connection.on_connection_lost()
     assert all(li.ended or li.code is not None for li in wire.service.handlers)
     assert not wire.connection.streams.open
 
@@ -103,7 +103,7 @@ def test_changed_bytes_raise_no_exception(seed: int) -> None:
     for _ in range(dice.randrange(1, 6)):
         data[dice.randrange(24, len(data))] = dice.randrange(256)
     wire = Wire(with_preface=False).send(bytes(data))
-    wire.connection.lost()
+    wire.connection.on_connection_lost()
     assert not wire.connection.streams.open
 
 

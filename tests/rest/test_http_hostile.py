@@ -63,7 +63,7 @@ class Peer:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
-    async def ended(self) -> bytes:
+    async def read_to_end(self) -> bytes:
         """Return everything until the server closes the connection."""
         try:
             return await asyncio.wait_for(self.reader.read(-1), 20)
@@ -217,13 +217,13 @@ async def test_a_half_closed_connection() -> None:
         client.writer.write(ASK)
         client.writer.write_eof()
         assert await client.status() == 200
-        assert await client.ended() == b""
+        assert await client.read_to_end() == b""
         client = await peer(server)
         client.writer.write(PENDING)
         await server.model("Gate").begun.wait()
         client.writer.write_eof()
         await asyncio.wait_for(server.model("Gate").cancelled.wait(), 10)
-        assert await client.ended() == b""
+        assert await client.read_to_end() == b""
 
 
 # --- those who take more than their share ---------------------------------------------------------------------------
@@ -240,7 +240,7 @@ async def test_connections_beyond_the_limit() -> None:
             await further.send(sent * 2)
             response = await read_response(further.reader)
             assert (response.status, response.headers["connection"]) == (status, "close")
-            assert await further.ended() == b""
+            assert await further.read_to_end() == b""
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         async with asyncio.timeout(10):
@@ -354,7 +354,7 @@ async def test_nothing_is_parsed_after_connection_close() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
         await client.send(request("GET", "/v2/health/live", headers={"Connection": "close"}) + LIVE + LIVE)
-        received = await client.ended()
+        received = await client.read_to_end()
         assert received.count(b"HTTP/1.1") == 1
         assert b"connection: close" in received
 
@@ -378,7 +378,7 @@ async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
         status, headers = await read_headers(client.reader)
         assert (status, headers["connection"]) == (200, "close")
         assert "transfer-encoding" not in headers
-        assert (await client.ended()).count(b"data: ") == 3
+        assert (await client.read_to_end()).count(b"data: ") == 3
 
 
 async def test_http_1_0_keep_alive() -> None:
@@ -400,13 +400,13 @@ async def test_requests_in_flight_finish_when_the_server_stops() -> None:
         await busy.send(PENDING)
         await server.model("Gate").begun.wait()
         stopping = asyncio.ensure_future(server.dragoman.stop(10.0))
-        assert await idle.ended() == b""
-        assert await half.ended() == b""
+        assert await idle.read_to_end() == b""
+        assert await half.read_to_end() == b""
         server.model("Gate").open.set()
         response = await read_response(busy.reader)
         assert (response.status, response.headers["connection"]) == (200, "close")
         await asyncio.wait_for(stopping, 5)
-        assert await busy.ended() == b""
+        assert await busy.read_to_end() == b""
         with pytest.raises(ConnectionError):
             (await peer(server)).writer.close()
 
@@ -499,7 +499,7 @@ async def test_invalid_or_missing_tls_handshakes(secure: tuple[RestServer, ssl.S
     await plain.send(LIVE)
     await half.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
     for client in (silent, plain, half):
-        assert b"HTTP" not in await client.ended()
+        assert b"HTTP" not in await client.read_to_end()
     client = await encrypted(server, context)
     await client.send(LIVE)
     assert await client.status() == 200

@@ -168,7 +168,7 @@ async def test_models_may_report_that_they_are_unavailable() -> None:
         async with engine(spec) as engine_:
             for reason, ready in (("the licence is in use", False), ("raise", True), ("again", False), ("", True)):
                 SometimesUnavailable.reason = reason
-                change = asyncio.ensure_future(engine_.changed())
+                change = asyncio.ensure_future(engine_.wait_for_change())
                 await wait_until(lambda ready=ready: engine_.ready() is ready, reason)  # type: ignore[misc]
                 async with asyncio.timeout(10):
                     await change  # readiness is pushed to those who watch it

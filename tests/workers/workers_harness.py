@@ -39,9 +39,9 @@ async def pool_of(placement: str, model: str, **options: Any) -> AsyncIterator[P
 
 @asynccontextmanager
 async def processes(
-    model: str, changed: Callable[[], None] = lambda: None, **options: Any
+    model: str, on_change: Callable[[], None] = lambda: None, **options: Any
 ) -> AsyncIterator[ProcessPool]:
-    pool = ProcessPool(spec_of(model, **options), changed)
+    pool = ProcessPool(spec_of(model, **options), on_change)
     try:
         await pool.start()
         yield pool

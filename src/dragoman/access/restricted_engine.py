@@ -82,7 +82,7 @@ class RestrictedEngine:
         if engine.is_remote and grant.limiter is not None:
             self._limits = KeyLimits(grant.name, grant.models, grant.calls_per_s, grant.max_concurrent)
         self.ready = engine.ready
-        self.changed = engine.changed
+        self.wait_for_change = engine.wait_for_change
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
         call: Any = request.call

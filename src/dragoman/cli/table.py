@@ -19,7 +19,7 @@ async def progress(server: Server) -> None:
     engine = server.engine
     began_s = reported_s = time.monotonic()
     while not engine.started:
-        change = asyncio.ensure_future(engine.changed())
+        change = asyncio.ensure_future(engine.wait_for_change())
         try:
             await asyncio.wait({change}, timeout=max(0.0, reported_s + _SLOW_S - time.monotonic()))
         finally:

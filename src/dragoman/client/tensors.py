@@ -183,7 +183,7 @@ def _tensor(value: Any, spec: TensorSpec) -> Tensor:
         case np.generic():
             value = value.item()
     if isinstance(value, _PLAIN) and not _has_codec(value):
-        return _plain(value, spec)
+        return _plain_tensor(value, spec)
     if _from_pandas(value) and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf":
         return Tensor.of(value.to_numpy())
     if _from_pandas(value):
@@ -217,7 +217,7 @@ def _column(series: Any) -> Tensor:
     return tensor
 
 
-def _plain(value: Any, spec: TensorSpec) -> Tensor:
+def _plain_tensor(value: Any, spec: TensorSpec) -> Tensor:
     """Convert numbers, strings and lists of them to the datatype of the model."""
     datatype = spec.datatype
     if not isinstance(value, (list, tuple)):

@@ -127,11 +127,11 @@ class TypedFunction:
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Return the function's signature; type aliases in its annotations are replaced by their values."""
     signature = inspect.signature(function, eval_str=True)
-    parameters = [p.replace(annotation=_plain(p.annotation)) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=_plain(signature.return_annotation))
+    parameters = [p.replace(annotation=_resolve_aliases(p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=_resolve_aliases(signature.return_annotation))
 
 
-def _plain(annotation: Any) -> Any:
+def _resolve_aliases(annotation: Any) -> Any:
     """Return the annotation without type aliases, except those that are the type hint of a codec."""
     return without_aliases(annotation, lambda alias: CODECS.custom_input_for_hint(alias) is not None)
 
@@ -233,7 +233,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 def _field_hints(kind: type, where: str) -> dict[str, Any]:
     """Return the annotations of the fields without type aliases. Raises ModelFailed if one cannot be evaluated."""
     try:
-        return {n: _plain(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
+        return {n: _resolve_aliases(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
     except (NameError, TypeError) as error:
         text = f"the annotations of {kind.__qualname__}, {where}, cannot be evaluated: {error}"
         raise ModelFailed(text) from error

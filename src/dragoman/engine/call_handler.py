@@ -28,5 +28,5 @@ class CallHandler(Protocol):
     def ready(self) -> bool:
         """Return True if every model is ready."""
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return when `ready` may have changed."""

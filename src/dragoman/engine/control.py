@@ -40,7 +40,7 @@ class _Loading:
 class ModelControl:
     """Changes the content of a registry. A change continues if its caller disconnects.
 
-    changed: called whenever the readiness of anything may have changed. siblings: returns access to the other models
+    on_change: called whenever the readiness of anything may have changed. siblings: returns access to the other models
     for the model of a name. gate: limits how many models load concurrently at the start. sources: the result of
     a repository scan, if there was one. loads_new_models: whether models that appear on disk are loaded.
     """
@@ -49,7 +49,7 @@ class ModelControl:
         self,
         repository: Repository,
         registry: ModelRegistry,
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
         siblings: Callable[[str], SiblingModels] | None = None,
         gate: asyncio.Semaphore | None = None,
         sources: Mapping[str, Source] | None = None,
@@ -58,7 +58,7 @@ class ModelControl:
     ) -> None:
         self._repository = repository
         self._registry = registry
-        self._changed = changed
+        self._on_change = on_change
         self._siblings = siblings
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._sources = sources
@@ -73,7 +73,7 @@ class ModelControl:
         """Load nothing; the models of the repository are UNAVAILABLE until they are loaded."""
         for name, source in self._initial_sources().items():
             self._list(name, source.state())
-        self._changed()
+        self._on_change()
 
     def _list(self, name: str, state: ModelState) -> None:
         """List the versions of a model that is not loaded; an invalid model does not affect the others."""
@@ -126,7 +126,7 @@ class ModelControl:
             await self._wait_for_loading(name)
             self._registry.select(name)
             self._registry.set_routing(name, self._registry.routing(name).override(version_weights))
-            self._changed()
+            self._on_change()
             return
         source = await asyncio.to_thread(self._find_source, name, url or self._url(name))
         await self._wait_for_loading(name)
@@ -170,7 +170,7 @@ class ModelControl:
         old = self._registry.remove(name, version)
         self._record_unserved(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
-        self._changed()
+        self._on_change()
 
     def can_update(self, name: str) -> bool:
         """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
@@ -191,7 +191,7 @@ class ModelControl:
             log.info("model '%s': removed from disk", name)
             self._unserved.pop(name, None)
             self._retire(self._registry.remove(name) if current else [])
-            self._changed()
+            self._on_change()
         if state is None:
             return
         self.on_disk[name] = state
@@ -289,7 +289,7 @@ class ModelControl:
         task.result()
 
     def _deployments(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
-        return {spec.version: Deployment(spec, self._changed, self._siblings) for spec in specs}
+        return {spec.version: Deployment(spec, self._on_change, self._siblings) for spec in specs}
 
     def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:
         """Return new deployments of one version, or without a version of every one that is to be served."""
@@ -382,7 +382,7 @@ class ModelControl:
             await asyncio.gather(*(d.close() for d in versions.values()))
             if is_first and self._registry.versions(name):  # restore the readiness of the server
                 self._registry.remove(name)
-                self._changed()
+                self._on_change()
             unchanged = (*kept, *(v for v in self._registry.versions(name) if keep_others and v not in versions))
             self._record_failure(name, () if is_registered else versions, str(error) or "cancelled", unchanged)
             if isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory):
@@ -394,7 +394,7 @@ class ModelControl:
             deployment.update_error = ""
         if not is_first:
             self._retire(self._registry.put(name, {**kept, **versions}, routing, keep_others=keep_others))
-        self._changed()
+        self._on_change()
 
     def _record_failure(self, name: str, versions: Iterable[str], reason: str, unchanged: Collection[str]) -> None:
         """Show in the index why versions are not served, or not as they are on disk."""

@@ -30,7 +30,7 @@ class Deployment:
     """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready."""
 
     def __init__(
-        self, spec: ModelSpec, changed: Callable[[], None], siblings: Callable[[str], SiblingModels] | None = None
+        self, spec: ModelSpec, on_change: Callable[[], None], siblings: Callable[[str], SiblingModels] | None = None
     ) -> None:
         self.spec = spec
         self.state = "LOADING"
@@ -39,7 +39,7 @@ class Deployment:
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.counters = CallCounters()
-        self._changed = changed
+        self._on_change = on_change
         self._siblings = siblings
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
@@ -65,13 +65,13 @@ class Deployment:
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
-            self._changed()
+            self._on_change()
             raise
         self._pool, self._loaded, self._binder = pool, loaded, binder
         self._batcher = self._make_batcher(pool, loaded)
         self._compute = pool.call if self._batcher is None else self._compute_in_batches
         self.state, self.reason = "READY", ""
-        self._changed()
+        self._on_change()
 
     def _make_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
         """Return the batcher by the operator's settings, else by the model's; none for inline models without
@@ -105,7 +105,7 @@ class Deployment:
     async def _start_pool(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
         if self._siblings is not None and placement in ("inline", "thread"):
             spec = replace(spec, siblings=self._siblings(spec.name))
-        pool: Pool = plugins.find("pools", placement)(spec, self._changed)
+        pool: Pool = plugins.find("pools", placement)(spec, self._on_change)
         try:
             return pool, await pool.start()
         except BaseException:
@@ -123,7 +123,7 @@ class Deployment:
         """Reject new calls and wait for those in flight."""
         if self.state == "READY":
             self.state = "UNLOADING"
-            self._changed()
+            self._on_change()
         if self._in_flight:
             self._drained = self._drained or asyncio.Event()
             await self._drained.wait()
@@ -136,7 +136,7 @@ class Deployment:
             await self._batcher.close()
         if self._pool is not None:
             await self._pool.close()
-        self._changed()
+        self._on_change()
 
     # --- state -----------------------------------------------------------------------------------------------
 

@@ -98,12 +98,12 @@ class Engine:
         self._identity = identity or ServerIdentity()
         self._registry = ModelRegistry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
-        self._siblings = SiblingRegistry(self._registry, self.changed, gate)
+        self._siblings = SiblingRegistry(self._registry, self.wait_for_change, gate)
         self._repository = repository
         self._control = ModelControl(
             repository,
             self._registry,
-            self._changed,
+            self._notify_change,
             self._siblings.of,
             gate,
             sources,
@@ -138,12 +138,12 @@ class Engine:
                 self._control.list_only()
         finally:
             self.started = True
-            self._changed()
+            self._notify_change()
 
     def report_not_ready(self) -> None:
         """Report the server and each model as not ready, but answer calls: the server stops soon."""
         self._is_leaving = True
-        self._changed()
+        self._notify_change()
 
     def sync(self) -> None:
         """Start to load, replace and unload models that have changed on disk."""
@@ -163,7 +163,7 @@ class Engine:
     async def drain(self) -> None:
         """Report not ready, reject new calls, and wait for those in flight."""
         self._draining = True
-        self._changed()
+        self._notify_change()
         await self._stop_tasks()
         await self._control.drain()
 
@@ -173,7 +173,7 @@ class Engine:
         self._siblings.close()
         await self._stop_tasks()
         await self._control.close()
-        self._changed()
+        self._notify_change()
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Engine:
     def _stops(self) -> bool:
         return self._draining or self._is_leaving
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return when the readiness of anything may have changed."""
         await self._change.wait()
 
@@ -203,7 +203,7 @@ class Engine:
         """Return access to the models for threads of a model of this name. Call it on the event loop."""
         return self._siblings.of(name)
 
-    def _changed(self) -> None:
+    def _notify_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
 
@@ -288,7 +288,7 @@ class Engine:
                 answer = await self._call_all(requests)
             case DescribeModels(after_start):
                 while after_start and not self._start_is_over:
-                    await self.changed()
+                    await self.wait_for_change()
                 answer = self._descriptions()
             case _:
                 answer = self._state(request)
@@ -386,7 +386,7 @@ class Engine:
             *batch_families(batches),
             *counters.model_families(own),
             *counters.prometheus_families(),
-            *share_family(self._registry.weighted()),
+            *share_family(self._registry.weighted_versions()),
             *counters.server_families(self._identity.version),
             *(family for source in self.metric_sources for family in source()),
         )

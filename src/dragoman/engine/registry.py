@@ -61,7 +61,7 @@ class ModelRegistry:
         self._routing[name] = routing
         self._update(name)
 
-    def weighted(self) -> list[WeightedVersions]:
+    def weighted_versions(self) -> list[WeightedVersions]:
         """Return the models whose versions have weights."""
         return [self._weighted[name] for name in sorted(self._weighted)]
 

@@ -22,10 +22,10 @@ class SiblingRegistry:
     """
 
     def __init__(
-        self, registry: ModelRegistry, changed: Callable[[], Awaitable[None]], gate: asyncio.Semaphore
+        self, registry: ModelRegistry, wait_for_change: Callable[[], Awaitable[None]], gate: asyncio.Semaphore
     ) -> None:
         self._registry = registry
-        self._changed = changed
+        self._wait_for_change = wait_for_change
         self._gate = gate
         self._waits: dict[str, str] = {}  # for each model that waits, the model that it waits for
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,7 +81,7 @@ class SiblingRegistry:
                 return ModelDescription(name, (), loaded.platform, loaded.signature, loaded.calls, loaded.details)
             if deployment.state == "UNAVAILABLE":
                 raise NotReady(f"model '{name}' is not available: {deployment.reason}")
-            await self._changed()
+            await self._wait_for_change()
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.route(request.model, request.version)

@@ -140,7 +140,7 @@ class FrontEnds(ServerTransports):
     async def _follow_readiness(self) -> None:
         """Report readiness to all front ends now and whenever the engine's may have changed."""
         while True:
-            changing = asyncio.ensure_future(self._engine.changed())
+            changing = asyncio.ensure_future(self._engine.wait_for_change())
             try:
                 await asyncio.sleep(0)  # let it subscribe first, so that no change after the report is missed
                 self._report_readiness()

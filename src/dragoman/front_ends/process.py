@@ -76,7 +76,7 @@ class EngineClient(JobSender, JobRunner):
     def ready(self) -> bool:
         return self._ready
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         await self._change.wait()
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:

@@ -37,11 +37,11 @@ class InlinePool:
 
     is_replicated = False
 
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         self._spec = spec
-        self._changed = changed
+        self._on_change = on_change
         self._executor: Executor | None = None
-        self._availability = Availability(changed)
+        self._availability = Availability(on_change)
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
 
@@ -66,7 +66,7 @@ class InlinePool:
         """Use a model that is already loaded."""
         self._executor = executor
         self._availability.watch([executor])
-        self._changed()
+        self._on_change()
         return executor.loaded
 
     def measurements(self) -> Sequence[Family]:
@@ -109,7 +109,7 @@ class InlinePool:
         self._availability.close()
         if executor is None:
             return
-        self._changed()
+        self._on_change()
         for task in self._running:
             task.cancel()
         if self._running:  # the model is closed when nothing uses it any more, if that does not take too long
@@ -143,12 +143,12 @@ def unloading(spec: ModelSpec) -> NotReady:
 class Availability:
     """Whether a model in this process, with one or more replicas, can answer calls.
 
-    reason: why no replica can answer, "" while one can. changed: called when it becomes empty or not empty.
+    reason: why no replica can answer, "" while one can. on_change: called when it becomes empty or not empty.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         self.reason = ""
-        self._changed = changed
+        self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, executors: Sequence[Executor]) -> None:
@@ -165,7 +165,7 @@ class Availability:
             reasons = [executor.unavailable() for executor in executors]
             before, self.reason = self.reason, "" if "" in reasons else reasons[0]
             if bool(before) != bool(self.reason):
-                self._changed()
+                self._on_change()
             await asyncio.sleep(_AVAILABILITY_INTERVAL_S)
 
 
@@ -180,16 +180,16 @@ class ThreadPool(JobRunner):
     An `async` model runs on the event loop instead.
     """
 
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         super().__init__()
         self._spec = spec
-        self._changed = changed
+        self._on_change = on_change
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: deque[tuple[Job, Any, BaseException | None, bool]] = deque()
         self._is_flush_scheduled = False
         self._replicas: list[tuple[Executor, threading.Thread]] = []
         self._inline: InlinePool | None = None
-        self._availability = Availability(changed)
+        self._availability = Availability(on_change)
         self._pending: set[Job] = set()
 
     @property
@@ -212,7 +212,7 @@ class ThreadPool(JobRunner):
         self._loop = asyncio.get_running_loop()
         executors = [await Executor.load(self._spec, "thread")]
         if executors[0].loaded.concurrent:
-            self._inline = InlinePool(self._spec, self._changed)
+            self._inline = InlinePool(self._spec, self._on_change)
             return self._inline.use(executors[0])
         try:
             while self._spec.target is None and len(executors) < self._spec.replicas:
@@ -228,7 +228,7 @@ class ThreadPool(JobRunner):
             thread.start()
             self._replicas.append((executor, thread))
         self._availability.watch(executors)
-        self._changed()
+        self._on_change()
         return executors[0].loaded
 
     def measurements(self) -> Sequence[Family]:
@@ -265,7 +265,7 @@ class ThreadPool(JobRunner):
         self._availability.close()
         if not replicas:
             return
-        self._changed()
+        self._on_change()
         for job in list(self._pending):
             job.deliver(None, unloading(self._spec), True)
             self.cancel(job)

@@ -81,7 +81,7 @@ class Pool(Protocol):
     A pool is created with the spec of its model and a function that it calls whenever `ready` changes.
     """
 
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None: ...
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None: ...
 
     @property
     def ready(self) -> bool:

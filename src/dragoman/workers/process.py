@@ -30,10 +30,10 @@ class ProcessPool(JobRunner):
 
     is_replicated = True
 
-    def __init__(self, spec: ModelSpec, changed: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         super().__init__()
         self._spec = spec
-        self._changed = changed
+        self._on_change = on_change
         self._queue: deque[Job] = deque()
         self._was_ready = False
         self._restarts = 0
@@ -103,7 +103,7 @@ class ProcessPool(JobRunner):
         """Call `changed` if `ready` has changed."""
         if self.ready != self._was_ready:
             self._was_ready = self.ready
-            self._changed()
+            self._on_change()
 
     # --- jobs ------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class ProcessPool(JobRunner):
         held = list(replica.held.values())
         begun = held if self._concurrent else held[:1]
         for job in begun:
-            job.deliver(None, replica.lost(), True)
+            job.deliver(None, replica.lost_error(), True)
         self._requeue(held[len(begun) :])
         replica.held.clear()
         self._reject_if_given_up()
@@ -216,7 +216,7 @@ class ProcessPool(JobRunner):
                 job.deliver(None, self._not_ready(), True)
         if self.supervisor.is_crash_loop:
             log.error("model '%s': unavailable: %s", self._spec.name, self.unavailable)
-            self._changed()
+            self._on_change()
 
     def _not_ready(self) -> NotReady:
         return NotReady(f"model '{self._spec.name}' is not ready: {self.unavailable}")

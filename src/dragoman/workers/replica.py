@@ -178,7 +178,7 @@ class Replica(JobSender):
             return OutOfMemory(f"{message}, probably out of memory")
         return ModelFailed(message)
 
-    def lost(self) -> WorkerLost:
+    def lost_error(self) -> WorkerLost:
         """Return the error of the jobs that the process was computing when it exited."""
         return WorkerLost(
             f"model '{self._spec.name}': the worker process died ({self.exit_reason}) while it computed this call"

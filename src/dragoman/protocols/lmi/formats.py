@@ -63,7 +63,7 @@ class Formatter:
 
     # --- complete ---------------------------------------------------------------------------------------------
 
-    def whole(self, response: Response[Generation]) -> HttpResponse:
+    def format_complete(self, response: Response[Generation]) -> HttpResponse:
         """Format the complete response."""
         self._prompts = response.answer.prompts
         results = [self._answer(i, texts) for i, texts in enumerate(self._by_prompt(response.answer))]

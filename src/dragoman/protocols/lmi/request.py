@@ -160,7 +160,7 @@ def _text(body: Any) -> str:
         raise InvalidInput(f"the request body is not valid UTF-8: {error.reason}") from error
 
 
-def _plain(http: HttpRequest) -> Any:
+def _parse_plain_text(http: HttpRequest) -> Any:
     return {"inputs": _text(http.body)}
 
 
@@ -210,7 +210,7 @@ def _form(http: HttpRequest) -> Any:
     return {"inputs": prompt}
 
 
-_BY_TYPE = {"text/plain": _plain, "text/csv": _table}
+_BY_TYPE = {"text/plain": _parse_plain_text, "text/csv": _table}
 
 
 # --- fields ------------------------------------------------------------------------------------------------

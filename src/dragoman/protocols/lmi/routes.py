@@ -194,11 +194,11 @@ class Lmi:
                 return parse_openai_request(request, http, self._policy, self._errors, model)
             return self._generate(request, http, Formatter(request, model), model.name)
 
-        def meant(name: str) -> PreliminaryCall[ModelDescription]:
+        def describe_model(name: str) -> PreliminaryCall[ModelDescription]:
             value = build_request(Generate(prompts=()), http, self._policy, name)
             return PreliminaryCall(Request(Describe(Generate, Infer), value.model, value.version), then)
 
-        return resolve_model(http, self._policy, meant)
+        return resolve_model(http, self._policy, describe_model)
 
     def _generate(self, parsed: LmiRequest, http: HttpRequest, formatter: Formatter, model: str) -> EndpointResult:
         # LMI: the best of several completions is known at the end, so it is not streamed before.
@@ -211,7 +211,7 @@ class Lmi:
 
         if formatter.streams:
             return HttpStream(request, formatter.format_chunk, formatter.error, b"", formatter.headers, fault)
-        return EngineCall(request, formatter.whole, fault)
+        return EngineCall(request, formatter.format_complete, fault)
 
 
 def protocol(policy: Policy) -> HttpProtocol:

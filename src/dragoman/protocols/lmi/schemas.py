@@ -153,12 +153,12 @@ def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Po
     sampling = parameters.sampling(policy, **_DEFAULTS, shorten=True)
     request = build_request(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)
     if not stream:
-        return EngineCall(request, lambda response: _whole(response.answer, parameters.headers))
+        return EngineCall(request, lambda response: _format_complete(response.answer, parameters.headers))
     lines = _Lines()
     return HttpStream(request, lines.format_chunk, lines.error, b"", (*_LINES, *parameters.headers))
 
 
-def _whole(generation: Generation, headers: Headers) -> HttpResponse:
+def _format_complete(generation: Generation, headers: Headers) -> HttpResponse:
     best, count = generation.texts[0], _count(generation)
     result = _body(best.whole, count, best.generated, best.finish)
     metering = {"inputTokenCount": count, "outputTokenCount": best.generated}

@@ -153,7 +153,7 @@ def _chat(
         return HttpStream(
             request, formatter.format_chunk, error_event, DONE, headers, format_failure, formatter.format_last_chunk
         )
-    return EngineCall(request, lambda response: formatter.whole(response, parameters.headers), format_failure)
+    return EngineCall(request, lambda response: formatter.format_complete(response, parameters.headers), format_failure)
 
 
 def _check_alone(parameters: ParsedParameters) -> None:

@@ -137,7 +137,7 @@ class ChatFormatter:
 
     # --- complete ---------------------------------------------------------------------------------------------
 
-    def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
+    def format_complete(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         self._usage.add(response.answer)
         choices = [self._choice(text) for text in response.answer.texts]
         value = self._envelope.around(

@@ -145,7 +145,7 @@ def _completion(
         return HttpStream(
             request, formatter.format_chunk, error_event, DONE, headers, format_failure, formatter.format_last_chunk
         )
-    return EngineCall(request, lambda response: formatter.whole(response, parameters.headers), format_failure)
+    return EngineCall(request, lambda response: formatter.format_complete(response, parameters.headers), format_failure)
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -187,7 +187,7 @@ class CompletionFormatter:
         self._offsets: dict[int, Offsets] = {}
         self._model = ""
 
-    def whole(self, response: Response[Generation], headers: Headers) -> HttpResponse:
+    def format_complete(self, response: Response[Generation], headers: Headers) -> HttpResponse:
         choices = [self._choice(text, text.whole) for text in self._record(response.answer)]
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 

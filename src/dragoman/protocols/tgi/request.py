@@ -214,7 +214,7 @@ class TgiFormatter:
 
     # --- complete ---------------------------------------------------------------------------------------------
 
-    def whole(self, response: Response[Generation]) -> HttpResponse:
+    def format_complete(self, response: Response[Generation]) -> HttpResponse:
         generation = response.answer
         results = [self._one(i, generation) for i in range(len(self._request.inputs))]
         headers = (*self._timing_headers(generation), *self._request.headers)

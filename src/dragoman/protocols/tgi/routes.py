@@ -103,26 +103,26 @@ class Tgi:
         body = object_body(http.body, self._policy)
         if wants_stream(body):
             return self._stream(body, http, since_s)
-        return self._whole(body, http, since_s, listed=True)
+        return self._complete(body, http, since_s, listed=True)
 
     def generate_hub_path(self, http: HttpRequest) -> EndpointResult:
         """`POST /models/organisation/name`, as Hugging Face Hub clients address models: only the name is used."""
         return self.generate_or_stream(structs.replace(http, params={"model": http.params["version"]}))
 
     def generate(self, http: HttpRequest) -> EndpointResult:
-        return self._whole(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
+        return self._complete(object_body(http.body, self._policy), http, time.monotonic(), listed=False)
 
     def generate_stream(self, http: HttpRequest) -> EndpointResult:
         return self._stream(object_body(http.body, self._policy), http, time.monotonic())
 
-    def _whole(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
+    def _complete(self, body: dict[str, Any], http: HttpRequest, since_s: float, *, listed: bool) -> EndpointResult:
         def then(model: str, ignored_fields: tuple[str, ...]) -> EndpointResult:
             parsed = parse_request(body, self._policy, ignored_fields, stream=False)
             call = Generate(prompts=parsed.inputs, sampling=parsed.sampling)
             formatter = TgiFormatter(parsed, since_s, always_listed=listed)
             return EngineCall(
                 build_request(call, http, self._policy, model),
-                formatter.whole,
+                formatter.format_complete,
                 parsed.parameters.error_formatter(write_error),
             )
 

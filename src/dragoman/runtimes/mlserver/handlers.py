@@ -190,12 +190,12 @@ def _to_handled(result: Any) -> Handled:
         headers = {k: v for k, v in result.headers.items() if k not in ("content-length", "content-type")}
         return Handled(bytes(result.body), result.headers.get("content-type", ""), result.status_code, headers)
     try:
-        return Handled(orjson.dumps(result, default=_plain, option=orjson.OPT_NON_STR_KEYS))
+        return Handled(orjson.dumps(result, default=_to_plain, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as error:
         raise InvalidOutput(f"a custom handler gave {type(result).__name__}, which is no JSON: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump()
     if isinstance(value, bytes):

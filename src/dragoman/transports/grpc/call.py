@@ -198,7 +198,7 @@ class GrpcCall:
     def buffer(self, size: int) -> memoryview | None:
         return None if self._messages is None else self._messages.buffer(size)
 
-    def buffer_filled(self, size: int, ended: bool) -> None:
+    def on_buffer_filled(self, size: int, ended: bool) -> None:
         assert self._messages is not None
         try:
             self._count(size)
@@ -299,7 +299,7 @@ class GrpcCall:
         """End the call because the server stops."""
         self.fail(GrpcError("UNAVAILABLE", "the server is shutting down"))
 
-    def closed(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         """The client has reset the stream or disconnected."""
         if not self._is_closed:
             self.count("CANCELLED")
@@ -322,7 +322,7 @@ class GrpcCall:
             self._messages = None
             self._server.leave(self)
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """All that was written has been sent."""
 
 

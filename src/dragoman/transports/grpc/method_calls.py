@@ -272,7 +272,7 @@ class StreamCall(GrpcCall):
         # Without `changed()`: the formatted message is written and counted next, and nothing may go on in between.
         self._stream.connection.backlog.size += size
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         _wake(self._writer)
 
     def finish(self, task: asyncio.Task[Any]) -> None:

@@ -182,7 +182,7 @@ class Health:
                 await self._next_change(service, status)
 
     async def _next_change(self, service: str, status: int) -> None:
-        changing = asyncio.ensure_future(self._engine.changed())
+        changing = asyncio.ensure_future(self._engine.wait_for_change())
         try:
             await asyncio.sleep(0)  # let it subscribe, so that no change after the next line is missed
             if self._status(service) == status:

@@ -172,19 +172,19 @@ class Http1ResponseWriter:
         self._check_connected()
         if part:
             self._chunk(part, b"\r\n0\r\n\r\n")
-        elif self._chunked:
+        elif self._is_chunked:
             self._put(b"0\r\n\r\n")
         self._flush()
         if self.is_paused:
             await self._wait_until_drained()
 
     @property
-    def _chunked(self) -> bool:
+    def _is_chunked(self) -> bool:
         head = self._head
         return head is not None and head.method != "HEAD" and not head.http10
 
     def _chunk(self, part: Buffer, end: bytes) -> None:
-        if self._chunked:
+        if self._is_chunked:
             self._put(b"%x\r\n" % len(part), part, end)
         elif self._head is not None and self._head.method != "HEAD":
             self._put(part)

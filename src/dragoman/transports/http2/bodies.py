@@ -71,7 +71,7 @@ class BodyReceiver:
             self._stream = None
         try:
             self._count(stream, size, ended)
-            stream.handler.buffer_filled(size, ended)
+            stream.handler.on_buffer_filled(size, ended)
         except Exception as error:
             self._fail(stream, error)
 
@@ -244,13 +244,13 @@ class BodySender:
         stream.pending, stream.pending_bytes = None, 0
         if stream in self.waiting:
             self.waiting.remove(stream)
-        self.backlog.changed()
+        self.backlog.update()
 
     def pump(self) -> None:
         """Send what waits, as far as the windows and the transport allow."""
         waiting, writer, blocked = self.waiting, self._writer, 0
         if not waiting:
-            self.backlog.changed()
+            self.backlog.update()
             return
         was_batching, writer.is_batching = writer.is_batching, True
         while waiting and blocked < len(waiting) and self.window > 0 and not self.paused:
@@ -267,7 +267,7 @@ class BodySender:
                 self._sent_all(stream)
             if writer.size > _BATCH_BYTES:
                 writer.flush()  # the transport may pause us
-        self.backlog.changed()
+        self.backlog.update()
         writer.is_batching = was_batching
         if not was_batching:
             writer.flush()
@@ -304,7 +304,7 @@ class BodySender:
         if stream.trailers is not None:
             self._send_end(stream)
         elif stream.handler is not None:
-            stream.handler.drained()
+            stream.handler.on_drained()
 
     def _send_end(self, stream: Http2Stream) -> None:
         if stream.trailers:

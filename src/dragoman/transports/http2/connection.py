@@ -355,7 +355,7 @@ class Http2Connection:
             self._writer.send(frames.goaway(self.streams.last, code, message))
             self._end()
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """The client has disconnected."""
         if not self.is_closed:
             self._end()

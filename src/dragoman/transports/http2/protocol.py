@@ -121,7 +121,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.wheel.forget(self)
-        self.connection.lost()
+        self.connection.on_connection_lost()
         self._listener.remove(self)
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         if self._transport is None:  # still in its TLS handshake
-            self.connection.lost()
+            self.connection.on_connection_lost()
             self._listener.remove(self)
             return
         self.connection.drain()

@@ -111,7 +111,7 @@ class Http2Request:
     def buffer(self, size: int) -> memoryview | None:
         return self._body.free_space()[:size] if isinstance(self._body, FixedBody) else None
 
-    def buffer_filled(self, size: int, ended: bool) -> None:
+    def on_buffer_filled(self, size: int, ended: bool) -> None:
         assert isinstance(self._body, FixedBody)
         try:
             self._body.advance(size)
@@ -235,7 +235,7 @@ class Http2Request:
             finally:
                 self._can_write = None
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         if self._can_write is not None and not self._can_write.done():
             self._can_write.set_result(None)
 
@@ -249,7 +249,7 @@ class Http2Request:
         self.is_disconnected = True
         self._stream.reset(frames.INTERNAL_ERROR)
 
-    def closed(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         self.is_disconnected = True
         if self._task is not None:
             self._task.cancel()

@@ -41,7 +41,7 @@ class Backlog:
         """Call `resume` once the client has read enough."""
         self._waiting.append(resume)
 
-    def changed(self) -> None:
+    def update(self) -> None:
         """Report the size, and resume the requests that may go on."""
         change = self.size - self._reported
         if abs(change) > _REPORT_BYTES or (change and not self.size):
@@ -70,10 +70,10 @@ class Http2Handler(Protocol):
     def buffer(self, size: int) -> memoryview | None:
         """Return where up to `size` further bytes of the body are to be written to; None to use `receive`."""
 
-    def buffer_filled(self, size: int, ended: bool) -> None:
+    def on_buffer_filled(self, size: int, ended: bool) -> None:
         """Take bytes that were written there."""
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """All data given to the stream has been sent."""
 
     def check_timeout(self, now_s: float) -> None:
@@ -82,7 +82,7 @@ class Http2Handler(Protocol):
     def cancel(self) -> None:
         """The server stops: respond now."""
 
-    def closed(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         """The stream was reset, or the client is gone: nothing can be sent any more."""
 
 
@@ -259,6 +259,6 @@ def _notify(handler: Any, code: int) -> None:
     """Notify a handler that its stream has been reset."""
     if handler is not None:
         try:
-            handler.closed(code)
+            handler.on_closed(code)
         except Exception:
             log.exception("a stream failed")

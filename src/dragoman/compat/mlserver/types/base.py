@@ -55,7 +55,7 @@ class BaseModel:
         """Return a dict of plain values; None is left out by default, because strict servers reject it."""
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
         found = {name: own[name] for name in (*self._fields(), *self.model_extra)}
-        return {k: _plain(v, exclude_none) for k, v in found.items() if v is not None or not exclude_none}
+        return {k: _to_plain(v, exclude_none) for k, v in found.items() if v is not None or not exclude_none}
 
     def model_dump_json(self, *, exclude_none: bool = True, indent: int | None = None, **_: Any) -> str:
         fields = self.model_dump(exclude_none=exclude_none)
@@ -127,14 +127,14 @@ def plain_text(value: Any) -> Any:
         return value
 
 
-def _plain(value: Any, exclude_none: bool) -> Any:
+def _to_plain(value: Any, exclude_none: bool) -> Any:
     match value:
         case BaseModel():
             return value.model_dump(exclude_none=exclude_none)
         case Enum():
             return value.value
         case list() | tuple():
-            return [_plain(each, exclude_none) for each in value]
+            return [_to_plain(each, exclude_none) for each in value]
         case dict():
-            return {k: _plain(v, exclude_none) for k, v in value.items()}
+            return {k: _to_plain(v, exclude_none) for k, v in value.items()}
     return value.plain() if hasattr(value, "plain") else plain_text(value)
