@@ -182,6 +182,9 @@ async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) 
     assert [entry["name"] for entry in statistics] == ["Doubler"]
     index = await server.request("POST", "/v2/repository/index", b"{}", bound)
     assert [entry["name"] for entry in index.json] == ["Doubler"]
+    for path in ("/Info", "/v1/models", "/models", "/v2", "/openapi.json", "/version", "/load", "/info"):
+        response = await server.request("GET", path, headers=bound)
+        assert b"Tripler" not in response.body, path
     # Without a name it is the only model that the key may use.
     rows = b'{"instances": [1.5]}'
     assert (await server.request("POST", "/invocations", rows, bound)).json == {"predictions": [3.0]}

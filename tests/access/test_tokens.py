@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -194,6 +194,11 @@ async def test_a_changed_file_replaces_the_keys(
             "no public key",
         ),
         ("[]", "expected a JSON Web Key Set"),
+        ('{"keys": "abc"}', "expected a JSON Web Key Set"),
+        (
+            '{"keys": [{"kty": "RSA", "kid": "a", "alg": "none", "n": "AA", "e": "AQAB"}]}',
+            "expected a JSON Web Key Set",
+        ),
     ],
 )
 def test_an_invalid_file_stops_the_start(text: str | None, message: str, tmp_path: Path) -> None:
@@ -210,8 +215,15 @@ def test_issuer_and_audience_are_required(issuer: Issuer, tmp_path: Path) -> Non
         dragoman.asgi(Doubler, jwt_jwks=str(write(tmp_path / "jwks", issuer)), jwt_issuer=ISSUER)
 
 
+@pytest.mark.parametrize("url", ["http://issuer.example/jwks", "ftp://127.0.0.1/jwks", "https:///jwks", "file:///a"])
+def test_an_insecure_url_stops_the_start(url: str) -> None:
+    with pytest.raises(InvalidInput, match="'jwt_jwks': expected a file or an https URL"):
+        dragoman.asgi(Doubler, **settings(url))
+
+
 class JwksServer(http.server.ThreadingHTTPServer):
     body = b""
+    headers: ClassVar[dict[str, str]] = {}
 
 
 class JwksHandler(http.server.BaseHTTPRequestHandler):
@@ -219,8 +231,9 @@ class JwksHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.server.body
-        self.send_response(200 if body else 500)
-        self.send_header("content-length", str(len(body)))
+        self.send_response(302 if self.server.headers else 200 if body else 500)
+        for name, value in ({"content-length": str(len(body))} | self.server.headers).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -267,6 +280,39 @@ async def test_keys_are_read_from_a_url_and_again_for_unknown_ones(
         jwks_server.body = json.dumps({"keys": [new.jwk]}).encode()
         server.dragoman.reload()
         await wait_for(issuer.token(), 401)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"[]", {}, "AttributeError"),
+        (b'{"keys": [{"kty": "RSA", "alg": "none", "n": "AA", "e": "AQAB"}]}', {}, "NotImplementedError"),
+        (b" " * ((1 << 20) + 1), {}, "expected at most 1048576 bytes"),
+        (b"{}", {"content-length": "50"}, "error="),
+        (b"{}", {"location": "http://issuer.example/jwks"}, "redirect to"),
+        (b"{}", {"location": "ftp://127.0.0.1/jwks"}, "redirect to"),
+    ],
+)
+async def test_what_a_url_returns_does_not_end_the_refresh(
+    issuer: Issuer,
+    jwks_server: JwksServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    headers: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.setattr("dragoman.access.tokens.COOLDOWN_S", 0.0)
+    monkeypatch.setattr("dragoman.access.tokens._TICK_S", 0.02)
+    jwks_server.body, jwks_server.headers = body, headers  # type: ignore[misc]
+    url = f"http://127.0.0.1:{jwks_server.server_address[1]}/jwks"
+    async with serving(Doubler, **settings(url), auth_failures_per_minute=0) as server, asyncio.timeout(20):
+        while "JWKS cannot be read" not in caplog.text:
+            await asyncio.sleep(0.02)
+        assert message in caplog.text
+        jwks_server.body, jwks_server.headers = json.dumps({"keys": [issuer.jwk]}).encode(), {}  # type: ignore[misc]
+        while (await server.request("POST", INFER, BODY, bearer(issuer.token()))).status != 200:
+            await asyncio.sleep(0.02)
 
 
 async def test_tokens_appear_in_no_log(issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

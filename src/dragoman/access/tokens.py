@@ -7,9 +7,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, build_opener
 
 from dragoman.access.grants import Grant
 from dragoman.access.keys import expand_roles
@@ -25,6 +29,7 @@ _LEEWAY_S = 60
 # Interval of reading a URL anew, and the shortest one, for tokens signed by an unknown key.
 REFRESH_S, COOLDOWN_S = 300.0, 30.0
 _FETCH_TIMEOUT_S = 10.0
+_MAX_JWKS_BYTES = 1 << 20
 _TICK_S = 1.0
 
 
@@ -42,7 +47,8 @@ class TokenRules:
 class TokenVerifier:
     """Verifies tokens. The algorithm is that of the issuer's key, never the token's choice.
 
-    Raises InvalidInput if a file of keys is invalid, or PyJWT is missing. A URL that cannot be read rejects tokens.
+    Raises InvalidInput if a file of keys or a URL is invalid, or PyJWT is missing. Until a URL has been read, tokens
+    are rejected.
     """
 
     def __init__(self, rules: TokenRules) -> None:
@@ -55,7 +61,11 @@ class TokenVerifier:
         self._rules = rules
         self._keys: dict[str, Any] = {}
         self._kept: dict[bytes, Grant] = {}
-        self.is_remote = rules.jwks.startswith(("https://", "http://"))
+        self.is_remote = "://" in rules.jwks
+        if self.is_remote and not _is_secure(rules.jwks):
+            raise InvalidInput(
+                f"setting 'jwt_jwks': expected a file or an https URL (http for this machine only), got {rules.jwks!r}"
+            )
         self._wants_refresh = False
         self.on_change: Callable[[], None] = lambda: None  # called when the keys are replaced
         if not self.is_remote:
@@ -97,11 +107,10 @@ class TokenVerifier:
             self._set_keys(keys)
 
     def _fetch(self) -> dict[str, Any] | None:
-        client = self._jwt.PyJWKClient(self._rules.jwks, cache_jwk_set=False, timeout=_FETCH_TIMEOUT_S)
         try:
-            return self._usable(client.get_jwk_set().keys)
-        except (self._jwt.PyJWTError, OSError, ValueError) as error:
-            log.error("JWKS cannot be read, the last keys stay: url=%s error=%s", self._rules.jwks, error)
+            return self._parse(_download(self._rules.jwks))
+        except Exception as error:  # whatever the issuer sends, the URL is read again later
+            log.error("JWKS cannot be read, the last keys stay: url=%s error=%r", self._rules.jwks, error)
             return None
 
     def _set_keys(self, keys: dict[str, Any]) -> None:
@@ -112,12 +121,15 @@ class TokenVerifier:
     def _read_file(self) -> dict[str, Any]:
         path = self._rules.jwks
         try:
-            document = json.loads(Path(path).read_bytes())
-            return self._usable(self._jwt.PyJWKSet.from_dict(document).keys)
+            return self._parse(Path(path).read_bytes())
         except OSError as error:
             raise InvalidInput(f"JWKS file '{path}' cannot be read: {error.strerror or error}") from error
-        except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise InvalidInput(f"JWKS file '{path}': expected a JSON Web Key Set: {error}") from error
+        except Exception as error:
+            raise InvalidInput(f"JWKS file '{path}': expected a JSON Web Key Set: {error or repr(error)}") from error
+
+    def _parse(self, text: bytes) -> dict[str, Any]:
+        """Return the keys of a JSON Web Key Set. Raises exceptions of many types for an invalid one."""
+        return self._usable(self._jwt.PyJWKSet.from_dict(json.loads(text)).keys)
 
     def _usable(self, keys: list[Any]) -> dict[str, Any]:
         """Return public keys for signatures by their ids. Symmetric keys would let every server forge tokens."""
@@ -173,6 +185,33 @@ class TokenVerifier:
         expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _KEPT_S)
         subject = str(claims.get("sub", ""))[:64]
         return Grant(subject, expand_roles(roles), None if models is None else frozenset(models), expires_s=expires_s)
+
+
+def _is_secure(url: str) -> bool:
+    """Return whether nobody between this machine and the host of a URL can replace what it returns."""
+    parts = urlsplit(url)
+    if parts.scheme == "http":
+        with suppress(ValueError):
+            return parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
+    return parts.scheme == "https" and bool(parts.hostname)
+
+
+class _SecureRedirects(HTTPRedirectHandler):
+    """Follows redirects to secure URLs only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not _is_secure(newurl):
+            raise ValueError(f"redirect to {newurl!r}, which is not an https URL")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _download(url: str) -> bytes:
+    """Return the body at a URL. Raises OSError, ValueError, HTTPException."""
+    with build_opener(_SecureRedirects).open(url, timeout=_FETCH_TIMEOUT_S) as response:
+        text: bytes = response.read(_MAX_JWKS_BYTES + 1)
+    if len(text) > _MAX_JWKS_BYTES:
+        raise ValueError(f"expected at most {_MAX_JWKS_BYTES} bytes, got more")
+    return text
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
