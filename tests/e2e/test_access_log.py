@@ -1,6 +1,7 @@
 """The access log: one line for each request, whatever happens to it or to the file."""
 
 import asyncio
+import http.client
 import json
 import shlex
 from collections.abc import Callable
@@ -155,6 +156,43 @@ def test_a_full_disk_drops_lines_and_stops_nothing(tmp_path: Path) -> None:
         wait_until(lambda: dropped(server) >= 3, "dropped lines")
         assert server.infer("Quick", [1.0])[0] == 200
         server.wait_for_log("access log cannot be written: No space left on device")
+
+
+# `python -c`: a server whose output goes to a full disk.
+FULL_OUTPUT = """
+import os, sys
+full = os.open("/dev/full", os.O_WRONLY)
+os.dup2(full, 1)
+os.dup2(full, 2)
+from dragoman.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_log_that_cannot_be_opened_anew_touches_no_connection(tmp_path: Path) -> None:
+    """Meanwhile the log of the server itself cannot be written either."""
+    (tmp_path / "authored.py").write_text(MODEL)
+    folder, moved = tmp_path / "logs", tmp_path / "moved"
+    folder.mkdir()
+    options = (f"{tmp_path / 'authored.py'}:Quick", "--access-log", str(folder / "access.log"))
+    with running_server(*options, "--access-log-format", "json", command=("-c", FULL_OUTPUT, "serve")) as server:
+        server.infer("Quick", [1.0])
+        lines(folder / "access.log", 1)
+        folder.rename(moved)
+        wait_until(lambda: dropped(server), "dropped lines")
+        connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(3)]
+        for _ in range(3):
+            for connection in connections:
+                connection.request("GET", "/v2")
+                response = connection.getresponse()
+                assert (response.status, response.read()[:1]) == (200, b"{")
+            before = dropped(server)
+            wait_until(lambda before=before: dropped(server) > before, "more dropped lines")  # type: ignore[misc]
+        for connection in connections:
+            connection.close()
+        moved.rename(folder)
+        size = (folder / "access.log").stat().st_size
+        wait_until(lambda: dropped(server) and (folder / "access.log").stat().st_size > size, "more lines")
 
 
 async def test_a_file_that_cannot_be_opened_is_reported_at_start(tmp_path: Path) -> None:

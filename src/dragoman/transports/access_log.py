@@ -125,8 +125,9 @@ class AccessLog:
         except FileNotFoundError:
             is_same = False
         if not is_same:
-            os.close(self._file)
-            self._open()
+            before = self._file
+            self._open()  # first: without a file of its own, the number could soon be that of a connection
+            os.close(before)
 
 
 def _fields(record: _Record) -> dict[str, Any]:
