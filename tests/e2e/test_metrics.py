@@ -231,7 +231,8 @@ def test_the_dashboard_names_only_metrics_that_exist() -> None:
 
 def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BATCHED)
-    options = ("--max-batch-size", "4", "--access-log", "-", "--control-token", "secret")
+    options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret"]
+    options += ["--response-cache-bytes", "9999"]
     with running_server(str(tmp_path / "model.py:Slow"), *options) as process:
         assert process.infer("Slow", [1.0])[0] == 200
         text = requests.get(f"http://{process.url}/metrics", timeout=30).text

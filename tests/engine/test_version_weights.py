@@ -233,6 +233,9 @@ async def test_a_version_that_is_not_ready_gets_no_requests(folder: Path, caplog
         with pytest.raises(errors.NotReady, match="no version with a weight is loaded: expected 1, 2"):
             await count(engine)
         assert (await engine.infer("m", X, version="3"))["version"].tolist() == [3]
+        await load(engine, "1")
+        assert await count(engine, 5) == {"1": 5}
+        await engine.call(Request(Unload(""), "m", "1"))
         assert [d.name for d in (await engine.call(Request(DescribeModels()))).answer] == []
 
 
@@ -307,6 +310,9 @@ async def test_handlers_follow_the_weights(folder: Path) -> None:
         assert (await engine.call(call)).answer.content == b"2"
         await load(engine, weights="1=1")
         assert (await engine.call(call)).answer.content == b"1"
+        await load(engine, weights="1=1,2=1")
+        contents = {(await engine.call(call)).answer.content for _ in range(40)}
+        assert contents == {b"1", b"2"}  # otherwise in one of 5e11 runs
 
 
 async def test_streams_follow_the_weights(folder: Path) -> None:

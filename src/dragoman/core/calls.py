@@ -212,7 +212,7 @@ class ModelStatistics:
 
     `last_s` is the Unix time when the last one ended, 0 if there was none. `success_s` and `fail_s` are the sums of
     their durations, and `queue_s` the part of `success_s` spent in the queue of batches. `inferences` counts the rows
-    of batched requests, and every other request as 1.
+    of batched requests, and every other request as 1. `cache_hits` were answered from the response cache.
     """
 
     name: str
@@ -226,6 +226,8 @@ class ModelStatistics:
     inferences: int
     executions: int
     batches: tuple[BatchStatistics, ...]
+    cache_hits: int = 0
+    cache_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class ModelSpec(ModelOptions):
     batch_linger: how long a batch waits for clients that resend at once, as a fraction of the model's latency; 0
     disables it.
     max_queue: number of calls that may be queued or running before others are rejected; 0 for no limit.
+    response_cache_bytes: memory for the answers to earlier requests, which equal requests get; 0 for none.
     timeout_s: default deadline of calls in seconds; 0 for none.
     cancel_grace_s: seconds after which a worker process is killed that still runs a cancelled call; 0 for never.
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.

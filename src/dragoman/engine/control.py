@@ -258,7 +258,7 @@ class ModelControl:
 
     def _url(self, name: str) -> str:
         """Return where the model was registered from, or ""."""
-        return self._registry.find(name).spec.url if self._registry.versions(name) else ""
+        return next((d.spec.url for d in self._registry.by_version(name).values()), "")
 
     def _find_source(self, name: str, url: str) -> Source:
         """Return the source at a url, or of this name in the repository."""

@@ -1,6 +1,7 @@
 """One model version that answers calls: admission, deadline, batching, worker pool, metrics."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, closing
@@ -10,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from dragoman import plugins
 from dragoman.core.calls import Call, Generate, Infer, Request, Response, SignatureFor
-from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady, NotSupported, Overloaded
+from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
@@ -19,11 +20,13 @@ from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.generation_counters import GenerationUsage
+from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
 from dragoman.engine.warmup import warm_up
 from dragoman.system.coroutines import Pending, begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
+log = logging.getLogger("dragoman.engine")
 
 
 class Deployment:
@@ -44,6 +47,7 @@ class Deployment:
         self._pool: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
+        self.response_cache: ResponseCache | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
@@ -70,6 +74,8 @@ class Deployment:
         self._pool, self._loaded, self._binder = pool, loaded, binder
         self._batcher = self._make_batcher(pool, loaded)
         self._compute = pool.call if self._batcher is None else self._compute_in_batches
+        if self.spec.response_cache_bytes:
+            self._add_cache(self.spec.response_cache_bytes, loaded)
         self.state, self.reason = "READY", ""
         self._on_change()
 
@@ -84,6 +90,13 @@ class Deployment:
         if self._model_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, self._model_batch_size, 0.0, model=spec.name)
         return None
+
+    def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
+        if loaded.streams or not CACHED_CALLS & loaded.calls:
+            log.warning("response cache not used, the model streams or generates text: model=%s", self.spec.name)
+            return
+        self.response_cache = ResponseCache(max_bytes, self._compute)
+        self._compute = self.response_cache.call
 
     async def _load(self) -> tuple[Pool, Loaded]:
         """Load the model where it is configured to run, else where its runtime or the model itself prefers."""
@@ -310,7 +323,12 @@ class Deployment:
         if isinstance(request.call, SignatureFor):
             return cast("A", configured.signature)
         answer = await complete(self._compute(request))
-        configured.check(answer, request.call)
+        try:
+            configured.check(answer, request.call)
+        except InvalidOutput:
+            if self.response_cache is not None:
+                self.response_cache.discard(request)
+            raise
         return cast("A", answer)
 
     def _is_batched(self, request: Request[Any]) -> bool:

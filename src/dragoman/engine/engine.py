@@ -46,6 +46,7 @@ from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
+from dragoman.engine.response_cache import cache_families
 from dragoman.engine.search import SkippedFile
 from dragoman.engine.siblings import SiblingRegistry
 from dragoman.engine.statistics import read_statistics
@@ -204,6 +205,9 @@ class Engine:
         return self._siblings.of(name)
 
     def _notify_change(self) -> None:
+        for deployment in self._registry.all():  # an answer may depend on models that were replaced
+            if deployment.response_cache is not None and deployment.spec.name in self._siblings.users:
+                deployment.response_cache.clear()
         self._change.set()
         self._change = asyncio.Event()
 
@@ -381,11 +385,13 @@ class Engine:
         ]
         own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
         batches = [({"model": d.spec.name, "version": d.spec.version}, d.batch_counters) for d in self._registry.all()]
+        caches = [({"model": d.spec.name, "version": d.spec.version}, d.response_cache) for d in self._registry.all()]
         return (
             *counters.families(counted),
             *batch_families(batches),
             *counters.model_families(own),
             *counters.prometheus_families(),
+            *cache_families(caches),
             *share_family(self._registry.weighted_versions()),
             *counters.server_families(self._identity.version),
             *(family for source in self.metric_sources for family in source()),

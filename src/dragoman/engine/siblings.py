@@ -29,6 +29,7 @@ class SiblingRegistry:
         self._gate = gate
         self._waits: dict[str, str] = {}  # for each model that waits, the model that it waits for
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.users: set[str] = set()  # models that have used others
 
     def of(self, name: str) -> "SiblingClient":
         """Return the client of the model of this name. Call it on the event loop."""
@@ -98,12 +99,14 @@ class SiblingClient:
         self._loop_thread = threading.get_ident()
 
     def describe(self, name: str) -> ModelDescription:
+        self._registry.users.add(self._name)
         return self._run_on_loop(self._registry.describe(name, self._name))
 
     def unavailable(self, name: str) -> str:
         return self._registry.unavailable(name)
 
     def call(self, request: Request[A]) -> A:
+        self._registry.users.add(self._name)
         return self._run_on_loop(self._registry.call(request))
 
     def _run_on_loop(self, work: Coroutine[Any, Any, A]) -> A:

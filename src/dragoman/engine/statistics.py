@@ -32,8 +32,10 @@ def _statistics(deployment: Deployment) -> ModelStatistics:
     fail_s = sum(c.failed_s for c in calls)
     success_s = sum(c.durations.sum for c in calls) - fail_s
     executions: Mapping[int, tuple[int, float]] = {} if batches is None else batches.executions
-    # A call that is not merged is one execution of one inference.
-    alone = succeeded if batches is None else max(0, succeeded - batches.answered)
+    cache = deployment.response_cache
+    hits, misses = (0, 0) if cache is None else (cache.count("hits"), cache.count("misses"))
+    # A call that is not merged and not answered from the cache is one execution of one inference.
+    alone = max(0, succeeded - hits - (0 if batches is None else batches.answered))
     queue_s = 0.0 if batches is None else batches.answered_wait_s
     last_s = max((c.last_s for c in calls), default=0.0)
     return ModelStatistics(
@@ -45,6 +47,8 @@ def _statistics(deployment: Deployment) -> ModelStatistics:
         failed=failed,
         fail_s=fail_s,
         queue_s=queue_s,
+        cache_hits=hits,
+        cache_misses=misses,
         inferences=alone + sum(rows * count for rows, (count, _) in executions.items()),
         executions=alone + sum(count for count, _ in executions.values()),
         batches=_batches(executions, alone, success_s),

@@ -21,8 +21,14 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     batches = _sum(known.get("dragoman_batch_calls", ()), _is_count)
     batched_calls = _sum(known.get("dragoman_batch_calls", ()), _is_sum)
     rows = _sum(known.get("dragoman_batch_rows", ()), _is_sum)
-    # A call that is not merged is one execution of one inference.
-    alone = {key: max(0.0, count - batched_calls.get(key, 0.0)) for key, count in succeeded.items()}
+    hits, misses = (
+        _sum(known.get(f"dragoman_response_cache_{each}_total", ()), lambda s: s.labels["call"] == "Infer")
+        for each in ("hits", "misses")
+    )
+    # A call that is not merged and not answered from the cache is one execution of one inference.
+    alone = {
+        key: max(0.0, count - batched_calls.get(key, 0.0) - hits.get(key, 0.0)) for key, count in succeeded.items()
+    }
     durations = [s for s in known.get("dragoman_call_duration_seconds", ()) if s.labels["call"] == "Infer"]
     queue = _sum(known.get("dragoman_queue_seconds", ()), _is_sum)
     total = _sum(durations, _is_sum)
@@ -35,6 +41,9 @@ def families(ours: Iterable[Family]) -> Iterable[Family]:
     yield _family("nv_inference_pending_request_count", "Requests in the queue.", models | waiting, "gauge")
     microseconds = {key: seconds * _MICROSECONDS for key, seconds in total.items()}
     yield _family("nv_inference_request_duration_us", "Duration of requests in microseconds.", microseconds)
+    if "dragoman_response_cache_bytes" in known:
+        yield _family("nv_cache_num_hits_per_model", "Requests answered from the response cache.", hits)
+        yield _family("nv_cache_num_misses_per_model", "Requests that the cache could not answer.", misses)
     waited = {key: queue.get(key, 0.0) * _MICROSECONDS for key in total}
     yield _family("nv_inference_queue_duration_us", "Time in the queue in microseconds.", waited)
 

@@ -68,16 +68,16 @@ def statistics_message(models: Sequence[ModelStatistics]) -> Any:
 
 
 def _statistics(model: ModelStatistics) -> Statistics:
-    count = model.succeeded
+    count, computed = model.succeeded, max(0, model.succeeded - model.cache_hits)
     durations = InferenceDurations(
         success=_duration(count, model.success_s),
         fail=_duration(model.failed, model.fail_s),
         queue=_duration(count, model.queue_s),
-        compute_input=Duration(count),
-        compute_infer=_duration(count, max(0.0, model.success_s - model.queue_s)),
-        compute_output=Duration(count),
-        cache_hit=Duration(),
-        cache_miss=Duration(),
+        compute_input=Duration(computed),
+        compute_infer=_duration(computed, max(0.0, model.success_s - model.queue_s)),
+        compute_output=Duration(computed),
+        cache_hit=Duration(model.cache_hits),
+        cache_miss=Duration(model.cache_misses),
     )
     return Statistics(
         name=model.name,
