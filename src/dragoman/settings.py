@@ -38,6 +38,13 @@ class ProtocolOptions:
             PROTOCOLS,
         ),
     ] = "null"
+    grpc_output_contents: Annotated[
+        Literal["raw", "typed", "as-request"],
+        Option(
+            "tensors in gRPC responses: raw (typed for typed requests with a content type), typed, or as-request",
+            PROTOCOLS,
+        ),
+    ] = "raw"
     health_json: Annotated[bool, Option("health endpoints return a JSON body", PROTOCOLS)] = False
     metrics_path: Annotated[str, Option('path of Prometheus metrics; "" disables them', PROTOCOLS)] = "/metrics"
     metrics_as: Annotated[

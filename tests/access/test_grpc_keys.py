@@ -1,5 +1,6 @@
 """API keys over gRPC, on its own port and on the one of HTTP."""
 
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -42,7 +43,7 @@ async def test_a_call_needs_a_key(channel: Any, keys: KeyFile) -> None:
     status, found = await call(channel, keys.keys["user"])
     assert status is grpc.StatusCode.OK
     response = m.ModelInferResponse.FromString(found)
-    assert [*response.outputs[0].contents.fp32_contents] == [3.0]
+    assert [*response.raw_output_contents] == [struct.pack("<f", 3.0)]
     for key in (None, "wrong"):
         status, error = await call(channel, key)
         assert status is grpc.StatusCode.UNAUTHENTICATED

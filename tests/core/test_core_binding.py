@@ -78,9 +78,14 @@ def test_a_matching_call_is_returned_unchanged() -> None:
             {"free": floats(1)},
             Signature((X, FREE), (Y,)),
             {},
-            "expected at least 'x' but got 'free' for model 'm'; missing 'x'",
+            "expected number of inputs between 1 and 2 but got 1 inputs for model 'm'; missing 'x'",
         ),
-        ({}, Signature((X, FREE), (Y,)), {}, "expected at least 'x' but got none for model 'm'; missing 'x'"),
+        (
+            {},
+            Signature((X, FREE), (Y,)),
+            {},
+            "expected number of inputs between 1 and 2 but got 0 inputs for model 'm'; missing 'x'",
+        ),
         (
             {"x": floats(3, 2), "n": integers(4)},
             TWO,

@@ -51,7 +51,7 @@ def test_inference_with_messages_from_reflection(channel: Any) -> None:
     call = channel.unary_unary(
         f"/{SERVICE}/ModelInfer", request_serializer=ask.SerializeToString, response_deserializer=answer.FromString
     )
-    response = call(request, timeout=TIMEOUT_S)
+    response = call(request, timeout=TIMEOUT_S, metadata=[("dragoman-output-contents", "typed")])
     assert response.id == "r"
     assert list(response.outputs[0].contents.int_contents) == [2 * i for i in range(16)]
 

@@ -230,7 +230,7 @@ def test_errors_are_reported(client: Any) -> None:
         client.infer("SumDiff", [tensor("INPUT0", A[0, :2], "INT32"), operands()[1]])
     with pytest.raises(InferenceServerException, match="'INPUT0': expected datatype INT32, got INT64"):
         client.infer("SumDiff", [tensor("INPUT0", A.astype(np.int64), "INT64"), operands()[1]])
-    with pytest.raises(InferenceServerException, match="version '3' is not found") as caught:
+    with pytest.raises(InferenceServerException, match="version 3 is not found") as caught:
         client.infer("SumDiff", operands(), model_version="3")
     assert caught.value.status() == "404"
 

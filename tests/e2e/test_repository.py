@@ -203,7 +203,7 @@ def test_version_policies(versions: Path, policy: str, served_versions: list[str
                 assert (status, body["model_version"], body["outputs"][0]["data"]) == (200, version, [float(version)])
             else:
                 assert status == 404
-                assert f"version '{version}' is not found" in body["error"]
+                assert f"version {version} is not found" in body["error"]
 
 
 def test_the_default_version(versions: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -289,3 +290,80 @@ def test_the_calls_of_perf_analyzer(batched: ServerProcess, module: Any) -> None
         after = statistics(client, "Rows")[0]
     assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 4
     assert after["inference_count"] - before["inference_count"] == 32
+
+
+# --- error texts that clients compare ------------------------------------------------------------------------
+
+
+def upper(module: Any, client: Any, model: str = "Upper", version: str = "") -> None:
+    client.infer(model, [tensor(module, "text", np.array([b"a"], object), "BYTES")], model_version=version)
+
+
+def sum_of(module: Any, client: Any, *names: str) -> None:
+    client.infer("SumDiff", [tensor(module, name, np.ones((1, 16), np.int32), "INT32") for name in names])
+
+
+TEXTS: dict[str, tuple[Any, str]] = {
+    "unknown model": (
+        lambda module, client: upper(module, client, "nope"),
+        "Request for unknown model: 'nope' is not found",
+    ),
+    "unknown version": (
+        lambda module, client: upper(module, client, version="7"),
+        "Request for unknown model: 'Upper' version 7 is not found",
+    ),
+    "statistics": (
+        lambda _, client: client.get_inference_statistics("nope"),
+        "requested model 'nope' is not available",
+    ),
+    "statistics of a version": (
+        lambda _, client: client.get_inference_statistics("Upper", "7"),
+        "requested model version is not available for model 'Upper'",
+    ),
+    "number of inputs": (
+        lambda module, client: sum_of(module, client, "INPUT0"),
+        "expected 2 inputs but got 1 inputs for model 'SumDiff'",
+    ),
+}
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_error_texts(plain: ServerProcess, module: Any, name: str) -> None:
+    call, text = TEXTS[name]
+    with connect(module, plain) as client, pytest.raises(InferenceServerException) as caught:
+        call(module, client)
+    assert caught.value.message().startswith(text)
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_error_texts_of_batching_and_control(batched: ServerProcess, module: Any) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with connect(module, batched) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            client.load_model("nope", headers=headers)
+        assert caught.value.message().startswith("failed to load 'nope', failed to poll from model repository")
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("Rows", [tensor(module, "x", np.ones((9, 1)), "FP64")])
+        assert caught.value.message().startswith("inference request batch-size must be <= 8 for 'Rows'")
+        if module is triton_grpc:  # the HTTP client does not quote the slash
+            with pytest.raises(InferenceServerException, match="model name must not contain path traversal characters"):
+                client.load_model("../x", headers=headers)
+
+
+# --- contents of gRPC responses --------------------------------------------------------------------------------
+
+
+def test_typed_requests_get_raw_contents_as_the_examples_of_triton_expect(plain: ServerProcess) -> None:
+    pb = triton_grpc.service_pb2
+    request = pb.ModelInferRequest(model_name="SumDiff")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 16]).contents.int_contents.extend(range(16))
+    with grpc.insecure_channel(plain.grpc_url) as channel:
+        stub = triton_grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        raw = stub.ModelInfer(request)
+        typed = stub.ModelInfer(request, metadata=[("dragoman-output-contents", "typed")])
+        assert not stub.ModelReady(pb.ModelReadyRequest(name="nope")).ready
+    assert np.frombuffer(raw.raw_output_contents[0], "<i4").tolist() == [2 * i for i in range(16)]
+    assert not typed.raw_output_contents
+    assert list(typed.outputs[0].contents.int_contents) == [2 * i for i in range(16)]

@@ -215,7 +215,7 @@ async def test_calls_with_different_parameters_are_not_merged(pool: RecordingPoo
 
 async def test_calls_with_too_many_rows_are_rejected(batcher: Any) -> None:
     assert numbers(await batcher(8).call(make_request(*range(8)))) == [2.0 * i for i in range(8)]
-    with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 8, got 9$"):
+    with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 8 for '', got 9$"):
         await batcher(8).call(make_request(*range(9)))
 
 

@@ -263,7 +263,7 @@ async def test_control_does_not_read_the_disk_for_invalid_names(
     changing: tuple[Engine, ChangeableRepository], name: str
 ) -> None:
     engine, _ = changing
-    with pytest.raises(errors.InvalidInput, match="is not allowed"):
+    with pytest.raises(errors.InvalidInput, match="model name"):
         await engine.call(Request(Load("secret"), name))
 
 
@@ -352,7 +352,7 @@ async def test_control_with_an_unknown_version_changes_nothing(changing: tuple[E
     engine, _ = changing
     with pytest.raises(errors.InvalidInput, match="version '7' is not among"):
         await engine.call(Request(Load("secret"), "m", "7"))
-    with pytest.raises(errors.ModelNotFound, match="version '7'"):
+    with pytest.raises(errors.ModelNotFound, match="version 7"):
         await engine.call(Request(Unload("secret"), "m", "7"))
     assert await model_name(engine) == b"old"
 
@@ -388,7 +388,7 @@ async def test_optional_inputs_are_not_reported_as_missing() -> None:
         return (x + y) * factor
 
     async with dragoman.open_engine(scaled) as engine:
-        message = "^expected at least 'x', 'y' but got 'factor', 'y' for model 'scaled'; missing 'x'$"
+        message = "^expected number of inputs between 2 and 3 but got 2 inputs for model 'scaled'; missing 'x'$"
         with pytest.raises(errors.InvalidInput, match=message):
             await engine.infer("scaled", {"factor": np.ones(1), "y": np.ones(1)})
 

@@ -37,7 +37,7 @@ async def test_unknown_models_and_versions_raise() -> None:
     registry.put("m", deployments("1", "2"))
     with pytest.raises(ModelNotFound, match="Request for unknown model: 'nope' is not found"):
         registry.find("nope")
-    with pytest.raises(ModelNotFound, match=r"'m' version '3' is not found; there are 1, 2"):
+    with pytest.raises(ModelNotFound, match=r"'m' version 3 is not found; there are 1, 2"):
         registry.find("m", "3")
     assert registry.versions("m") == ["1", "2"]
     assert [d.spec.version for d in registry.remove("m")] == ["1", "2"]
@@ -58,7 +58,7 @@ async def test_the_newest_ready_version_is_the_default() -> None:
 async def test_versions_can_be_removed_individually() -> None:
     registry = ModelRegistry()
     registry.put("m", deployments("1", "2"))
-    with pytest.raises(ModelNotFound, match="version '7' is not found"):
+    with pytest.raises(ModelNotFound, match="version 7 is not found"):
         registry.remove("m", "7")
     assert [d.spec.version for d in registry.remove("m", "2")] == ["2"]
     assert registry.versions("m") == ["1"]

@@ -8,13 +8,16 @@ from grpc_fakes import infer_message, parse_request
 
 from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
+from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
+from dragoman.protocols.open_inference.grpc import protocol
+from dragoman.protocols.wire import GrpcRequest, Policy
 from dragoman.transports.grpc.handlers import join_chunks
 
 
-def format_reply(message: Any, response: Inference) -> Any:
-    exchange = parse_request("ModelInfer", message.SerializeToString())
+def format_reply(message: Any, response: Inference, contents: str = "as-request") -> Any:
+    exchange = parse_request("ModelInfer", message.SerializeToString(), {"dragoman-output-contents": contents})
     return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(response, "echo", "3"))))
 
 
@@ -39,6 +42,36 @@ def test_a_typed_request_gets_a_typed_response() -> None:
     assert list(reply.outputs[0].contents.int_contents) == [1, 2]
     assert not reply.raw_output_contents
     assert not reply.id
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_metadata_and_setting_choose_the_contents(is_raw: bool) -> None:
+    response = single_output(Tensor(np.array([1, 2], "<i4"), INT32))
+    message = infer_message(raw=is_raw)
+    for contents in ("raw", "typed"):
+        assert bool(format_reply(message, response, contents).raw_output_contents) is (contents == "raw")
+    endpoints = {choice: method_of(choice) for choice in ("raw", "typed", "as-request")}
+    found = {}
+    for choice, endpoint in endpoints.items():
+        exchange: Any = endpoint(GrpcRequest(message.SerializeToString()))
+        chunks = join_chunks(exchange.format_response(Response(response, "echo", "3")))
+        found[choice] = bool(m.ModelInferResponse.FromString(chunks).raw_output_contents)
+    assert found == {"raw": True, "typed": False, "as-request": is_raw}
+    with pytest.raises(InvalidInput, match="expected raw, typed or as-request, got 'both'"):
+        format_reply(message, response, "both")
+
+
+def method_of(choice: Any) -> Any:
+    table = protocol(Policy(grpc_output_contents=choice))
+    return next(row.endpoint for row in table.methods if row.name == "ModelInfer")
+
+
+@pytest.mark.parametrize("place", ["input", "request"])
+def test_a_typed_request_with_a_content_type_gets_a_typed_response(place: str) -> None:
+    message = infer_message(raw=False)
+    (message if place == "request" else message.inputs[0]).parameters["content_type"].string_param = "np"
+    reply = format_reply(message, single_output(Tensor(np.array([1, 2], "<i4"), INT32)), "raw")
+    assert list(reply.outputs[0].contents.int_contents) == [1, 2]
 
 
 def test_a_request_without_inputs_gets_a_raw_response() -> None:

@@ -48,7 +48,7 @@ async def test_each_error_has_its_status(channel: Any, engine: FakeEngine) -> No
     assert error.details() == "Request for unknown model: 'nope' is not found"
     malformed = await rpc_error(channel.unary_unary(SERVICE + "ModelInfer")(b"\xff"))
     assert malformed.code() == grpc.StatusCode.INVALID_ARGUMENT
-    unknown = await rpc_error(channel.unary_unary(SERVICE + "ModelStatistics")(b""))
+    unknown = await rpc_error(channel.unary_unary(SERVICE + "Nothing")(b""))
     assert unknown.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -77,7 +77,7 @@ async def test_t5_control_has_a_version_parameter() -> None:
         for path in (unload, unload.replace("unload", "load")):
             response = await server.request("POST", path, {"parameters": {"version": "77"}}, token)
             assert response.status == (404 if path == unload else 400)
-            assert "version '77'" in response.error
+            assert ("version 77" if path == unload else "version '77'") in response.error
         assert (await server.infer("Adder", both())).status == 200
         body = {"parameters": {"unload_dependents": True}}
         response = await server.request("POST", unload, body, token)
@@ -224,7 +224,7 @@ async def test_t14_the_version_is_a_string_or_missing(server: RestServer, tmp_pa
             assert (await versioned.request("GET", path)).json["versions"] == ["3"]
         response = await versioned.request("POST", "/v2/models/echo/versions/4/infer", inputs(tensor()))
         assert response.status == 404
-        assert response.error.startswith("Request for unknown model: 'echo' version '4' is not found")
+        assert response.error.startswith("Request for unknown model: 'echo' version 4 is not found")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream", "x", ""])
@@ -632,7 +632,7 @@ async def test_t55_an_unknown_version(server: RestServer) -> None:
             method, f"/v2/models/Adder/versions/abc{rest}", both() if method == "POST" else None
         )
         assert response.status == 404
-        assert "'abc'" in response.error
+        assert "version abc" in response.error
 
 
 async def test_t56_the_wrong_method_and_options(server: RestServer) -> None:
@@ -742,7 +742,9 @@ async def test_t63_invalid_names(tmp_path: Path, name: str) -> None:
             path = f"/v2/repository/models/{name}/{verb}"
             response = await server.request("POST", path, b"", {"Authorization": "Bearer t"})
             assert response.status == 400
-            assert "is not allowed" in response.error
+            is_path = name in ("..%2Fx", "%2e%2e", "a%2fb")
+            expected = "name must not contain path traversal characters" if is_path else "is not allowed"
+            assert expected in response.error
 
 
 # --- model control ---------------------------------------------------------------------------------------------

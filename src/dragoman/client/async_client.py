@@ -68,7 +68,7 @@ class AsyncClient(ClientBase):
         return await self._calls.live()
 
     async def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Return whether a model, or the server with all its models, is ready; False if nothing listens."""
+        """Return whether a model, or the server with all its models, is ready; False for an unknown model or server."""
         return await self._calls.ready(model, version)
 
     @overload

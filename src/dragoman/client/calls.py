@@ -137,9 +137,14 @@ class ClientCalls:
         return await self._with_retries(lambda: self._once(call, until), until)
 
     async def _health(self, call: RemoteCall[bool]) -> bool:
-        """Send a health request once, without retries; a server that refuses connections is neither live nor ready."""
+        """Send a health request once, without retries.
+
+        A server that refuses connections is neither live nor ready, and an unknown model is not ready.
+        """
         try:
             return await self._once(call, self._deadline())
+        except ModelNotFound:
+            return False
         except ServerUnreachable as error:
             if error.refused:
                 return False

@@ -91,7 +91,7 @@ class Client(ClientBase):
         return run_blocking(self._calls.live())
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Return whether a model, or the server with all its models, is ready; False if nothing listens."""
+        """Return whether a model, or the server with all its models, is ready; False for an unknown model or server."""
         return run_blocking(self._calls.ready(model, version))
 
     @overload

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from msgspec import structs
 
+from dragoman.core import error_texts
 from dragoman.core.bytes_tensor import flatten
 from dragoman.core.calls import Infer
 from dragoman.core.datatypes import BOOL, BYTES, Array, Datatype
@@ -61,13 +62,9 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
                 )
     missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
-        required = tuple(s for s in signature.inputs if not s.optional)
-        expected, got = f"{len(required)} inputs", f"{len(call.inputs)} inputs"
-        if len(required) < len(signature.inputs):  # with optional inputs, numbers say little
-            expected, got = f"at least {_quote_names(required)}", ", ".join(map(repr, call.inputs)) or "none"
-        raise InvalidInput(
-            f"expected {expected} but got {got} for model '{model}'; missing {_quote_names(tuple(missing))}"
-        )
+        required, most = sum(not s.optional for s in signature.inputs), len(signature.inputs)
+        count = error_texts.wrong_input_count(model, required, most, len(call.inputs))
+        raise InvalidInput(f"{count}; missing {_quote_names(tuple(missing))}")
 
 
 def _is_column(tensor: Tensor, spec: TensorSpec) -> bool:

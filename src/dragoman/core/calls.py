@@ -261,7 +261,12 @@ class Live(ServerCall[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Ready(ServerCall[bool]):
-    """Return True if the model of the request, or without one every model, is ready."""
+    """Return True if the model of the request, or without one every model, is ready.
+
+    An unknown model is not ready if `may_be_unknown`, else an error.
+    """
+
+    may_be_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
+from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
@@ -99,6 +100,8 @@ class ModelSpec(ModelOptions):
 def check_name(name: str, what: str = "model name") -> str:
     """Return `name` if it is a valid name of a model or version. Raises InvalidInput."""
     if not _NAME.fullmatch(name):
+        if what == "model name" and ("/" in name or name == ".."):
+            raise InvalidInput(error_texts.path_in_name(name))
         raise InvalidInput(
             f"{what} {name!r} is not allowed; expected 1 to 256 letters, digits, '_', '-' and '.', not beginning "
             "with '.' or '-'"

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from dragoman.core import error_texts
 from dragoman.core.bytes_tensor import came_as_text, concatenate
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError, InvalidInput, InvalidOutput, NotReady
@@ -160,7 +161,7 @@ class Batcher:
         assert isinstance(request.call, Infer)
         count = rows(request.call)
         if count > self.max_rows:
-            raise InvalidInput(f"inference request batch-size must be <= {self.max_rows}, got {count}")
+            raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
         loop = asyncio.get_running_loop()
         member = _Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from dragoman.core import error_texts
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.spec import ModelSpec, SiblingModels
@@ -264,7 +265,7 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            raise InvalidInput(f"failed to load '{name}', it is not in the repository")
+            raise InvalidInput(f"{error_texts.not_in_repository(name)}: it is not there")
         return source
 
     def _initial_sources(self) -> Mapping[str, Source]:

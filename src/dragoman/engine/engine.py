@@ -303,8 +303,8 @@ class Engine:
         match request.call:
             case Live():
                 return True
-            case Ready():
-                return self._ready(request)
+            case Ready(may_be_unknown):
+                return self._ready(request, may_be_unknown=may_be_unknown)
             case Describe(able, otherwise):
                 call_type: type[Call[Any]] = able or Call
                 if otherwise is not None and not request.model:
@@ -345,9 +345,13 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ready(self, request: Request[Any]) -> bool:
+    def _ready(self, request: Request[Any], *, may_be_unknown: bool) -> bool:
         if not request.model:
             return self.ready()
+        if may_be_unknown:
+            versions = self._registry.versions(request.model)
+            if not versions or (request.version and request.version not in versions):
+                return False
         return not self._stops and self._registry.find(request.model, request.version).ready
 
     def _description(self, deployment: Deployment) -> ModelDescription:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
+from dragoman.core import error_texts
 from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
@@ -135,16 +136,14 @@ class ModelRegistry:
             return single
         versions = self._models.get(name)
         if not versions:
-            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+            raise ModelNotFound(error_texts.unknown_model(name))
         if not version and (weighted := self._weighted.get(name)) is not None:
             return weighted.largest()
         default = self.routing(name).default_version
         deployment = versions.get(version or (default if default in versions else self._newest(name)))
         if deployment is None:
             existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
-            raise ModelNotFound(
-                f"Request for unknown model: '{name}' version '{version}' is not found; there are {existing}"
-            )
+            raise ModelNotFound(f"{error_texts.unknown_version(name, version)}; there are {existing}")
         return deployment
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:

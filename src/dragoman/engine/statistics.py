@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 
+from dragoman.core import error_texts
 from dragoman.core.calls import BatchStatistics, DerivativeCall, Embed, Generate, Infer, ModelStatistics
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.engine.deployment import Deployment
@@ -19,11 +20,11 @@ def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[
     if not model:
         return tuple(_statistics(deployment) for deployment in registry.all() if deployment.ready)
     if model not in registry.names():
-        raise InvalidInput(f"requested model '{model}' is not available")
+        raise InvalidInput(error_texts.no_statistics(model))
     try:
         return tuple(map(_statistics, registry.select(model, version)))
     except ModelNotFound as error:
-        raise InvalidInput(f"requested model version is not available for model '{model}'") from error
+        raise InvalidInput(error_texts.no_version_statistics(model)) from error
 
 
 def _statistics(deployment: Deployment) -> ModelStatistics:

@@ -144,7 +144,8 @@ def _server_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
 
 def _model_ready(request: GrpcRequest) -> EngineCall[bool, bytes]:
     message = m.parse_message(m.ModelReadyRequest, request.body)
-    ready = Request(Ready(), require_model_name(message.name), message.version, deadline_s=request.deadline_s)
+    call, model = Ready(may_be_unknown=True), require_model_name(message.name)
+    ready = Request(call, model, message.version, deadline_s=request.deadline_s)
     return _message_call(ready, lambda ready: m.ModelReadyResponse(ready=ready))
 
 

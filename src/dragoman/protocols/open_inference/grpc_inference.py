@@ -35,6 +35,8 @@ from dragoman.formats.raw import tensor_from_raw
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
+# Metadata of a request: how its response has its tensors, as the setting `grpc_output_contents`.
+OUTPUT_CONTENTS = "dragoman-output-contents"
 # Triton: the request parameter that asks a stream to mark its last response, and the mark.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
@@ -73,11 +75,12 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     else:
         call, final, classes = Infer(_parse_inputs(message, raw, packed, policy)), False, {}
         deadline_s = request.deadline_s
+    is_raw = bool(raw) or not message.inputs
     options = GrpcOutputOptions(
         id=message.id,
         model=model,
         version=message.model_version,
-        raw=bool(raw) or not message.inputs,
+        raw=_wants_raw(request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents, call, is_raw=is_raw),
         classes=classes,
         final=final,
     )
@@ -115,6 +118,25 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
     if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
         return serialize_typed_response(message, outputs.values())
     return append_raw_contents([message.SerializeToString()], outputs)
+
+
+def _wants_raw(choice: str, call: Infer, *, is_raw: bool) -> bool:
+    """Return whether the response to a raw or typed request is raw. Raises InvalidInput for an unknown choice.
+
+    Typed requests with content types come from clients of MLServer, some of which read typed contents only; the
+    clients of Triton and KServe read raw contents.
+    """
+    if choice == "as-request":
+        return is_raw
+    if choice == "raw":
+        return is_raw or not _has_content_type(call)
+    if choice == "typed":
+        return False
+    raise InvalidInput(f"metadata '{OUTPUT_CONTENTS}': expected raw, typed or as-request, got {choice[:32]!r}")
+
+
+def _has_content_type(call: Infer) -> bool:
+    return "content_type" in call.parameters or any("content_type" in t.parameters for t in call.inputs.values())
 
 
 def require_model_name(model: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core import error_texts
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -152,7 +153,7 @@ class UmBridge:
         if isinstance(message, InvalidUmBridgeRequest):
             return invalid_request(message.name, verb, message.error)
         if not message.name:
-            raise ModelNotFound("Request for unknown model: '' is not found")
+            raise ModelNotFound(error_texts.unknown_model(""))
         for key in required:
             if getattr(message, key) is msgspec.UNSET:
                 error = InvalidInput(f"'{key}' is missing; a request to /{verb} needs {', '.join(required)}")
@@ -205,7 +206,7 @@ def invalid_request(name: str, verb: str, error: InvalidInput) -> PreliminaryCal
     UM-Bridge's servers check these first.
     """
     if not name:
-        raise ModelNotFound("Request for unknown model: '' is not found")
+        raise ModelNotFound(error_texts.unknown_model(""))
 
     def then(response: Response[ModelDescription]) -> EndpointResult:
         if verb and not support(response.answer)[verb]:
