@@ -347,6 +347,16 @@ async def test_a_broken_key_file_closes_the_server(
     assert (await infer(server, bearer(keys.keys["user"]))).status == 200
 
 
+@pytest.mark.parametrize(("mode", "is_reported"), [(0o602, True), (0o664, False), (0o600, False)])
+async def test_a_key_file_that_every_user_can_change_is_reported(
+    keys: KeyFile, mode: int, is_reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.path.chmod(mode)
+    async with serving(Doubler, api_keys=str(keys.path)):
+        pass
+    assert (f"every user of this machine can add keys; chmod o-w {keys.path}" in caplog.messages) == is_reported
+
+
 ENTRY = f'[[key]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["infer"]\n'
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from dragoman.access.failures import EXPIRED, FORBIDDEN, INVALID, MISSING, FailedAttempts
 from dragoman.access.grants import ANONYMOUS, EVERYTHING, Grant
-from dragoman.access.keys import digest_of, read_keys, single_key
+from dragoman.access.keys import digest_of, is_writable_by_everyone, read_keys, single_key
 from dragoman.access.tokens import TokenVerifier
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotReady, Unauthorized
 from dragoman.core.metrics import Family
@@ -98,6 +98,8 @@ class AccessControl:
     def _read(self) -> dict[bytes, Grant]:
         rules = self._rules
         stored = read_keys(rules.keys_file) if rules.keys_file else []
+        if rules.keys_file and is_writable_by_everyone(rules.keys_file):
+            log.warning("every user of this machine can add keys; chmod o-w %s", rules.keys_file)
         if rules.api_key:
             stored.append(single_key(rules.api_key))
         found = {key.digest: key.grant for key in stored}

@@ -80,6 +80,14 @@ def read_keys(path: str | Path) -> list[StoredKey]:
         raise InvalidInput(f"key file '{path}': {error.message}") from error
 
 
+def is_writable_by_everyone(path: str | Path) -> bool:
+    """Return whether every user of this machine may change a file, and so add keys to it."""
+    try:
+        return bool(Path(path).stat().st_mode & stat.S_IWOTH)
+    except OSError:  # it is being replaced
+        return False
+
+
 def parse_keys(text: str) -> list[StoredKey]:
     """Return the entries of the text of a key file."""
     try:
