@@ -42,9 +42,9 @@ def test_model_failures_are_server_errors(client: Any) -> None:
 
 
 def test_an_unknown_model(client: Any) -> None:
-    for ask in (client.infer, lambda m, _: client.metadata(m)):
+    for send_request in (client.infer, lambda m, _: client.metadata(m)):
         with pytest.raises(errors.ModelNotFound, match="unknown model: 'no/such model'"):
-            ask("no/such model", X)
+            send_request("no/such model", X)
     with pytest.raises(errors.InvalidInput, match="expected the name of a model"):
         client.infer("", X)
 
@@ -139,13 +139,13 @@ def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
         loop_thread.client(client_kind, url_of(server, wire)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        held = pool.submit(first.infer, "Gate", X)
+        stored = pool.submit(first.infer, "Gate", X)
         assert gate.begun.wait(5)
         with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
             client.infer("Gate", X, timeout_s=0.9)  # which the server's Retry-After of 1 s does not fit into
         threading.Timer(0.2, loop_thread.call, [gate.open.set]).start()
         assert client.infer("Gate", X)["x"].tolist() == [1]
-        assert held.result(5)["x"].tolist() == [1]
+        assert stored.result(5)["x"].tolist() == [1]
 
 
 def test_cancelling_an_awaited_call_cancels_the_model(loop_thread: LoopThread) -> None:
@@ -173,10 +173,10 @@ def test_many_threads_share_a_client(loop_thread: LoopThread, server: dragoman.S
     wire, client_kind = kind
     with loop_thread.client(client_kind, url_of(server, wire)) as client, ThreadPoolExecutor(8) as pool:
 
-        def ask(i: int) -> bool:
+        def send_request(i: int) -> bool:
             return bool((client.infer("Echo", {"x": np.full(5000, i)})["x"] == i).all())
 
-        assert all(pool.map(ask, range(100)))
+        assert all(pool.map(send_request, range(100)))
 
 
 # --- streams ---------------------------------------------------------------------------------------------------

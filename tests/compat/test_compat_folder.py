@@ -32,7 +32,7 @@ TIMES = tensor("times", "INT32", [2], [1, 2])
 SENTENCE = tensor("t", "BYTES", [1], ["to be or"])
 
 # Written by MLServer 1.7.1 for these models and requests. Its random ids and headers are taken off by `plain`.
-ANSWERS = [
+RESPONSES = [
     (
         "row-sums/infer",
         {"id": "7", "inputs": [tensor("x", "FP32", [2, 3], [1, 2, 3, 4, 5, 6.5])]},
@@ -107,11 +107,11 @@ def infer(process: ServerProcess, path: str, body: Any, **options: Any) -> reque
     return requests.post(f"http://{process.url}/v2/models/{model}/{rest}", json=body, timeout=30, **options)
 
 
-@pytest.mark.parametrize(("path", "body", "answer"), ANSWERS)
-def test_responses_are_those_of_mlserver(served_folder: ServerProcess, path: str, body: Any, answer: bytes) -> None:
+@pytest.mark.parametrize(("path", "body", "expected"), RESPONSES)
+def test_responses_are_those_of_mlserver(served_folder: ServerProcess, path: str, body: Any, expected: bytes) -> None:
     response = infer(served_folder, path, body)
     assert response.status_code == 200, response.text
-    assert plain(response.json()) == plain(json.loads(answer))
+    assert plain(response.json()) == plain(json.loads(expected))
 
 
 def test_a_model_may_stream_on_request(served_folder: ServerProcess) -> None:

@@ -23,7 +23,7 @@ def model(method: Callable[..., Any] | None = None, **settings: Any) -> Any:
     return kind(ModelSettings(name="m", **settings))
 
 
-def answer(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
+def response(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
     found = asyncio.run(model(method).predict(types.InferenceRequest(inputs=list(inputs))))
     text: str = found.model_dump_json()
     return text
@@ -229,7 +229,7 @@ def test_results_of_a_tuple() -> None:
     async def both(self: Any, a: np.ndarray) -> tuple[np.ndarray, list[str]]:
         return a, ["x"]
 
-    assert answer(both, NUMBERS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
+    assert response(both, NUMBERS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
 
 
 def test_a_table_as_result_keeps_its_columns() -> None:
@@ -237,7 +237,7 @@ def test_a_table_as_result_keeps_its_columns() -> None:
         return pd.DataFrame({"q": [1]})
 
     want = '{"model_name":"m","outputs":[{"name":"q","shape":[1,1],"datatype":"INT64","data":[1]}]}'
-    assert answer(table, NUMBERS.copy()) == want
+    assert response(table, NUMBERS.copy()) == want
 
 
 def test_optional_inputs() -> None:
@@ -246,11 +246,11 @@ def test_optional_inputs() -> None:
         return a
 
     for inputs in ([NUMBERS.copy()], [NUMBERS.copy(), WORDS.copy()]):
-        assert answer(maybe, *inputs) == f'{{"model_name":"m","outputs":[{NP_OUT}]}}'
+        assert response(maybe, *inputs) == f'{{"model_name":"m","outputs":[{NP_OUT}]}}'
     with pytest.raises(InputsNotFound, match=r"Input 'c' was not found\. Available inputs are 'a', 'b'."):
-        answer(maybe, NUMBERS.copy(), NUMBERS.copy(update={"name": "c"}))
+        response(maybe, NUMBERS.copy(), NUMBERS.copy(update={"name": "c"}))
     with pytest.raises(InvalidInput, match="input 'a' is missing"):
-        answer(maybe, WORDS.copy())
+        response(maybe, WORDS.copy())
 
 
 def test_a_table_takes_the_inputs_that_no_other_parameter_names() -> None:
@@ -258,17 +258,17 @@ def test_a_table_takes_the_inputs_that_no_other_parameter_names() -> None:
         return [*table.columns, *b]
 
     other = types.RequestInput(name="c", datatype="INT32", shape=[2], data=[1, 2])
-    assert '"data":["a","c","x"]' in answer(rest, NUMBERS.copy(), WORDS.copy(), other)
+    assert '"data":["a","c","x"]' in response(rest, NUMBERS.copy(), WORDS.copy(), other)
 
 
 def test_without_annotations_types_of_values_select_codecs() -> None:
     async def unannotated(self: Any, a, b):  # type: ignore[no-untyped-def]
         return np.array(list(a), dtype=np.int32), list(b)
 
-    assert answer(unannotated, NUMBERS.copy(), WORDS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
+    assert response(unannotated, NUMBERS.copy(), WORDS.copy()) == f'{{"model_name":"m","outputs":[{NP_OUT},{STR_OUT}]}}'
 
-    async def strange(self: Any, a, b):  # type: ignore[no-untyped-def]
+    async def unknown(self: Any, a, b):  # type: ignore[no-untyped-def]
         return object()
 
     with pytest.raises(OutputNotFound, match="at position '0'"):
-        answer(strange, NUMBERS.copy(), WORDS.copy())
+        response(unknown, NUMBERS.copy(), WORDS.copy())

@@ -41,7 +41,7 @@ def test_the_tables_have_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "want"),
+    ("given", "expected_value"),
     [
         ({"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}, {"host": "0.0.0.0", "http_port": 1, "grpc_port": 2}),
         ({"server_name": "s", "gzip_enabled": False}, {"server_name": "s", "compress_responses": False}),
@@ -68,13 +68,13 @@ def test_the_tables_have_every_field() -> None:
         (None, {}),
     ],
 )
-def test_settings_of_the_server(given: dict[str, Any] | None, want: dict[str, Any], tmp_path: Path) -> None:
-    assert server_table(given, tmp_path) == want
+def test_settings_of_the_server(given: dict[str, Any] | None, expected_value: dict[str, Any], tmp_path: Path) -> None:
+    assert server_table(given, tmp_path) == expected_value
     if given is not None:
         (tmp_path / "settings.json").write_text(json.dumps(given))
     settings = settings_for([str(tmp_path)])
-    assert {name: getattr(settings, name) for name in want} == want
-    assert want.get("host", "127.0.0.1") == settings.host
+    assert {name: getattr(settings, name) for name in expected_value} == expected_value
+    assert expected_value.get("host", "127.0.0.1") == settings.host
 
 
 @pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "rejected"])

@@ -96,10 +96,10 @@ def test_lock_files_hold_what_pyproject_asks_for(name: str) -> None:
     """Fails if a dependency was added or raised and `scripts/lock` was not run."""
     text = (ROOT / "requirements" / name).read_text()
     locked = {canonicalize_name(n): v for n, v in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.M)}
-    wanted = [*PROJECT["dependencies"]]
+    expected = [*PROJECT["dependencies"]]
     for extra in LOCKS[name]:
-        wanted += PROJECT["optional-dependencies"][extra]
-    for requirement in map(Requirement, wanted):
+        expected += PROJECT["optional-dependencies"][extra]
+    for requirement in map(Requirement, expected):
         if requirement.marker is None or requirement.marker.evaluate():
             version = locked[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version, prereleases=True), requirement

@@ -155,11 +155,11 @@ def test_options_that_do_not_fit_the_function_are_an_error() -> None:
     with pytest.raises(ModelFailed, match="expected a parameter 'input', the index of an input"):
         build(lambda x, y: x, inputs=[1, 1], gradient=lambda x, y, sens: sens)
 
-    def odd(x: Any, *, needed: float) -> Any:
+    def irregular(x: Any, *, needed: float) -> Any:
         return x * needed
 
     with pytest.raises(ModelFailed, match="parameter 'needed' is not a vector: expected a default value"):
-        build(odd, inputs=[1])
+        build(irregular, inputs=[1])
     with pytest.raises(ModelFailed, match="is not a function of vectors"):
         build_vector_function(len)
 

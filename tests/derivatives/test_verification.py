@@ -39,7 +39,7 @@ def branch(x: Any) -> Any:
     return abs(r[0]) * r[1] if np.abs(r[0]) > 1 else r[0] * r[1]
 
 
-def pieces(x: Any) -> Any:
+def segments(x: Any) -> Any:
     x = np.asarray(x)
     return np.where(x > 0, x**2, 3 * np.abs(x))
 
@@ -61,7 +61,7 @@ def half_hidden(x: Any) -> Any:
     [
         (huber, [3, 4], [1], "is 0 where central differences give 0.3,"),
         (branch, [-2, 0.6], [1], "is 0 where central differences give -0.6,"),
-        (pieces, [-2, -3], [1, 1], "is 0 where central differences give -3,"),
+        (segments, [-2, -3], [1, 1], "is 0 where central differences give -3,"),
         (lengths, [3, 4], [0, 1], "is 0 where central differences give 0.6,"),
         (hidden, [1, 2, 3], [1], "element 2 of the gradient is 0 where central differences give 0.99999"),
         (half_hidden, [1, 2, 3], [1], "element 2 of the gradient is 1 where central differences give "),

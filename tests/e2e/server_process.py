@@ -22,14 +22,14 @@ MODELS = Path(__file__).parent / "models"
 TIMEOUT_S = 60.0
 
 
-def wait_until(condition: Callable[[], T], what: str, within_s: float = TIMEOUT_S) -> T:
+def wait_until(condition: Callable[[], T], description: str, within_s: float = TIMEOUT_S) -> T:
     """Return the first true value of `condition()`. Raises AssertionError after `within_s` seconds."""
     end_s = time.monotonic() + within_s
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end_s, f"{what} did not happen within {within_s} s"
+        assert time.monotonic() < end_s, f"{description} did not happen within {within_s} s"
         time.sleep(0.01)
 
 
@@ -146,10 +146,10 @@ class ServerProcess:
     def wait_for_log(self, text: str) -> Self:
         return self._wait(lambda: text in self.log(), f"the line {text!r}")
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> Self:
+    def _wait(self, condition: Callable[[], bool], description: str) -> Self:
         try:
-            wait_until(lambda: condition() or self.popen.poll() is not None, what)
-            assert condition(), f"{what} did not happen before it ended with {self.popen.returncode}"
+            wait_until(lambda: condition() or self.popen.poll() is not None, description)
+            assert condition(), f"{description} did not happen before it ended with {self.popen.returncode}"
         except AssertionError as error:
             raise AssertionError(f"{error}; its log:\n{self.log()}") from error
         return self

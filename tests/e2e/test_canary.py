@@ -52,13 +52,13 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield process
 
 
-def answers(process: ServerProcess) -> dict[str, Any]:
+def answering_versions(process: ServerProcess) -> dict[str, Any]:
     """Return the version that answers, as a number or text, by protocol."""
 
     def post(path: str, body: Any) -> Any:
-        status, answer, _ = process.request("POST", path, body)
-        assert status == 200, answer
-        return answer
+        status, response, _ = process.request("POST", path, body)
+        assert status == 200, response
+        return response
 
     point, chat = {"name": "m", "input": [[0.0]], "config": {}}, [{"role": "user", "content": "?"}]
     with triton.InferenceServerClient(process.grpc_url) as client:
@@ -98,10 +98,10 @@ def grpc_load(process: ServerProcess, **value: Any) -> None:
 
 
 def test_every_protocol_follows_the_weights(process: ServerProcess) -> None:
-    first = answers(process)
+    first = answering_versions(process)
     assert first == dict.fromkeys(first, 1)
     assert [load(process, model, "1=0,2=1")[0] for model in ("m", "t")] == [200, 200]
-    second = answers(process)
+    second = answering_versions(process)
     assert second == dict.fromkeys(first, 2)
     _, body, _ = process.request("POST", "/v2/models/m/versions/1/infer", {"inputs": [X]})
     assert (body["model_version"], body["outputs"][0]["data"]) == ("1", [1])

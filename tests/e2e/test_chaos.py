@@ -141,14 +141,14 @@ def workers_of(process: ServerProcess, model: str, count: int) -> set[int]:
     """Return the worker processes of a model."""
     found: set[int] = set()
 
-    def asked() -> bool:
+    def send_requests() -> bool:
         with ThreadPoolExecutor(4) as threads:
             for status, body in threads.map(lambda _: process.infer(model, [1.0]), range(8)):
                 assert status == 200, body
                 found.add(body["parameters"]["pid"])
         return len(found) >= count
 
-    wait_until(asked, "an answer of each worker")
+    wait_until(send_requests, "an answer of each worker")
     return found
 
 

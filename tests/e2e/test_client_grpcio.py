@@ -43,13 +43,15 @@ def test_reflection_lists_and_describes(channel: Any) -> None:
 def test_inference_with_messages_from_reflection(channel: Any) -> None:
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     method = pool.FindServiceByName(SERVICE).methods_by_name["ModelInfer"]
-    ask, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    request: Any = ask(model_name="SumDiff", id="r")
+    request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    request: Any = request_type(model_name="SumDiff", id="r")
     for name in ("INPUT0", "INPUT1"):
         tensor = request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
         tensor.contents.int_contents.extend(range(16))
     call = channel.unary_unary(
-        f"/{SERVICE}/ModelInfer", request_serializer=ask.SerializeToString, response_deserializer=answer.FromString
+        f"/{SERVICE}/ModelInfer",
+        request_serializer=request_type.SerializeToString,
+        response_deserializer=response_type.FromString,
     )
     response = call(request, timeout=TIMEOUT_S, metadata=[("dragoman-output-contents", "typed")])
     assert response.id == "r"
@@ -63,7 +65,7 @@ def test_inference_with_messages_from_reflection(channel: Any) -> None:
     assert np.frombuffer(raw, "<i4").tolist() == [2 * i for i in range(16)]
 
     with pytest.raises(grpc.RpcError) as caught:
-        call(ask(model_name="missing"), timeout=TIMEOUT_S)
+        call(request_type(model_name="missing"), timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 

@@ -49,10 +49,10 @@ def tensor(module: Any, name: str, array: Any, datatype: str) -> Any:
 
 def statistics(client: Any, model: str = "", version: str = "") -> list[dict[str, Any]]:
     """Return the entries with all fields and numbers as int, whichever the wire."""
-    answer = client.get_inference_statistics(model, version)
-    if not isinstance(answer, dict):
-        answer = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return [as_numbers(entry) for entry in answer["model_stats"]]
+    response = client.get_inference_statistics(model, version)
+    if not isinstance(response, dict):
+        response = MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return [as_numbers(entry) for entry in response["model_stats"]]
 
 
 def as_numbers(value: Any) -> Any:

@@ -263,12 +263,12 @@ class EngineTests:
             assert response["details"]["finish_reason"] == wanted.finish
 
     def test_a_seed_gives_the_same_tokens_in_a_batch(self, server: EngineServer) -> None:
-        drawn = {"do_sample": True, "temperature": 0.9, "seed": 11, "max_new_tokens": NEW, "details": True}
-        requests = ("/generate", {"inputs": "The", "parameters": drawn})
+        sampled = {"do_sample": True, "temperature": 0.9, "seed": 11, "max_new_tokens": NEW, "details": True}
+        requests = ("/generate", {"inputs": "The", "parameters": sampled})
         alone = server.post_ok(*requests)
         assert alone["details"]["seed"] == 11
         others = [
-            ("/generate", {"inputs": prompt, "parameters": {**drawn, "seed": number}})
+            ("/generate", {"inputs": prompt, "parameters": {**sampled, "seed": number}})
             for number, prompt in enumerate([*PROMPTS, "one more"])
         ]
         together = server.post_together([requests, *others])
@@ -357,8 +357,8 @@ def _distribution(own: OwnEngine, prompt: str, sampling: Mapping[str, Any]) -> d
     found = own.logprobs(prompt) / sampling.get("temperature", 1.0)
     shares = np.exp(found - found.max())
     order = np.argsort(-shares)[: sampling.get("top_k") or None]
-    kept = shares[order] / shares.sum()
-    order = order[: int(np.searchsorted(np.cumsum(kept), sampling.get("top_p", 2.0))) + 1]
-    kept = shares[order]
-    kept = kept[kept >= sampling.get("min_p", 0.0) * kept.max()]
-    return dict(zip(order.tolist(), (kept / kept.sum()).tolist(), strict=False))
+    retained = shares[order] / shares.sum()
+    order = order[: int(np.searchsorted(np.cumsum(retained), sampling.get("top_p", 2.0))) + 1]
+    retained = shares[order]
+    retained = retained[retained >= sampling.get("min_p", 0.0) * retained.max()]
+    return dict(zip(order.tolist(), (retained / retained.sum()).tolist(), strict=False))

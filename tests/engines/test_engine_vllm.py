@@ -50,9 +50,9 @@ class TestVllm(EngineTests):
         return bool(engine.engine.engine.output_processor.has_unfinished_requests())
 
     def test_top_tokens_match_our_own_engine(self, server: EngineServer) -> None:
-        wanted = server.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)
+        expected = server.own.text(PROMPTS[0], top_logprobs=3, prompt_logprobs=0)
         response = server.lmi(PROMPTS[0], top_n_tokens=3, decoder_input_details=True, details=True)
-        for token, beside in zip(wanted.tokens, response["details"]["top_tokens"], strict=True):
+        for token, beside in zip(expected.tokens, response["details"]["top_tokens"], strict=True):
             assert [each["id"] for each in beside] == [each.id for each in token.top]
             assert [each["log_prob"] for each in beside] == pytest.approx([e.logprob for e in token.top], abs=1e-4)
         assert [each["log_prob"] for each in response["details"]["prefill"]][1:] == pytest.approx(
@@ -66,9 +66,9 @@ class TestVllm(EngineTests):
             ({"logit_bias": {300: 50.0}}, {"logit_bias": {"300": 50.0}}),
             ({"allowed_token_ids": (300, 301)}, {"allowed_token_ids": [300, 301]}),
         ):
-            wanted = server.own.text("The", **ours)
+            expected = server.own.text("The", **ours)
             response = server.lmi("The", details=True, **theirs)
-            assert [token["id"] for token in response["details"]["tokens"]] == [token.id for token in wanted.tokens]
+            assert [token["id"] for token in response["details"]["tokens"]] == [token.id for token in expected.tokens]
 
     def test_what_a_text_must_be(self, server: EngineServer) -> None:
         body = {"model": "story", "messages": [{"role": "user", "content": "Say yes or no."}], "max_tokens": 60}
@@ -82,17 +82,17 @@ class TestVllm(EngineTests):
         assert server.lmi("The")["generated_text"] == server.own.text("The", max_new_tokens=NEW).whole
 
     def test_an_adapter_for_those_who_ask(self, server: EngineServer) -> None:
-        wanted = server.own.text("A class", adapter="pirate")
+        expected = server.own.text("A class", adapter="pirate")
         body = {"inputs": "A class", "adapters": "pirate", "parameters": {"max_new_tokens": NEW, "details": True}}
         plain = {"inputs": "A class", "parameters": body["parameters"]}
         requests = [("/invocations", each) for each in (body, plain)]
         (_, adapted), (_, base) = server.post_together(requests)
-        assert [token["id"] for token in adapted["details"]["tokens"]] == [token.id for token in wanted.tokens]
-        assert base["generated_text"] == server.own.text("A class").whole != wanted.whole
+        assert [token["id"] for token in adapted["details"]["tokens"]] == [token.id for token in expected.tokens]
+        assert base["generated_text"] == server.own.text("A class").whole != expected.whole
 
     def test_the_best_of_several(self, server: EngineServer) -> None:
-        drawn = {"best_of": 3, "do_sample": True, "seed": 5, "details": True}
-        response = server.lmi("The", **drawn)["details"]
+        sampled = {"best_of": 3, "do_sample": True, "seed": 5, "details": True}
+        response = server.lmi("The", **sampled)["details"]
         found = [response["tokens"], *(each["tokens"] for each in response["best_of_sequences"])]
         means = [sum(token["log_prob"] for token in tokens) / len(tokens) for tokens in found]
         assert len(means) == 3

@@ -180,60 +180,60 @@ def engine(vocabulary: Vocabulary, outputs: dict[int | None, list[int]], capacit
     return ExternalEngine(FakeTokens(outputs), intake, frozenset({1}), capacity, {})
 
 
-async def pieces(engine: Any, *prompts: str, stream: bool = True, **sampling: Any) -> list[Any]:
+async def chunks(engine: Any, *prompts: str, stream: bool = True, **sampling: Any) -> list[Any]:
     call = Generate(prompts=prompts, sampling=Sampling(**{"max_new_tokens": 20, **sampling}), stream=stream)
-    return [piece async for piece in engine.generate(engine.split_call(call))]
+    return [chunk async for chunk in engine.generate(engine.split_call(call))]
 
 
 async def test_completions_are_written_as_by_our_own_engine(vocabulary: Vocabulary) -> None:
     tokens = vocabulary.tokenize("Grüße, 世界 and more")
-    made = engine(vocabulary, {None: [*tokens, 1]})
-    found = await pieces(made, "x", prompt_logprobs=0)
-    assert "".join(piece.texts[0].text for piece in found) == "Grüße, 世界 and more" == found[-1].texts[0].whole
-    assert not any("\ufffd" in piece.texts[0].text for piece in found)
+    created = engine(vocabulary, {None: [*tokens, 1]})
+    found = await chunks(created, "x", prompt_logprobs=0)
+    assert "".join(chunk.texts[0].text for chunk in found) == "Grüße, 世界 and more" == found[-1].texts[0].whole
+    assert not any("\ufffd" in chunk.texts[0].text for chunk in found)
     assert found[-1].texts[0].finish == "eos_token"
     assert found[0].prompts[0].prefill[0].logprob is None
     assert (found[0].prompts[0].cached, len(found[0].prompts), found[1].prompts) == (3, 1, ())
-    found = await pieces(made, "x", stop=("世界",))
+    found = await chunks(created, "x", stop=("世界",))
     assert found[-1].texts[0].whole == "Grüße, "
     assert (found[-1].texts[0].finish, found[-1].texts[0].stop) == ("stop_sequence", "世界")
-    (whole,) = await pieces(made, "x", stream=False, max_new_tokens=2)
+    (whole,) = await chunks(created, "x", stream=False, max_new_tokens=2)
     assert (whole.texts[0].finish, len(whole.texts[0].tokens)) == ("length", 2)
 
 
 async def test_completions_have_their_own_seeds_and_the_best_are_returned(vocabulary: Vocabulary) -> None:
     word = vocabulary.tokenize("word")[0]
-    made = engine(vocabulary, {None: [word, 1], 6: [word, word, 1]})
-    found = await pieces(made, "x", "y", n=2, do_sample=True, seed=5, stream=False)
-    texts = sorted((text for piece in found for text in piece.texts), key=lambda t: (t.prompt, t.choice))
+    created = engine(vocabulary, {None: [word, 1], 6: [word, word, 1]})
+    found = await chunks(created, "x", "y", n=2, do_sample=True, seed=5, stream=False)
+    texts = sorted((text for chunk in found for text in chunk.texts), key=lambda t: (t.prompt, t.choice))
     assert [(text.prompt, text.choice, text.seed) for text in texts] == [(0, 0, 5), (0, 1, 6), (1, 0, 5), (1, 1, 6)]
-    best = await pieces(made, "x", n=1, best_of=3, do_sample=True, seed=5, stream=False)
-    assert [(text.choice, text.seed) for piece in best for text in piece.texts] == [(0, 5)]
+    best = await chunks(created, "x", n=1, best_of=3, do_sample=True, seed=5, stream=False)
+    assert [(text.choice, text.seed) for chunk in best for text in chunk.texts] == [(0, 5)]
 
 
 async def test_cancellation_and_errors_end_the_completions(vocabulary: Vocabulary) -> None:
     word = vocabulary.tokenize("word")[0]
-    made = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
+    created = engine(vocabulary, {None: [word] * 50, 7: [word, -1]}, capacity=2)
     call = Generate(prompts=("x", "y"), sampling=Sampling(max_new_tokens=50, n=2), stream=True)
-    running = made.generate(made.split_call(call))
+    running = created.generate(created.split_call(call))
     await anext(running)
-    assert made.active == 2
+    assert created.active == 2
     with pytest.raises(Overloaded):
-        await pieces(made, "z")
+        await chunks(created, "z")
     await running.aclose()
-    assert (made.active, made.engine.left) == (0, 4)
+    assert (created.active, created.engine.left) == (0, 4)
     with pytest.raises(ModelFailed, match="fails at this token"):
-        await pieces(made, "x", n=3, do_sample=True, seed=6)
-    assert (made.active, made.engine.left) == (0, 7)
+        await chunks(created, "x", n=3, do_sample=True, seed=6)
+    assert (created.active, created.engine.left) == (0, 7)
     with pytest.raises(ModelFailed, match="ended a completion early"):
-        await pieces(engine(vocabulary, {None: [word]}), "x")
+        await chunks(engine(vocabulary, {None: [word]}), "x")
     with pytest.raises(InvalidInput, match="typical_p"):
-        await pieces(made, "x", typical_p=0.5)
+        await chunks(created, "x", typical_p=0.5)
 
 
 async def test_a_grammar_ends_a_completion_also_with_ignore_eos(vocabulary: Vocabulary) -> None:
-    made = engine(vocabulary, {None: [*vocabulary.tokenize("a"), 1]})
-    found = await pieces(made, "x", grammar=Grammar("regex", "a"), ignore_eos=True)
+    created = engine(vocabulary, {None: [*vocabulary.tokenize("a"), 1]})
+    found = await chunks(created, "x", grammar=Grammar("regex", "a"), ignore_eos=True)
     assert found[-1].texts[0].finish == "eos_token"
 
 
@@ -310,7 +310,7 @@ async def test_requests_to_vllm_and_its_chunks(fake_vllm: Any, vocabulary: Vocab
     fake = FakeAsyncLLM()
     tokens = VllmTokens(fake, vocabulary, {})
     sampling = Sampling(top_logprobs=2, prompt_logprobs=0, grammar=Grammar("choice", '["a"]'))
-    found = [piece async for piece in tokens.tokens(wanted(sampling))]
+    found = [chunk async for chunk in tokens.tokens(wanted(sampling))]
     assert found == [
         TokenChunk([TokenChoice(8, -2.0, ((3, -1), (4, -1.5)))], [TokenChoice(6, -4.0)], 2),
         TokenChunk([TokenChoice(9, -2.0, ((3, -1), (4, -1.5)))]),
@@ -428,7 +428,7 @@ async def test_requests_to_openvino_and_its_chunks(openvino: tuple[OpenVinoToken
 
 
 async def _all(tokens: OpenVinoTokens, sampling: Sampling, prompt: tuple[int, ...] = (5, 6)) -> list[int]:
-    return [choice.token async for piece in tokens.tokens(wanted(sampling, prompt)) for choice in piece.choices]
+    return [choice.token async for chunk in tokens.tokens(wanted(sampling, prompt)) for choice in chunk.choices]
 
 
 async def test_errors_of_openvino(openvino: tuple[OpenVinoTokens, FakePipeline]) -> None:

@@ -346,9 +346,9 @@ def test_errors_name_the_node(threads: int, outcome: Any, kind: type[Exception],
     x = g.input("x")
     g.output(g.sum(g.add(Outcome(outcome), "bad")(x), g.add(Doubles(), "good")(x)))
     graph = g.build()
-    with pytest.raises(kind) as fault:
+    with pytest.raises(kind) as error:
         graph.evaluate([np.ones(2)], {})
-    assert str(fault.value) == message
+    assert str(error.value) == message
     if isinstance(outcome, list):
         with pytest.raises(kind, match="node 'bad': gradient: expected 2 numbers, got 3"):
             graph.gradient(0, 0, [np.ones(2)], np.ones(2), {})

@@ -85,13 +85,13 @@ class Raw:
         await self.until(lambda: received.ended or received.reset is not None)
         return received
 
-    async def until(self, happened: Any) -> None:
+    async def until(self, condition: Any) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            while not happened():
+            while not condition():
                 data = await self.reader.read(1 << 16)
                 if not data:
                     self.end_reason = self.end_reason if self.end_reason is not None else "disconnected"
-                    assert happened(), "the server closed the connection"
+                    assert condition(), "the server closed the connection"
                     return
                 self.receive_data(data)
 

@@ -130,25 +130,25 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def respond(loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> bytes:
+def respond(loop: asyncio.AbstractEventLoop, chunks: list[bytes]) -> bytes:
     """Return all bytes of the server if the client sends these chunks."""
 
     async def run() -> bytes:
         out: list[Buffer] = []
         calls = GrpcCalls(FakeEngine(), [TABLE], LIMITS, MessageExecutor(BodyMemory(0)))
         connection = Http2Connection(calls, Http2Limits(), out.extend, lambda: None)
-        for piece in pieces:
-            while piece:
+        for chunk in chunks:
+            while chunk:
                 room = connection.buffer()
                 if room is None:
-                    connection.receive(piece)
+                    connection.receive(chunk)
                     while connection.reader.more:
                         connection.receive(b"")
                     break
-                size = min(len(room), len(piece))
-                room[:size] = piece[:size]
+                size = min(len(room), len(chunk))
+                room[:size] = chunk[:size]
                 connection.count_filled(size)
-                piece = piece[size:]
+                chunk = chunk[size:]
         return b"".join(out)
 
     return loop.run_until_complete(run())
@@ -165,5 +165,5 @@ def test_the_recorded_requests_get_responses(loop: asyncio.AbstractEventLoop) ->
 @given(places=st.lists(st.integers(0, len(RECORDED)), max_size=30))
 def test_chunking_does_not_change_responses(loop: asyncio.AbstractEventLoop, places: list[int]) -> None:
     at = [0, *sorted(places), len(RECORDED)]
-    found = [respond(loop, pieces) for pieces in ([RECORDED[a:b] for a, b in pairwise(at)], [RECORDED])]
+    found = [respond(loop, chunks) for chunks in ([RECORDED[a:b] for a, b in pairwise(at)], [RECORDED])]
     assert len({re.sub(rb"[0-9a-f]{16}-[0-9]{10}", b"id", each) for each in found}) == 1

@@ -63,14 +63,14 @@ async def responses(raw: Raw) -> bool:
 
 async def test_a_message_may_arrive_in_any_chunks(raw: Raw) -> None:
     data = frame_message(MESSAGE)
-    for pieces in (
+    for chunks in (
         [data],
         [data[:3], data[3:]],
         [data[:5], data[5:]],
         [data, b""],
         [data[n : n + 1] for n in range(len(data))],
     ):
-        received = await raw.response(raw.request("ModelInfer", *pieces))
+        received = await raw.response(raw.request("ModelInfer", *chunks))
         assert received.status == (OK, "")
         assert received.headers[0].pop("x-request-id")
         assert received.headers[0] == {":status": "200", "content-type": "application/grpc"}
@@ -122,9 +122,9 @@ BAD: dict[str, tuple[list[bytes], dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_invalid_calls_get_a_status(raw: Raw, name: str) -> None:
-    pieces, fields, code, text = BAD[name]
+    chunks, fields, code, text = BAD[name]
     path = fields.get("path", "")
-    received = await raw.response(raw.request("ModelInfer", *pieces, path=path, fields={} if path else fields))
+    received = await raw.response(raw.request("ModelInfer", *chunks, path=path, fields={} if path else fields))
     assert received.status[0] == code
     assert received.status[1].startswith(text)
     assert await responses(raw)
@@ -212,10 +212,10 @@ async def test_a_client_without_preface_is_disconnected(strict: int) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("said", [b"\0\0\x09\1", b"\0\0\x20\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1\0\1a"])
-async def test_an_incomplete_frame_times_out(hasty: Raw, said: bytes) -> None:
+@pytest.mark.parametrize("sent_message", [b"\0\0\x09\1", b"\0\0\x20\1\4\0\0\0\1abc", b"\0\0\3\1\0\0\0\0\1\0\1a"])
+async def test_an_incomplete_frame_times_out(hasty: Raw, sent_message: bytes) -> None:
     assert await responses(hasty)
-    hasty.writer.write(said)
+    hasty.writer.write(sent_message)
     assert await hasty.wait_for_end() == 11
 
 
@@ -288,13 +288,13 @@ async def test_unread_messages_stay_with_the_client(raw: Raw, engine: FakeEngine
     assert await responses(raw)  # the settings of the server have arrived
     number = raw.request("ModelStreamInfer", frame_message(infer_message("slow").SerializeToString()), end=False)
     await engine.started.wait()
-    piece = frame_message(bytes(15_000))
+    chunk = frame_message(bytes(15_000))
     sent = 0
-    while raw.h2.local_flow_control_window(number) >= len(piece):
-        raw.send(number, piece)
-        sent += len(piece)
+    while raw.h2.local_flow_control_window(number) >= len(chunk):
+        raw.send(number, chunk)
+        sent += len(chunk)
     assert await responses(raw)  # other calls are not affected
-    assert raw.h2.local_flow_control_window(number) < len(piece)
+    assert raw.h2.local_flow_control_window(number) < len(chunk)
     assert sent > 1 << 19
 
 

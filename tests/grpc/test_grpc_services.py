@@ -29,7 +29,7 @@ async def target(server: Any) -> str:
 # --- health ----------------------------------------------------------------------------------------------
 
 
-def question(service: str) -> Any:
+def serialized_request(service: str) -> Any:
     return health_pb2.HealthCheckRequest(service=service)
 
 
@@ -37,18 +37,18 @@ def question(service: str) -> Any:
 async def test_health_follows_the_engine(engine: FakeEngine, target: str, service: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        assert (await health.Check(question(service))).status == SERVING
+        assert (await health.Check(serialized_request(service))).status == SERVING
         engine.set_ready(False)
-        assert (await health.Check(question(service))).status == NOT_SERVING
+        assert (await health.Check(serialized_request(service))).status == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await health.Check(question("other"))
+            await health.Check(serialized_request("other"))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, server: Any, target: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
-        watching = health_pb2_grpc.HealthStub(channel).Watch(question(""))
-        other = health_pb2_grpc.HealthStub(channel).Watch(question("other"))
+        watching = health_pb2_grpc.HealthStub(channel).Watch(serialized_request(""))
+        other = health_pb2_grpc.HealthStub(channel).Watch(serialized_request("other"))
         assert (await watching.read()).status == SERVING
         assert (await other.read()).status == UNKNOWN
         for ready in (False, True):

@@ -28,7 +28,7 @@ from dragoman.formats import oip_messages as m
 from dragoman.plugins import find
 from dragoman.protocols.wire import GrpcRequest, GrpcStreamMethod, Policy
 
-PIECE = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", "3")
+CHUNK = Response(Inference({"y": Tensor(np.array([5], "<i4"), INT32)}), "echo", "3")
 FINAL_WANTED = "triton_enable_empty_final_response"
 
 
@@ -100,7 +100,7 @@ def test_a_chunk_of_a_stream(raw: bool) -> None:
     as_request = {"dragoman-output-contents": "as-request"}
     stream = parse_stream_request(infer_message(raw=raw, id="7").SerializeToString(), as_request)
     assert stream.end is None
-    reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE))
+    reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK))
     assert not reply.error_message
     assert (reply.infer_response.model_version, reply.infer_response.id) == ("3", "7")
     assert not reply.infer_response.parameters
@@ -112,9 +112,9 @@ def test_the_final_response_is_marked_on_request() -> None:
     message.parameters[FINAL_WANTED].bool_param = True
     stream = parse_stream_request(message.SerializeToString())
     assert not parsed_call(stream).parameters
-    piece = m.ModelStreamInferResponse.FromString(stream.format_chunk(PIECE)).infer_response
-    assert piece.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
-    assert not piece.parameters["triton_final_response"].bool_param
+    chunk = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK)).infer_response
+    assert chunk.parameters["triton_final_response"].WhichOneof("parameter_choice") == "bool_param"
+    assert not chunk.parameters["triton_final_response"].bool_param
     assert stream.end is not None
     end = m.ModelStreamInferResponse.FromString(stream.end).infer_response
     assert end.parameters["triton_final_response"].bool_param
@@ -126,7 +126,7 @@ def test_a_stream_of_plain_responses() -> None:  # T2
     message.parameters[FINAL_WANTED].bool_param = True
     bare = {"dragoman-stream-shape": "bare"}
     stream = parse_stream_request(message.SerializeToString(), bare)
-    assert m.ModelInferResponse.FromString(stream.format_chunk(PIECE)).id == "7"
+    assert m.ModelInferResponse.FromString(stream.format_chunk(CHUNK)).id == "7"
     assert stream.end is not None
     assert m.ModelInferResponse.FromString(stream.end).parameters["triton_final_response"].bool_param
     assert text(GrpcRequest(b"", bare), InvalidInput("no")) is None

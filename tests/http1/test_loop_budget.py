@@ -100,8 +100,8 @@ async def test_large_messages_are_handled_in_iterations_of_their_own(kind: str, 
     if kind == "parse":
         calls = [executor.parse(handle, None, size, in_thread=False) for _ in range(4)]
     else:
-        answer = Inference({"y": Tensor.of(np.zeros(size, np.uint8))})
-        calls = [executor.format(handle, Response(answer)) for _ in range(4)]
+        response = Inference({"y": Tensor.of(np.zeros(size, np.uint8))})
+        calls = [executor.format(handle, Response(response)) for _ in range(4)]
     gaps = _gaps(list(await asyncio.gather(*calls)))
     iterations.stop()
     assert all(gap > 4 for gap in gaps) if is_limited else sum(gaps) <= 1
@@ -241,13 +241,13 @@ async def test_nested_work_runs_at_once() -> None:
     async def parse() -> None:
         await budget.call(done.append, "parsed")
 
-    def answer() -> None:
+    def response() -> None:
         with pytest.raises(StopIteration):
             parse().send(None)
 
     budget.run(exhaust)
-    budget.run(answer)
-    budget.run(answer)
+    budget.run(response)
+    budget.run(response)
     budget.run(partial(done.append, "next"))
     while len(done) < 3:
         await asyncio.sleep(0)

@@ -46,7 +46,7 @@ class LifetimeProbe:
         self.inputs: Any = None
         self.alive: dict[str, bool] = {}
 
-    def ask(self, request: HttpRequest) -> PreliminaryCall[Any]:
+    def send_request(self, request: HttpRequest) -> PreliminaryCall[Any]:
         self.body = weakref.ref(memoryview(request.body).obj)
         return PreliminaryCall(Request(Infer({})), lambda _: self.parse(request))
 
@@ -77,8 +77,8 @@ def lifetime_probe() -> LifetimeProbe:
 
 @pytest_asyncio.fixture
 async def port(lifetime_probe: LifetimeProbe) -> AsyncIterator[int]:
-    routes = (Route("POST", "/", lifetime_probe.ask),)
-    table = HttpProtocol("test", routes, lambda fault: json_response({"error": str(fault)}, 500))
+    routes = (Route("POST", "/", lifetime_probe.send_request),)
+    table = HttpProtocol("test", routes, lambda error: json_response({"error": str(error)}, 500))
     engine: Any = lifetime_probe
     server = HttpServer(engine, (table,), limits=Limits())
     (found,) = await server.start([("127.0.0.1", 0)])

@@ -39,11 +39,11 @@ def outcome(chunks: list[bytes]) -> tuple[Any, ...]:
     wire = Wire(with_preface=False)
     wire.send(*chunks)
     handlers = [(li.stream.number, li.body, li.ended, li.code) for li in wire.service.handlers]
-    answers: dict[int, bytes] = {}
+    responses: dict[int, bytes] = {}
     for f in wire.read():
         if type(f).__name__ == "DataFrame":
-            answers[f.stream_id] = answers.get(f.stream_id, b"") + f.data
-    return handlers, answers, wire.closed
+            responses[f.stream_id] = responses.get(f.stream_id, b"") + f.data
+    return handlers, responses, wire.closed
 
 
 WHOLE = outcome([RECORDED])
@@ -55,9 +55,9 @@ def split(data: bytes, positions: list[int]) -> list[bytes]:
 
 
 def test_the_recorded_frames_get_responses() -> None:
-    handlers, answers, closed = WHOLE
+    handlers, responses, closed = WHOLE
     assert [h[0] for h in handlers] == [1, 3, 5, 7, 11]
-    assert {n: len(b) for n, b in answers.items()} == {1: 76_800, 3: 3, 7: 0, 11: 0}
+    assert {n: len(b) for n, b in responses.items()} == {1: 76_800, 3: 3, 7: 0, 11: 0}
     assert handlers[2][3] == frames.CANCEL
     assert not closed
 

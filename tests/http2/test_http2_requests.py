@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 import dragoman
 from dragoman.formats import oip_messages as m
 
-QUESTION = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
-ANSWER = [2.0, 4.0, 6.0]
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
+RESPONSE = [2.0, 4.0, 6.0]
 
 
 def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -83,12 +83,12 @@ async def client(server: dragoman.Server) -> AsyncIterator[Client]:
 
 async def test_a_request(client: Client) -> None:
     for _ in range(3):
-        headers, body = await client.request("POST", "/v2/models/double/infer", json.dumps(QUESTION).encode())
+        headers, body = await client.request("POST", "/v2/models/double/infer", json.dumps(REQUEST).encode())
         assert headers[":status"] == "200"
         assert headers["content-type"] == "application/json"
         assert headers["content-length"] == str(len(body))
         assert "date" in headers
-        assert json.loads(body)["outputs"][0]["data"] == ANSWER
+        assert json.loads(body)["outputs"][0]["data"] == RESPONSE
 
 
 async def test_health_query_head_and_errors(client: Client) -> None:
@@ -99,7 +99,7 @@ async def test_health_query_head_and_errors(client: Client) -> None:
     assert headers[":status"] == "404"
     assert "no such path" in json.loads(body)["error"]
     assert (await client.request("DELETE", "/v2/health/ready"))[0]["allow"]
-    headers, body = await client.request("POST", "/v2/models/nope/infer", json.dumps(QUESTION).encode())
+    headers, body = await client.request("POST", "/v2/models/nope/infer", json.dumps(REQUEST).encode())
     assert headers[":status"] == "404"
     headers, body = await client.request("POST", "/v2/models/double/infer", b"{")
     assert headers[":status"] == "400"
@@ -150,7 +150,7 @@ async def test_grpc_on_the_same_port(server: dragoman.Server) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             reply = m.ModelInferResponse.FromString(await call(message.SerializeToString(), timeout=20))
-            assert np.frombuffer(reply.raw_output_contents[0]).tolist() == ANSWER
+            assert np.frombuffer(reply.raw_output_contents[0]).tolist() == RESPONSE
 
 
 class Hangs(dragoman.Model):
@@ -180,7 +180,7 @@ async def test_a_disconnect_cancels_the_call(action: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_ports[0])
         client = Client(reader, writer)
         requesting = asyncio.ensure_future(
-            client.request("POST", "/v2/models/Hangs/infer", json.dumps(QUESTION).encode())
+            client.request("POST", "/v2/models/Hangs/infer", json.dumps(REQUEST).encode())
         )
         await asyncio.wait_for(model.began.wait(), 20)
         if action == "reset":
@@ -226,10 +226,10 @@ def curl(*arguments: str) -> str:
 async def test_curl(server: dragoman.Server) -> None:
     url = f"{server.http_url}/v2/models/double/infer"
     for option, version in (("--http2-prior-knowledge", "2"), ("--http1.1", "1.1"), ("--http2", "1.1")):
-        result = await asyncio.to_thread(curl, option, "-d", json.dumps(QUESTION), url)
+        result = await asyncio.to_thread(curl, option, "-d", json.dumps(REQUEST), url)
         body, _, status = result.rpartition("\n")
         assert status == f"{version} 200"
-        assert json.loads(body)["outputs"][0]["data"] == ANSWER
+        assert json.loads(body)["outputs"][0]["data"] == RESPONSE
 
 
 @pytest.fixture

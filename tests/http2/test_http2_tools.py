@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import dragoman
 from dragoman.formats import oip_messages as m
 
-QUESTION = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [3], "data": [1.0, 2.0, 3.0]}]}
 
 
 def double(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,7 +57,7 @@ def all_succeeded(counted: dict[str, int], count: int) -> bool:
 @pytest.fixture
 def request_file(tmp_path: Path) -> str:
     file = tmp_path / "question.json"
-    file.write_text(json.dumps(QUESTION))
+    file.write_text(json.dumps(REQUEST))
     return str(file)
 
 
@@ -80,7 +80,7 @@ async def test_more_streams_than_the_limit(server: dragoman.Server, request_file
 async def test_large_requests_and_responses(server: dragoman.Server, tmp_path: Path, window: str) -> None:
     file = tmp_path / "large.json"
     numbers = np.round(np.random.default_rng(7).standard_normal(60_000), 6).tolist()
-    file.write_text(json.dumps({"inputs": [QUESTION["inputs"][0] | {"shape": [60_000], "data": numbers}]}))
+    file.write_text(json.dumps({"inputs": [REQUEST["inputs"][0] | {"shape": [60_000], "data": numbers}]}))
     url = f"{server.http_url}/v2/models/double/infer"
     shape = ["-n", "40", "-c", "2", "-m", "10", "-w", window, "-W", window]
     assert all_succeeded(await load(*shape, "-d", str(file), url), 40)

@@ -35,7 +35,7 @@ from rest.rest_server import (
 pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.usefixtures("both_loops")]
 INFER = "/v2/models/Identity/infer"
 LIVE = request("GET", "/v2/health/live")
-ASK = request("POST", INFER, inputs(tensor()))
+REQUEST = request("POST", INFER, inputs(tensor()))
 PENDING = request("POST", "/v2/models/Gate/infer", inputs(tensor()))
 
 
@@ -139,10 +139,10 @@ async def test_a_long_body_at_sufficient_speed_is_accepted() -> None:
     [
         b"",
         b"GET /v2",
-        ASK[:-5],
+        REQUEST[:-5],
         request("POST", INFER, b"", {"Content-Length": "3000000"}, length=False) + bytes(2_000_000),
         request("POST", INFER, b"", {"Transfer-Encoding": "chunked"}, length=False) + b"5\r\nab",
-        ASK * 50,
+        REQUEST * 50,
         request("POST", "/nowhere", b"", {"Content-Length": "1000"}, length=False) + b"x",
         request("POST", INFER, b"", {"Content-Length": "99999999999"}, length=False) + b"x",
     ],
@@ -214,7 +214,7 @@ async def test_a_stream_that_never_waits_does_not_block_other_requests(size: int
 async def test_a_half_closed_connection() -> None:
     async with serving(Gate, Identity) as server:
         client = await peer(server)
-        client.writer.write(ASK)
+        client.writer.write(REQUEST)
         client.writer.write_eof()
         assert await client.status() == 200
         assert await client.read_to_end() == b""
@@ -235,7 +235,7 @@ async def test_connections_beyond_the_limit() -> None:
         for client in clients:
             await client.send(LIVE)
             assert await client.status() == 200
-        for sent, status in ((ASK, 503), (request("GET", "/v2"), 503), (LIVE, 200)):  # beyond them, health alone
+        for sent, status in ((REQUEST, 503), (request("GET", "/v2"), 503), (LIVE, 200)):  # beyond them, health alone
             further = await peer(server)
             await further.send(sent * 2)
             response = await read_response(further.reader)
@@ -244,7 +244,7 @@ async def test_connections_beyond_the_limit() -> None:
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         async with asyncio.timeout(10):
-            while (await server.send(ASK)).status != 200:
+            while (await server.send(REQUEST)).status != 200:
                 pass
         for client in clients:
             client.writer.close()
@@ -298,7 +298,7 @@ async def test_pipelined_requests_behind_a_slow_one_stay_in_the_socket() -> None
 async def test_a_flood_on_one_connection_does_not_starve_others() -> None:
     async with serving(Identity) as server:
         client = await peer(server)
-        client.writer.write(ASK * 3000)
+        client.writer.write(REQUEST * 3000)
         answered = 0
 
         async def read() -> None:
@@ -321,7 +321,9 @@ async def test_a_flood_on_one_connection_does_not_starve_others() -> None:
 async def test_any_bytes_end_with_a_response_or_a_close(half: bool) -> None:
     mutated = st.builds(
         lambda raw, at, put, drop: raw[: at % len(raw)] + put + raw[at % len(raw) + drop :],
-        st.sampled_from([ASK, LIVE, ASK[:-9], LIVE + ASK, request("POST", INFER, b"5\r\nhello\r\n0\r\n\r\n")]),
+        st.sampled_from(
+            [REQUEST, LIVE, REQUEST[:-9], LIVE + REQUEST, request("POST", INFER, b"5\r\nhello\r\n0\r\n\r\n")]
+        ),
         st.integers(0, 500),
         st.one_of(st.binary(max_size=5), st.sampled_from([b"\r\n\r\n", b"\n", b"Transfer-Encoding: chunked\r\n"])),
         st.integers(0, 5),
@@ -479,7 +481,7 @@ async def test_tls(secure: tuple[RestServer, ssl.SSLContext]) -> None:
     context.set_alpn_protocols(["http/1.1"])
     client = await encrypted(server, context)
     assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
-    await client.send(ASK * 3)
+    await client.send(REQUEST * 3)
     for _ in range(3):
         assert next(outputs(await read_response(client.reader)))["data"] == [1]
     size = 3_000_000

@@ -64,8 +64,8 @@ async def test_repeated_binary_requests_with_other_ids_and_values(server: RestSe
     for number in range(12):
         data = np.full(5000, number, np.float32).tobytes()
         one = {"name": "x", "shape": [5000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
-        asked = {"id": "x" * number, "inputs": [one], "parameters": {"binary_data_output": True}}
-        response = await server.infer("Identity", *binary(asked, data))
+        request_sent = {"id": "x" * number, "inputs": [one], "parameters": {"binary_data_output": True}}
+        response = await server.infer("Identity", *binary(request_sent, data))
         document, parts = blobs(response)
         assert document.get("id", "") == "x" * number
         assert parts == [data]
@@ -75,12 +75,12 @@ async def test_other_requests_are_served_while_a_large_one_is_parsed(server: Res
     one = {"name": "x", "shape": [1_000_000], "datatype": "BYTES", "parameters": {"binary_data_size": 4_000_000}}
     body, headers = binary({"inputs": [one], "parameters": {"binary_data_output": True}}, bytes(4_000_000))
     large = asyncio.ensure_future(server.infer("Identity", body, headers))
-    answered = 0
+    responses = 0
     while not large.done():
         assert (await server.send(LIVE)).status == 200
-        answered += 1
+        responses += 1
     assert blobs(await large)[1] == [bytes(4_000_000)]
-    assert answered > 10
+    assert responses > 10
 
 
 async def test_max_bytes_elements() -> None:
@@ -101,8 +101,8 @@ async def test_top_classes_of_many(server: RestServer) -> None:
 
 
 async def test_too_many_classes(server: RestServer) -> None:
-    asked = inputs(tensor(), outputs=[{"name": "x", "parameters": {"classification": 1001}}])
-    assert "at most 1000" in (await server.infer("Identity", asked)).error
+    request_sent = inputs(tensor(), outputs=[{"name": "x", "parameters": {"classification": 1001}}])
+    assert "at most 1000" in (await server.infer("Identity", request_sent)).error
 
 
 @pytest.mark.parametrize("timeout", ["1" + "0" * 400, "9223372036854775808"])

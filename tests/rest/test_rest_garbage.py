@@ -108,7 +108,7 @@ def check_decent(response: RawResponse) -> None:
 
 
 def _no_constant(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON")
+    raise AssertionError(f"{word} is not valid JSON")
 
 
 async def test_random_changes_get_a_valid_response(server: RestServer) -> None:
@@ -117,12 +117,12 @@ async def test_random_changes_get_a_valid_response(server: RestServer) -> None:
 
         @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(), st.sampled_from(["Trio", "Adder", "Phrase"]))
-        def ask(body: bytes, model: str) -> None:
+        def send_request(body: bytes, model: str) -> None:
             check_decent(client.request(request("POST", f"/v2/models/{model}/infer", body)))
             assert client.request(LIVE).status == 200
 
         try:
-            ask()
+            send_request()
         finally:
             client.close()
 
@@ -144,7 +144,9 @@ async def test_random_changes_of_binary_requests_get_a_valid_response(server: Re
             ),
             st.sampled_from(["Identity", "Picture", "Phrase"]),
         )
-        def ask(datatype: str, shape: list[int], size: Any, raw: bytes, length: str | None, model: str) -> None:
+        def send_request(
+            datatype: str, shape: list[int], size: Any, raw: bytes, length: str | None, model: str
+        ) -> None:
             given = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
             body, headers = binary(inputs(given, parameters={"binary_data_output": True}), raw)
             if length is not None:
@@ -153,7 +155,7 @@ async def test_random_changes_of_binary_requests_get_a_valid_response(server: Re
             assert client.request(LIVE).status == 200
 
         try:
-            ask()
+            send_request()
         finally:
             client.close()
 

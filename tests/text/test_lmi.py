@@ -381,7 +381,7 @@ _FORM = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "wanted"),
+    ("kind", "body", "requested"),
     [
         ("text/plain", b"a b", {"generated_text": "b a"}),
         ("text/plain; charset=utf-8", "ä b".encode(), {"generated_text": "b ä"}),
@@ -390,9 +390,9 @@ _FORM = (
         ("multipart/form-data; boundary=x", _FORM, {"generated_text": "b a"}),
     ],
 )
-async def test_other_content_types(server: TextServer, kind: str, body: bytes, wanted: Any) -> None:
+async def test_other_content_types(server: TextServer, kind: str, body: bytes, requested: Any) -> None:
     response = await server.post("/invocations", body, {"content-type": kind})
-    assert response.json == wanted
+    assert response.json == requested
 
 
 @pytest.mark.parametrize(
@@ -650,8 +650,8 @@ async def test_chats_stream_as_json_lines_if_configured(tmp_path: Path, formatte
             assert "usage" in result[-1] if end == "finish_reason" else set(result[-1]) == {"error"}
         whole = await server.post("/invocations", {"prompt": "a b"})
         assert whole.json["choices"][0]["text"] == "b a"
-        apart = await server.post("/v1/completions", {"prompt": "a b", "stream": True})
-        assert apart.headers["content-type"] == "text/event-stream"
+        separate = await server.post("/v1/completions", {"prompt": "a b", "stream": True})
+        assert separate.headers["content-type"] == "text/event-stream"
 
 
 # --- health and management -----------------------------------------------------------------------------------

@@ -246,9 +246,9 @@ def test_tool_calls_are_streamed_while_generated(server: ServerThread) -> None:
             content, streamed, chunks = "", [""] * count, 0
             for chunk in chat.create(**body, extra_body={"guided_regex": grammar}, stream=True):
                 content += chunk.choices[0].delta.content or ""
-                for piece in chunk.choices[0].delta.tool_calls or ():
-                    assert piece.function is not None
-                    streamed[piece.index] += piece.function.arguments or ""
+                for text_chunk in chunk.choices[0].delta.tool_calls or ():
+                    assert text_chunk.function is not None
+                    streamed[text_chunk.index] += text_chunk.function.arguments or ""
                     chunks += 1
             assert (content, streamed) == (whole.message.content, calls)
             # A name and two chunks of arguments each: a busy machine sends several tokens in one chunk.

@@ -25,7 +25,7 @@ TIME = '{"name":"time","parameters":{}}'
 
 def parse_chunks(chunks: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
     parser = parser_for(replace(parse_tools(TOOLS, None), single=single))
-    return [parser.feed(piece, last=i + 1 == len(chunks), cut=cut) for i, piece in enumerate(chunks)]
+    return [parser.feed(text_chunk, last=i + 1 == len(chunks), cut=cut) for i, text_chunk in enumerate(chunks)]
 
 
 def parse(chunks: Sequence[str], **options: bool) -> tuple[str, list[tuple[str, str]]]:

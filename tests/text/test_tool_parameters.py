@@ -38,9 +38,9 @@ TOOLS: list[Any] = [
 ]
 
 
-def parse(pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
+def parse(text_chunks: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     parser = parser_for(parse_tools(TOOLS, None))
-    chunks_ = [parser.feed(text, last=i + 1 == len(pieces), cut=cut) for i, text in enumerate(pieces)]
+    chunks_ = [parser.feed(text, last=i + 1 == len(text_chunks), cut=cut) for i, text in enumerate(text_chunks)]
     whole = ToolChunk(
         "".join(chunk.content for chunk in chunks_), [delta for chunk in chunks_ for delta in chunk.deltas]
     )
@@ -202,10 +202,10 @@ def split_texts(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[str]:
 
 
 @given(split_texts(TEXTS), st.booleans())
-def test_results_do_not_depend_on_the_chunks(pieces: list[str], cut: bool) -> None:
-    text = "".join(pieces)
+def test_results_do_not_depend_on_the_chunks(text_chunks: list[str], cut: bool) -> None:
+    text = "".join(text_chunks)
     whole = parse([text], cut=cut)
-    assert parse(pieces, cut=cut) == parse([*text, ""], cut=cut) == whole
+    assert parse(text_chunks, cut=cut) == parse([*text, ""], cut=cut) == whole
     if not whole[1]:
         assert whole[0] == text
 
@@ -216,8 +216,8 @@ MARKUP = st.lists(st.sampled_from([fragment for fragment in FRAGMENTS if "{" not
 
 
 @given(split_texts(MARKUP.map(lambda markup: "<function=f>" + markup)))
-def test_arguments_of_parameters_are_json(pieces: list[str]) -> None:
-    for _, arguments in parse(pieces)[1]:
+def test_arguments_of_parameters_are_json(text_chunks: list[str]) -> None:
+    for _, arguments in parse(text_chunks)[1]:
         assert isinstance(json.loads(arguments), dict)
 
 

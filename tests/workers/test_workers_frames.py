@@ -87,9 +87,9 @@ def test_every_field_of_a_call_is_covered() -> None:
 
 
 async def test_subclasses_of_plain_types_are_pickled() -> None:
-    odd: Any = {np.str_("a"): Tensor(np.arange(3), datatype_of(np.dtype(int)), {"p": np.float64(0.5)})}
+    unaligned: Any = {np.str_("a"): Tensor(np.arange(3), datatype_of(np.dtype(int)), {"p": np.float64(0.5)})}
     async with processes("Echo") as pool:
-        response = await pool.call(Request(Infer(odd, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
+        response = await pool.call(Request(Infer(unaligned, (np.str_("a"),)), "m", "", np.str_("id"), np.float64(1e12)))
     assert response.outputs["a"].parameters == {"p": 0.5}
     assert (response.outputs["a"].data == np.arange(3)).all()
 
@@ -103,9 +103,9 @@ async def test_unpicklable_response_fails_only_its_call() -> None:
 
 async def test_unpicklable_input_fails_only_its_call() -> None:
     async with processes("Echo") as pool:
-        odd: Any = {"x": Tensor(object_array([lambda: 0], (1,)), BYTES)}
+        unaligned: Any = {"x": Tensor(object_array([lambda: 0], (1,)), BYTES)}
         with pytest.raises(ModelFailed, match="its input cannot be sent"):
-            await pool.call(Request(Infer(odd)))
+            await pool.call(Request(Infer(unaligned)))
         assert first_value(await call(pool, 3)) == 3
 
 

@@ -22,8 +22,8 @@ def reduced(value: Any) -> Any:
         return [reduced(each) for each in value]
     if not isinstance(value, dict):
         return value
-    kept = {k: v for k, v in value.items() if k not in (*_DROPPED, "default")}
-    return {k: reduced(v) for k, v in kept.items() if not (k == "description" and isinstance(v, str))}
+    selected = {k: v for k, v in value.items() if k not in (*_DROPPED, "default")}
+    return {k: reduced(v) for k, v in selected.items() if not (k == "description" and isinstance(v, str))}
 
 
 def main(checkout: Path) -> None:
