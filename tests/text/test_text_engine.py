@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 import warnings
@@ -150,7 +151,16 @@ def test_engine_metrics(server: ServerThread) -> None:
     assert (new["prompt_tokens_sum"], new["generated_tokens_sum"], new["max_new_tokens_sum"]) == (tokens, 5, 5)
     assert new["steps_total"] == new["step_seconds_count"] >= 5
     assert new["step_seconds_sum"] < new["inference_seconds_sum"]
-    assert (after["dragoman_text_queue_size"], after["dragoman_text_batch_size"]) == (0, 0)
+    idle = ("queue_size", "batch_size", "cache_usage", "batch_max_tokens")
+    assert [after[f"dragoman_text_{name}"] for name in idle] == [0] * 4
+    assert after["dragoman_text_cache_blocks"] > 0
+    with ThreadPoolExecutor(1) as threads:  # while it generates, however often that takes
+        running, end_s = threads.submit(time.sleep, 0), time.monotonic() + 60
+        while not (during := fetch_metrics())["dragoman_text_cache_usage"]:
+            assert time.monotonic() < end_s, "the use of the cache stays 0"
+            if running.done():
+                running = threads.submit(post_json, server, "/generate", {"inputs": PROMPT})
+    assert 0 < during["dragoman_text_cache_usage"] < 1
 
 
 def test_stop_reasons(server: ServerThread) -> None:

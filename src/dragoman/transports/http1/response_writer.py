@@ -94,9 +94,11 @@ class Http1ResponseWriter:
         """Write a complete response without waiting."""
         text = self._start(response.status, response.headers, size, close)
         self.size = size
-        self._counters.sent += size
         parts, transport = response.body, self._transport
-        if not size or (self._head is not None and self._head.method == "HEAD"):
+        if self._head is not None and self._head.method == "HEAD":
+            size = 0
+        self._counters.sent += len(text) + size
+        if not size:
             transport.write(text)
         elif size <= _SMALL:
             transport.write(b"".join((text, *parts)))
@@ -122,11 +124,13 @@ class Http1ResponseWriter:
         self._counters.sent += len(message)
 
     async def _send_in_chunks(self, response: HttpResponse, size: int) -> None:
-        self._transport.write(self._start(response.status, response.headers, size, False))
+        text = self._start(response.status, response.headers, size, False)
+        self._transport.write(text)
+        self._counters.sent += len(text)
         self.size = size
-        self._counters.sent += size
         if self._head is not None and self._head.method == "HEAD":
             return
+        self._counters.sent += size
         for part in response.body:
             view = memoryview(part)
             for at in range(0, len(view), _TLS_CHUNK):
@@ -143,15 +147,14 @@ class Http1ResponseWriter:
         )
         self.close = close or (bool(headers) and ("connection", "close") in headers)
         self.started = True
-        counters = self._counters
-        counters.sent += len(text)
         match = None if head is None else head.match
-        (counters.unmatched if match is None else match.statuses)[status] += 1
+        (self._counters.unmatched if match is None else match.statuses)[status] += 1
         return text
 
     def send_continue(self) -> None:
         """Send `100 Continue`."""
         self._transport.write(CONTINUE)
+        self._counters.sent += len(CONTINUE)
 
     # --- streamed responses -------------------------------------------------------------------------------------
 
