@@ -56,6 +56,7 @@ _HOME = {
     "open_engine": "server",
     "asgi": "asgi_application",
     "Settings": "settings",
+    "trace_headers": "system.trace_context",
     "Client": "client.client",
     "AsyncClient": "client.async_client",
 }

@@ -49,5 +49,6 @@ from dragoman.server import Server as Server
 from dragoman.server import open_engine as open_engine
 from dragoman.server import serve as serve
 from dragoman.settings import Settings as Settings
+from dragoman.system.trace_context import trace_headers as trace_headers
 
 __all__: list[str]

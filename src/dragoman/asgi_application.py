@@ -12,10 +12,20 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.server import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import access_control, check_settings, load_protocols, transport_limits, with_openapi
+from dragoman.server_transports import (
+    access_control,
+    check_settings,
+    load_protocols,
+    make_observation,
+    transport_limits,
+    with_openapi,
+)
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
+from dragoman.transports.bodies import BodyMemory
+from dragoman.transports.executor import MessageExecutor
+from dragoman.transports.observation import make_application
 
 log = logging.getLogger("dragoman.server")
 
@@ -24,7 +34,7 @@ _SERVER_SETTINGS = (
     "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "sagemaker", "tls_cert", "tls_key",
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
-    "drain_delay_s", "log_format", "log_level", "explain_batches", "access_log", "access_log_format", "keep_memory",
+    "drain_delay_s", "log_format", "log_level", "explain_batches", "keep_memory",
     "tls_client_ca", "tls_min_version", "reject_host_mismatch",
     "admin_port", "admin_host",
 )  # fmt: skip
@@ -80,7 +90,9 @@ class AsgiApplication:
             if access is not None:
                 engine.metric_sources.append(access.families)
             protocols = with_openapi(self._protocols, self.settings, access)
-            application = Application(engine, protocols, self._limits, access=access)
+            executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes))
+            executor.observation = make_observation(self.settings)
+            application = make_application(engine, protocols, self._limits, executor, access)
             engine.metric_sources.append(application.executor.metrics)
             running = self._running = _Running(engine, application, access, self.settings.drain_s)
         return running
@@ -152,6 +164,8 @@ class _Running:
         finally:
             await refresher.stop()
             await self._engine.close()
+            if self.application.executor.observation is not None:
+                await asyncio.to_thread(self.application.executor.observation.close)
 
 
 def _is_health_check(application: Application, scope: Scope) -> bool:

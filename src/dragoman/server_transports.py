@@ -1,10 +1,13 @@
 """Protocols and transports of a server, on its addresses."""
 
 import asyncio
+import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from dragoman import plugins
 from dragoman._version import __version__
@@ -20,11 +23,14 @@ from dragoman.protocols import openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
+from dragoman.system.trace_context import is_tracing_enabled, make_sampler
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
 from dragoman.transports.tls import TlsFiles
+
+log = logging.getLogger("dragoman.server")
 
 Address = tuple[str, int]
 
@@ -76,10 +82,7 @@ class ServerTransports:
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
         self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
-        if settings.access_log:
-            from dragoman.transports.access_log import AccessLog
-
-            self._executor.observer = AccessLog(settings.access_log, settings.access_log_format)
+        self._executor.observation = make_observation(settings)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
         if tls is not None:
@@ -142,8 +145,50 @@ class ServerTransports:
         await self._refresher.stop()
         servers = (self._http, self._grpc, self._admin)
         await asyncio.gather(*(server.stop(grace_s) for server in servers if server is not None))
-        if self._executor is not None and self._executor.observer is not None:
-            await asyncio.to_thread(self._executor.observer.close)
+        if self._executor is not None and self._executor.observation is not None:
+            await asyncio.to_thread(self._executor.observation.close)
+
+
+def make_observation(settings: Settings) -> Any:
+    """Return what observes requests: the access log, traces or both; None without them.
+
+    Raises InvalidInput if the access log cannot be opened or traces cannot be exported.
+    """
+    access_log = tracer = None
+    if settings.access_log:
+        from dragoman.transports.access_log import AccessLog
+
+        access_log = AccessLog(settings.access_log, settings.access_log_format)
+    if settings.tracing_endpoint or is_tracing_enabled(os.environ):
+        tracer = _make_tracer(settings)
+    if access_log is None and tracer is None:
+        return None
+    from dragoman.transports.observation import Observation
+
+    return Observation(access_log, tracer, None if tracer is None else make_sampler(settings.tracing_ratio, os.environ))
+
+
+def _make_tracer(settings: Settings) -> Any:
+    """Return the tracer; None with a warning if only OpenTelemetry's variables ask for it and it is not installed.
+
+    Such variables are often set for all containers of a cluster. Raises InvalidInput.
+    """
+    endpoint = settings.tracing_endpoint
+    if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc):
+        raise InvalidInput(f"setting 'tracing_endpoint': expected http://host:port or https://, got {endpoint!r}")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "http/protobuf") and not endpoint:
+        log.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got %r", protocol)
+        return None
+    try:
+        from dragoman.transports.tracing import Tracer
+    except ModuleNotFoundError as error:
+        hint = "traces need OpenTelemetry: pip install 'dragoman[tracing]'"
+        if endpoint:
+            raise InvalidInput(f"setting 'tracing_endpoint': {hint}") from error
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set; %s", hint)
+        return None
+    return Tracer(endpoint, "https" if settings.tls_cert else "http")
 
 
 def split_routes(

@@ -324,6 +324,25 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     access_log_format: Annotated[
         Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
     ] = "text"
+    tracing_endpoint: Annotated[
+        str,
+        Option(
+            "base URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that receives traces over "
+            "OTLP/HTTP; default: OTEL_EXPORTER_OTLP_ENDPOINT; without both there are no traces",
+            LOGGING,
+            operator_only=True,
+        ),
+    ] = ""
+    tracing_ratio: Annotated[
+        float,
+        Option(
+            "fraction of the requests without a traceparent that are traced, 0 to 1; -1: as OTEL_TRACES_SAMPLER, "
+            "which is all of them by default",
+            LOGGING,
+            least=-1,
+            most=1,
+        ),
+    ] = -1.0
     explain_batches: Annotated[bool, Option("log for each batch why it was dispatched", LOGGING)] = False
 
     @property

@@ -18,7 +18,7 @@ from e2e.server_process import MODELS, running_server
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-COMMON = ("onnx", "sklearn", "xgboost", "lightgbm", "mlflow", "metrics", "jwt", "watch")
+COMMON = ("onnx", "sklearn", "xgboost", "lightgbm", "mlflow", "metrics", "jwt", "watch", "tracing")
 LOCKS = {"container.txt": COMMON, "container-torch.txt": (*COMMON, "torch", "huggingface")}
 
 

@@ -87,6 +87,7 @@ def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> Non
         for body in (*[json.dumps(X)] * 70, "{", "[1]"):
             session.post(f"{url}/v2/models/half/infer", data=body, timeout=30)
         session.get(f"{url}/nowhere", timeout=30)
+        session.delete(f"{url}/v2/models/half/infer", timeout=30)
         session.post(f"{url}/generate", data="{", timeout=30)
         session.get(f"{url}/v2 ", timeout=30)
         with grpc.insecure_channel(process.grpc_url) as channel:
@@ -108,6 +109,7 @@ def test_every_response_is_counted_by_protocol_and_status(tmp_path: Path) -> Non
     assert counted(GRPC, "OK") == 1
     assert counted(GRPC, "INVALID_ARGUMENT") == 2
     assert counted("none", "UNIMPLEMENTED") == 1
+    assert counted("none", 405) == 1
     parsed = f"dragoman_parse_seconds_count,protocol={OIP}"
     assert after[parsed] >= before.get(parsed, 0) + 64  # one of so many is measured
 
@@ -232,7 +234,7 @@ def test_the_dashboard_names_only_metrics_that_exist() -> None:
 def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BATCHED)
     options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret"]
-    options += ["--response-cache-bytes", "9999"]
+    options += ["--response-cache-bytes", "9999", "--tracing-endpoint", "http://127.0.0.1:9", "--tracing-ratio", "0"]
     with running_server(str(tmp_path / "model.py:Slow"), *options) as process:
         assert process.infer("Slow", [1.0])[0] == 200
         text = requests.get(f"http://{process.url}/metrics", timeout=30).text

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generation": {"core", "native"},
     "runtimes": {"core", "plugins", "formats", "codecs", "client", "compat", "derivatives", "graphs", "generation"},
     "engine": {"core", "formats", "plugins", "settings", "workers", "compat", "runtimes", "_version"},
-    "transports": {"access", "core", "formats", "protocols", "engine", "settings"},
+    "transports": {"_version", "access", "core", "formats", "protocols", "engine", "settings"},
     "server_transports": {
         "access",
         "core",

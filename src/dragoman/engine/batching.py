@@ -18,7 +18,7 @@ from dragoman.core.tensor import Parameters, Tensor
 from dragoman.core.vector_binding import config_key
 from dragoman.engine.batch_counters import BatchCounters, Reason
 from dragoman.engine.batch_delay import BatchDelay
-from dragoman.system.call_times import CallTimes, get_times
+from dragoman.system.call_times import CallTimes, get_times, set_observed
 from dragoman.system.coroutines import complete
 from dragoman.system.request_context import Context, get_context, request_id, set_context
 from dragoman.workers.pool import Pool
@@ -255,6 +255,7 @@ class Batcher:
         for member, wait_s in zip(members, waits_s, strict=True):
             if member.times is not None:
                 member.times.queue_s, member.times.batch = wait_s, (reason, len(members), total)
+                member.times.dispatched_s = now_s
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "
@@ -300,6 +301,9 @@ class Batcher:
     async def _run_merged(self, batch: _Batch) -> bool:
         """Run the batch as one call; return False if that failed. Then each call runs alone: one cannot fail others."""
         members, start_s = batch.members, time.monotonic()
+        observed = [member.times for member in members if member.times is not None]
+        times = CallTimes()
+        set_observed(times if observed else None)
         try:
             merged = merge([m.call for m in members])
             answer = await self._compute(batch, structs.replace(members[0].request, call=merged, deadline_s=None))
@@ -307,6 +311,8 @@ class Batcher:
         except DragomanError:
             return False
         self._count_execution(batch, start_s)
+        for each in observed:
+            each.copy_compute(times)
         for member, part in zip(members, responses, strict=True):
             member.succeed(part)
         return True
@@ -315,6 +321,7 @@ class Batcher:
         (member,) = batch.members
         set_context(member.context)
         start_s = time.monotonic()
+        set_observed(member.times)
         try:
             answer = await self._compute(batch, member.request)
         except DragomanError as error:

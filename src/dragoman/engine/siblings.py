@@ -3,12 +3,14 @@
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.engine.registry import ModelRegistry
+from dragoman.system.call_times import get_times, set_observed
 from dragoman.system.coroutines import complete
 
 A = TypeVar("A")
@@ -86,7 +88,14 @@ class SiblingRegistry:
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.route(request.model, request.version)
-        return (await complete(deployment.begin(request, nested=True))).answer
+        caller = get_times()
+        times = None if caller is None else caller.begin_nested(deployment.spec.name, deployment.spec.version)
+        set_observed(times)
+        try:
+            return (await complete(deployment.begin(request, nested=True))).answer
+        finally:
+            if times is not None:
+                times.ended_s = time.monotonic()
 
 
 class SiblingClient:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -214,8 +215,9 @@ class WaitingModel(VectorModel):
     async def _run(self, method: Callable[[C], A], call: C) -> A:
         cancelled = threading.Event()
         try:
+            # In the context of the request, for log lines and for the trace of calls of other models.
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, run_cancellable, cancelled, method, call
+                self._threads, copy_context().run, run_cancellable, cancelled, method, call
             )
         except asyncio.CancelledError:
             cancelled.set()  # a graph calls no further nodes

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 HEADER: Final = "x-request-id"
-# Names in log lines of what a context holds.
+# Names in log lines of the first values of a context. Trace flags and state follow those of a traced request.
 FIELDS: Final = ("request_id", "trace_id", "span_id")
 # A client's id: printable ASCII without spaces. Others are ignored, because they would not be one word of a log line.
 _VALID: Final = re.compile(r"[!-~]{1,128}")
@@ -17,7 +17,8 @@ _VALID: Final = re.compile(r"[!-~]{1,128}")
 # A generated id is this prefix, which differs between processes, and a number, of so many digits the first 9e9 times.
 PREFIX: Final = f"{secrets.token_hex(8)}-".encode()
 NUMBER_DIGITS: Final = 10
-Context = int | tuple[str, ...] | list[Any]  # a number, values of FIELDS, or the contexts of a batch
+# A number, the request id and perhaps the trace (five values), or the contexts of a batch.
+Context = int | tuple[str, ...] | list[Any]
 
 # A request without an id of the client gets a number, which is formatted when it is needed.
 new_number: Final = itertools.count(10 ** (NUMBER_DIGITS - 1)).__next__
@@ -68,10 +69,27 @@ def new_context(client_id: str) -> Context:
 
 
 def values(context: Context) -> tuple[str, ...]:
-    """Return the values of `FIELDS` that are known; for a batch the request ids of all."""
+    """Return the request id of a context, and the values of its trace if there is one.
+
+    For a batch the ids of all requests, and the trace flags and state only if one request is traced.
+    """
     if isinstance(context, int):
         return (f"{PREFIX.decode()}{context}",)
-    return context if isinstance(context, tuple) else (",".join(filter(None, map(request_id, context))),)
+    if isinstance(context, tuple):
+        return context
+    members = [*map(values, context)]
+    ids = ",".join(filter(None, (member[0] for member in members if member)))
+    traces = [member[1:] for member in members if len(member) > 1]
+    if len(traces) > 1:
+        return (ids, *(",".join(trace[i] for trace in traces) for i in range(2)))
+    return (ids, *traces[0]) if traces else (ids,)
+
+
+def is_traced(context: Context) -> bool:
+    """Return whether a context, or one of a batch, has a trace."""
+    if isinstance(context, list):
+        return any(map(is_traced, context))
+    return isinstance(context, tuple) and len(context) > 1
 
 
 def request_id(context: Context | None = None) -> str:

@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family, Sample
-from dragoman.system.request_context import request_id
+from dragoman.system.request_context import values
 from dragoman.transports.observation import Exchange
 
 log = logging.getLogger("dragoman.access_log")
@@ -35,7 +35,7 @@ class AccessLog:
 
     def __init__(self, path: str, style: str) -> None:
         self._path = path
-        self._format: Callable[[_Record], str] = _as_json if style == "json" else _as_text
+        self._style = _JSON if style == "json" else _TEXT
         self._queue: deque[_Record] = deque()
         self._lines = self._dropped = 0
         self._warned_s = -_WARN_EVERY_S
@@ -54,19 +54,14 @@ class AccessLog:
             e = exchange
             self._queue.append(
                 (
-                    e.wall_s,
+                    e.started_s,
                     e.context,
-                    e.protocol,
-                    e.method,
-                    e.path,
-                    e.model,
-                    e.version,
-                    e.status,
+                    (e.protocol, e.method, e.path, e.model, e.version, e.status),
                     e.received,
                     e.sent,
                     e.queue_s,
-                    e.engine_s,
-                    e.total_s,
+                    e.responded_s - e.engine_s if e.responded_s else 0.0,
+                    e.ended_s - e.started_s,
                 )
             )
         else:
@@ -97,7 +92,8 @@ class AccessLog:
         exchanges = [self._queue.popleft() for _ in range(len(self._queue))]
         if not exchanges:
             return
-        data = "".join([self._format(each) for each in exchanges]).encode(errors="replace")
+        clock_s = time.time() - time.monotonic()
+        data = "".join([_format(self._style, each, clock_s) for each in exchanges]).encode(errors="replace")
         try:
             self._reopen_if_moved()
             written = 0
@@ -130,41 +126,55 @@ class AccessLog:
             os.close(before)
 
 
-def _fields(record: _Record) -> dict[str, Any]:
-    wall_s, context, protocol, method, path, model, version, status, received, sent, queue_s, engine_s, total_s = record
-    milliseconds = int(wall_s * 1000)
-    return {
-        "time": f"{_moment(milliseconds // 1000)}.{milliseconds % 1000:03d}Z",
-        "request_id": request_id(context),
-        "protocol": protocol,
-        "method": method,
-        "path": path,
-        "model": model,
-        "version": version,
-        "status": status,
-        "received_bytes": received,
-        "sent_bytes": sent,
-        "queue_ms": round(queue_s * 1e3, 3),
-        "compute_ms": round(max(0.0, engine_s - queue_s) * 1e3, 3),
-        "total_ms": round(total_s * 1e3, 3),
-    }
+class _Style(NamedTuple):
+    """How a line is formatted: the whole, a field in it, and what separates fields."""
+
+    line: str
+    field: str
+    separator: str
+
+
+# Filling in a string takes a third of the time of `json.dumps` for the whole line. Numbers look the same in both.
+_JSON: Final = _Style(
+    '{"time": "%s.%03dZ", %s, %s, "received_bytes": %d, "sent_bytes": %d, "queue_ms": %r, "compute_ms": %r, '
+    '"total_ms": %r}\n',
+    '"%s": %s',
+    ", ",
+)
+# JSON's escapes keep a path with line breaks or quotation marks within its line and its quotation marks.
+_TEXT: Final = _Style(
+    'time="%s.%03dZ" %s %s received_bytes=%d sent_bytes=%d queue_ms=%r compute_ms=%r total_ms=%r\n', "%s=%s", " "
+)
+_SUBJECT: Final = ("protocol", "method", "path", "model", "version", "status")
+# Longer paths are not cached, so that clients cannot fill the memory with them.
+_MAX_CACHED_PATH: Final = 256
+
+
+def _format(style: _Style, record: _Record, clock_s: float) -> str:
+    """Return a line. `clock_s` is the time of day when the monotonic clock was 0."""
+    started_s, context, subject, received, sent, queue_s, engine_s, total_s = record
+    milliseconds = int((clock_s + started_s) * 1000)
+    format_subject = _format_cached if len(subject[2]) <= _MAX_CACHED_PATH else _format_fields
+    return style.line % (
+        _format_second(milliseconds // 1000),
+        milliseconds % 1000,
+        _format_fields(style, ("request_id", "trace_id"), values(context)[:2]),
+        format_subject(style, _SUBJECT, subject),
+        received,
+        sent,
+        round(queue_s * 1e3, 3),
+        round(max(0.0, engine_s - queue_s) * 1e3, 3),
+        round(total_s * 1e3, 3),
+    )
+
+
+def _format_fields(style: _Style, names: tuple[str, ...], found: tuple[str | int, ...]) -> str:
+    return style.separator.join([style.field % (name, json.dumps(v)) for name, v in zip(names, found, strict=False)])
+
+
+_format_cached: Final = lru_cache(maxsize=1024)(_format_fields)
 
 
 @lru_cache(maxsize=2)
-def _moment(second: int) -> str:
+def _format_second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-
-
-def _as_json(record: _Record) -> str:
-    return json.dumps(_fields(record)) + "\n"
-
-
-@lru_cache(maxsize=1024)
-def _quote(text: str) -> str:
-    return json.dumps(text)
-
-
-def _as_text(record: _Record) -> str:
-    # JSON's escapes keep a path with line breaks or quotation marks within its line and its quotation marks.
-    fields = _fields(record).items()
-    return " ".join([f"{name}={_quote(v) if type(v) is str else v}" for name, v in fields]) + "\n"

@@ -41,7 +41,7 @@ from dragoman.protocols.wire import (
     ResultPoll,
 )
 from dragoman.system.coroutines import ensure_task
-from dragoman.system.request_context import request_id
+from dragoman.system.request_context import Context, request_id
 from dragoman.transports.async_results import AsyncResult, AsyncResultStore, stored_result_request
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import SAMPLED
@@ -71,6 +71,16 @@ class CompressibleResponse(msgspec.Struct, frozen=True):
     """
 
     response: HttpResponse
+
+
+class RequestSummary(msgspec.Struct, frozen=True):
+    """A request that a transport rejects, as far as it is known."""
+
+    method: str = ""
+    path: str = ""
+    headers: Mapping[str, str] = MappingProxyType({})
+    protocol: HttpProtocol | None = None
+    context: Context = ()
 
 
 class Authorization(msgspec.Struct, frozen=True):
@@ -159,6 +169,10 @@ class Application:
         if self.limits.cors.is_enabled and "origin" in headers:
             return with_headers(response, self.limits.cors.response_headers(headers))
         return response
+
+    def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:
+        """Return the response to a request that the transport rejects."""
+        return self.format_error(error, request.protocol, request.headers)
 
     def is_plain(self, match: Match | None, headers: Mapping[str, str]) -> bool:
         """Return whether a request needs only its endpoint and the engine, so that `begin` may be used for it."""

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpRequest, HttpResponse
-from dragoman.system.request_context import HEADER, client_request_id, new_context, request_id, set_context
-from dragoman.transports.application import Application
+from dragoman.system.request_context import HEADER, client_request_id, get_context, new_context, request_id, set_context
+from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.clients import address_group
 from dragoman.transports.counters import TransportCounters
@@ -164,7 +164,9 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         # In a task of its own, because the engine cancels the tasks of calls when it closes.
         await _until_disconnect(application.answer(match, request, writer), writer)
     except (DragomanError, HttpError) as error:
-        await writer.send(application.format_error(error, match.protocol if match else None, writer.headers))
+        protocol, path = match.protocol if match else None, unquote(relative_path(scope))
+        summary = RequestSummary(scope["method"], path, writer.headers, protocol, get_context())
+        await writer.send(application.reject(error, summary))
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], writer: AsgiRequest) -> None:

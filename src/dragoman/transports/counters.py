@@ -76,7 +76,7 @@ class TransportCounters:
         responses = [
             Sample("dragoman_requests_total", {"protocol": protocol, "status": str(status)}, count)
             for protocol, statuses in self._statuses.items()
-            for status, count in sorted(statuses.items())
+            for status, count in sorted(statuses.items(), key=lambda item: str(item[0]))  # of HTTP or gRPC
         ]
         yield Family("dragoman_requests_total", "counter", "Responses by protocol and status.", tuple(responses))
         for stage in _STAGES:

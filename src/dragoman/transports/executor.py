@@ -40,14 +40,14 @@ class MessageExecutor:
     def __init__(self, bodies: BodyMemory) -> None:
         self.bodies = bodies
         self.counters = TransportCounters()
-        self.observer: Any = None  # of requests
+        self.observation: Any = None  # of requests
         self.budget = LoopBudget()
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
 
     def metrics(self) -> Iterable[Family]:
         """Return the metrics of the transports."""
         self.counters.rejected["bodies_memory"] = self.bodies.rejected
-        return (*self.counters.families(), *(() if self.observer is None else self.observer.families()))
+        return (*self.counters.families(), *(() if self.observation is None else self.observation.families()))
 
     async def parse(self, function: Callable[[A], B], argument: A, size: int, *, in_thread: bool) -> B:
         if in_thread:

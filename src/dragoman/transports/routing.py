@@ -23,7 +23,7 @@ class Match(msgspec.Struct, frozen=True):
     """The endpoint of a path; None for OPTIONS, whose response is `allow`.
 
     `health`: it is a health check. `role`: what a caller with a key needs. `statuses` counts the responses of
-    the protocol by status.
+    the protocol by status. `route`: the pattern of the path, "" if it has none.
     """
 
     endpoint: Endpoint | None
@@ -33,6 +33,7 @@ class Match(msgspec.Struct, frozen=True):
     health: bool = False
     role: Role = "infer"
     statuses: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
+    route: str = ""
 
 
 class Router:
@@ -92,7 +93,7 @@ class Router:
         if found is not None:
             route, protocol = found
             statuses = self._counters.statuses(protocol.name)
-            return Match(route.endpoint, protocol, params, "", route.health, route.role, statuses)
+            return Match(route.endpoint, protocol, params, "", route.health, route.role, statuses, route.pattern)
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
         protocol = next(iter(node.endpoints.values()))[1]

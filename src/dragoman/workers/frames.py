@@ -138,7 +138,8 @@ class FrameKind(enum.IntEnum):
 
     To a worker: SPEC, CALL, STREAM, CREDIT, CANCEL, PING. From it: the others. SPEC is answered by LOADED,
     WRONG_PLACEMENT or ERROR, and PING by PONG with the reason why the model cannot answer, or "". Each CALL and STREAM
-    ends with exactly one RESPONSE, END or ERROR, also if it was cancelled. CREDIT allows a stream further chunks.
+    ends with exactly one RESPONSE, END or ERROR, also if it was cancelled; before it come the TIMES of a traced one.
+    CREDIT allows a stream further chunks.
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
     responses, READY, DRAIN and STOP. Two kinds go both ways: UNUSED, shared memory that the other side may write again,
@@ -163,6 +164,7 @@ class FrameKind(enum.IntEnum):
     PONG = 15
     DRAIN = 16
     METRICS = 17
+    TIMES = 18
 
 
 class Frame(NamedTuple):

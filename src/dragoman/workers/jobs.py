@@ -10,7 +10,8 @@ from typing import Any
 
 from dragoman.core.calls import Request
 from dragoman.core.errors import DeadlineExceeded, DragomanError
-from dragoman.system.request_context import get_context, values
+from dragoman.system.call_times import CallTimes, get_times
+from dragoman.system.request_context import get_context, is_traced, values
 from dragoman.workers import pool
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
@@ -26,10 +27,11 @@ class Job:
     """A call that waits for a worker or is computed by one.
 
     kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
-    credits: chunks that a stream in a thread may still send. context: of the request, for log lines.
+    credits: chunks that a stream in a thread may still send. context: of the request, for log lines. times: of a
+    traced request.
     """
 
-    __slots__ = ("context", "credits", "deliver", "kind", "number", "request", "worker")
+    __slots__ = ("context", "credits", "deliver", "kind", "number", "request", "times", "worker")
 
     def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
         self.number = number
@@ -38,6 +40,8 @@ class Job:
         self.deliver = deliver
         self.worker: Any = None
         self.context = get_context()
+        is_observed = type(self.context) is not int and is_traced(self.context)
+        self.times: CallTimes | None = get_times() if is_observed else None
         self.credits: threading.Semaphore | None = None
 
     @property
@@ -47,13 +51,15 @@ class Job:
     def cancel(self) -> None:
         """Ignore further results, and release the request: a worker may come to this job late."""
         self.deliver = _ignore
-        self.request = None
+        self.request = self.times = None
         if self.credits is not None:
             self.credits.release()
 
     def placeholder(self) -> "Job":
         """Return a cancelled job of the same number."""
-        return Job(self.number, self.kind, None, _ignore)
+        cancelled = Job(self.number, self.kind, None, _ignore)
+        cancelled.times = None
+        return cancelled
 
     def fields(self) -> tuple[Any, ...]:
         """Return the context and the fields of the request, from which the other process recreates them."""
@@ -225,6 +231,10 @@ class JobSender:
         """Deliver a frame to its job; return whether the job has ended."""
         job = self.held[frame.job]
         value, error = self.decode(frame)
+        if frame.kind == FrameKind.TIMES:
+            if job.times is not None and error is None:
+                job.times.add_ages(value)
+            return False
         if frame.kind == FrameKind.CHUNK:
             job.deliver(value, error, error is not None)
             if error is not None:

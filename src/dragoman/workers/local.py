@@ -291,9 +291,15 @@ class ThreadPool(JobRunner):
         if request is None:
             return
         set_context(job.context)
+        times, started_s = job.times, time.monotonic()
         try:
             if job.credits is None:
-                self._post(job, copy_outputs(executor.call(request), request.call), None, True)
+                try:
+                    answer = copy_outputs(executor.call(request), request.call)
+                finally:
+                    if times is not None:
+                        times.set_computed(started_s)
+                self._post(job, answer, None, True)
             else:
                 self._compute_stream(executor, job, request, job.credits)
         except DragomanError as error:

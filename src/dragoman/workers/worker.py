@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -13,8 +14,9 @@ from typing import Any, Protocol
 from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, public_text
+from dragoman.system.call_times import CallTimes, set_observed
 from dragoman.system.coroutines import Pending
-from dragoman.system.request_context import Context, set_context
+from dragoman.system.request_context import Context, is_traced, set_context
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
@@ -81,9 +83,11 @@ def _encode_loaded(executor: Executor) -> bytes:
 
 
 class _ReceivedJob:
-    """A job that waits or runs in this process. credits: chunks that a stream may still send."""
+    """A job that waits or runs in this process. credits: chunks that a stream may still send. times: if traced."""
 
-    __slots__ = ("_frame", "_request", "cancelled", "context", "credits", "is_call", "number", "task")
+    __slots__ = (
+        "_frame", "_request", "_started_s", "cancelled", "context", "credits", "is_call", "number", "task", "times",
+    )  # fmt: skip
 
     def __init__(self, frame: Frame) -> None:
         self.number = frame.job
@@ -92,6 +96,8 @@ class _ReceivedJob:
         self.context: Context = ()
         self.credits = asyncio.Semaphore(WINDOW)
         self.task: asyncio.Task[None] | None = None
+        self.times: CallTimes | None = None
+        self._started_s = 0.0
         self._frame = frame
         self._request: Request[Any] | None = None
 
@@ -100,8 +106,20 @@ class _ReceivedJob:
         if self._request is None:
             self.context, *fields = self._frame.value()
             self._request = Request(*fields)
+            if is_traced(self.context):
+                self.times, self._started_s = CallTimes(), time.monotonic()
         set_context(self.context)
+        set_observed(self.times)
         return self._request
+
+    def end(self) -> list[Buffer]:
+        """Return the frame with the times of a traced job, which has ended now."""
+        times = self.times
+        if times is None:
+            return []
+        if not times.computed_s:  # otherwise the pools of this process have measured it
+            times.set_computed(self._started_s + times.queue_s)
+        return encode(FrameKind.TIMES, self.number, times.to_ages())
 
 
 class CallExecutor(Protocol):
@@ -270,7 +288,8 @@ class Worker:
         _exit_if_forked(self._pid)
         del self._jobs[job.number]
         set_context(())
-        self._channel.send(last, now=now)
+        set_observed(None)
+        self._channel.send([*job.end(), *last] if job.times is not None else last, now=now)
 
     def _encode(self, kind: FrameKind, job: _ReceivedJob, value: Any) -> list[Buffer]:
         _exit_if_forked(self._pid)  # before it writes to the memory that the worker shares with the server

@@ -27,6 +27,7 @@ from dragoman.core.vector_binding import config_key
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.umbridge_response import format_vector, parse_output
+from dragoman.system.trace_context import trace_headers
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class RemoteServer:
 
     def send(self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline) -> tuple[int, bytes]:
         """Return the status and the body of the response. Raises ServerUnreachable and DeadlineExceeded."""
-        request = RestRequest(method, self._address.base + path, self._address.headers, body)
+        headers = (*self._address.headers, *trace_headers().items())
+        request = RestRequest(method, self._address.base + path, headers, body)
         response = run_blocking(self._transport.send(request, deadline))
         return response.status, bytes(response.body)
 

@@ -23,12 +23,7 @@ from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
 from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, status_error, table_handlers
 from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
-from dragoman.transports.grpc.observed import (
-    ObservedStreamCall,
-    ObservedUnaryCall,
-    observe_protocols,
-    record_rejected,
-)
+from dragoman.transports.grpc.observed import ObservedStreamCall, ObservedUnaryCall, observe_rejected
 from dragoman.transports.grpc.services import Health, Reflection
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.limits import http2_limits
@@ -37,6 +32,7 @@ from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
+from dragoman.transports.observation import ObservedEngine
 
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
 MAX_HEALTH_CALLS = 16
@@ -132,11 +128,11 @@ class GrpcCalls:
         self.others = others
         self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
-        self._engine = engine
+        self._engine: CallHandler = engine
         self._unary: type[UnaryCall] = UnaryCall
         self._streaming: type[StreamCall] = StreamCall
-        if executor.observer is not None:
-            protocols = observe_protocols(protocols)
+        if executor.observation is not None:
+            engine = self._engine = ObservedEngine(engine)
             self._unary, self._streaming = ObservedUnaryCall, ObservedStreamCall
         self._protocols = protocols
         self._access = access
@@ -193,9 +189,10 @@ class GrpcCalls:
 
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
         headers.statuses[error.status] += 1
-        if self.executor.observer is not None:
-            record_rejected(self.executor.observer, headers, error.status)
-        request_id = encode_request_id(new_context(headers.request_id))
+        context = new_context(headers.request_id)
+        if self.executor.observation is not None:
+            observe_rejected(self.executor.observation, headers, error.status, context)
+        request_id = encode_request_id(context)
         stream.send_headers(trailers_only(error) + request_id, ended=True)
         return IgnoredRequest()
 

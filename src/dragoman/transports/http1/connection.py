@@ -208,7 +208,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             match: Any = head.match
             writer.context = running.context = new_number()
             if self._is_guarded and (error := self._authorize(head)) is not None:
-                response: Any = match.protocol.format_error(error)
+                response: Any = context.application.reject(error, head.summary(writer.context))
             else:
                 body = data[len(head.raw) :]
                 request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
@@ -287,10 +287,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _reject(self, rejected: RejectedRequest) -> None:
         head = rejected.head
-        protocol = head.match.protocol if head is not None and head.match is not None else None
-        headers = head.headers if head is not None else {}
-        response = self._context.application.format_error(rejected.error, protocol, headers)
         self._identify(head)
+        response = self._context.application.reject(rejected.error, (head or NO_HEADERS).summary(self._writer.context))
         self._writer.begin(head)
         self._writer.write_whole(response, sum(map(len, response.body)), close=rejected.fatal)
         self._end_response(unread=rejected.fatal)

@@ -9,8 +9,9 @@ import msgspec
 
 from dragoman.formats.policy import CREDENTIALS
 from dragoman.protocols.wire import HttpError
-from dragoman.system.request_context import HEADER, client_request_id
-from dragoman.transports.application import Application
+from dragoman.system.request_context import HEADER, Context, client_request_id
+from dragoman.system.trace_context import PARENT
+from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.clients import is_host
 from dragoman.transports.routing import Match
 
@@ -49,6 +50,11 @@ class Http1Headers(msgspec.Struct, frozen=True):
     request_id: str = ""
     raw: bytes = b""
     whole: int = -1
+
+    def summary(self, context: Context) -> RequestSummary:
+        """Return these headers for a request that is rejected."""
+        protocol = None if self.match is None else self.match.protocol
+        return RequestSummary(self.method, self.path, self.headers, protocol, context)
 
 
 NO_HEADERS = Http1Headers("", "", "", {}, 0, False, False, False, None, None)
@@ -209,7 +215,8 @@ class HeaderCache:
         parser = self.parser()
         parser.feed(raw)
         head = self.parse_end(parser)
-        if len(raw) > MAX_CACHED_BYTES or HEADER in head.headers:  # a request id makes headers unique
+        # A request id or a trace makes headers unique.
+        if len(raw) > MAX_CACHED_BYTES or HEADER in head.headers or PARENT in head.headers:
             return head, False
         if head.plain:
             head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)

@@ -12,7 +12,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import Headers, HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import client_request_id, new_context, set_context
-from dragoman.transports.application import Application
+from dragoman.transports.application import Application, RequestSummary
 from dragoman.transports.bodies import FixedBody, GrowingBody, too_large
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import LARGE_MESSAGE
@@ -175,8 +175,10 @@ class Http2Request:
     def _reject(self, error: HttpError | DragomanError) -> None:
         """Respond with an error without calling the application."""
         if not self._is_answered and not self.started:
-            protocol = self._match.protocol if self._match else None
-            self._send(self._service.application.format_error(error, protocol, self._headers))
+            request, protocol = self._request_headers, self._match.protocol if self._match else None
+            path = unquote(request.path.partition("?")[0])
+            summary = RequestSummary(request.method, path, self._headers, protocol, self._context)
+            self._send(self._service.application.reject(error, summary))
         self._release()
 
     def _release(self) -> None:
