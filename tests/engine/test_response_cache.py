@@ -379,7 +379,7 @@ async def test_a_reload_removes_the_answers_of_a_model_and_of_graphs_that_use_it
     (tmp_path / "squared.graph.toml").write_text(
         "edges = ['d -> s']\n[nodes]\nd = { served = 'double' }\ns = { builtin = 'square' }\n"
     )
-    async with open_engine(tmp_path, control_open=True, response_cache_bytes=SIZE) as engine:
+    async with open_engine(tmp_path, control_open=True, response_cache_bytes=SIZE, placement="thread") as engine:
         assert engine.ready(), [d.reason for d in engine.deployments()]
         assert [await evaluate(engine, name) for name in ("double", "squared")] == [2, 4]
         (tmp_path / "double" / "model.py").write_text(MODEL.format(3))
@@ -454,6 +454,6 @@ async def test_a_response_cache_of_one_model(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.py").write_text(COUNTING)
         (tmp_path / name / "dragoman.toml").write_text(f"[model]\n{settings}\n")
-    async with open_engine(tmp_path) as engine:
+    async with open_engine(tmp_path, placement="inline") as engine:
         assert [await number(engine, infer([1.0]), "a") for _ in range(2)] == [1, 1]
         assert [await number(engine, infer([1.0]), "b") for _ in range(2)] == [1, 2]

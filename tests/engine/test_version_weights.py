@@ -1,8 +1,10 @@
 """Canary: requests that name no version are divided between versions by weights."""
 
+import asyncio
 import json
 import logging
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ async def shares(engine: Engine) -> dict[str, float]:
 
 async def test_requests_are_divided_in_proportion_to_the_weights(folder: Path) -> None:
     write_settings(folder, '{ "1" = 3, "2" = 1.0, "3" = 0 }')
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         found = await count(engine, 400)
         # The standard deviation of 400 draws is 8.7: six of them are exceeded once in 5e8 runs.
         assert set(found) == {"1", "2"}
@@ -111,20 +113,20 @@ async def test_requests_are_divided_in_proportion_to_the_weights(folder: Path) -
 
 async def test_a_request_that_names_a_version_gets_that_version(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         assert (await engine.infer("m", X, version="2"))["version"].tolist() == [2]
         assert await count(engine) == {"1": 40}
 
 
 async def test_versions_with_weights_are_served_beside_no_others(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 1 }')
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         assert {d.spec.version for d in engine.deployments()} == {"1", "2"}
 
 
 async def test_weights_change_at_run_time_without_a_reload(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         before = engine.deployments()
         assert await count(engine) == {"1": 40}
         await load(engine, weights="1=0, 2=5")
@@ -139,7 +141,7 @@ async def test_weights_change_at_run_time_without_a_reload(folder: Path) -> None
 
 async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
     write_settings(folder, version_policy="1")
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         (first,) = engine.deployments()
         write_settings(folder, version_policy="all")
         await load(engine, "2", "1=1,2=0")
@@ -154,7 +156,7 @@ async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
 
 async def test_scaling_keeps_the_weights(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }', placement="thread")
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         await engine.call(Request(ScaleModel("", 2), "m"))
         assert await count(engine, 5) == {"1": 5}
 
@@ -177,7 +179,7 @@ async def test_invalid_weights_at_run_time_change_nothing(
     folder: Path, version: str, weights: str, message: str
 ) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine, version, weights)
         assert await count(engine, 5) == {"1": 5}
@@ -205,10 +207,10 @@ async def test_invalid_weights_in_the_settings(
 ) -> None:
     write_settings(folder, weights, **settings)
     with pytest.raises(errors.InvalidInput, match=message):
-        async with open_engine(folder):
+        async with open_engine(folder, placement="inline"):
             pass
     (folder / "dragoman.toml").unlink()
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         write_settings(folder, weights, **settings)
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine)
@@ -218,7 +220,7 @@ async def test_invalid_weights_in_the_settings(
 async def test_a_version_that_is_not_ready_gets_no_requests(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 1, "3" = 0 }')
     write(folder, "1", source="raise ValueError('bad file')")
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         with caplog.at_level(logging.WARNING, "dragoman.engine"):
             assert await count(engine) == {"2": 40}
             assert await shares(engine) == {"1": 0, "2": 1}
@@ -243,7 +245,7 @@ async def test_shares_follow_the_availability_of_a_version(folder: Path) -> None
     write_settings(folder, '{ "1" = 3, "2" = 1 }')
     for version in ("1", "2"):
         (folder / version / "down").touch()
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         while engine.deployments()[0].ready or engine.deployments()[1].ready:
             await engine.wait_for_change()
         assert not (await engine.call(Request(Ready(), "m"))).answer
@@ -258,7 +260,7 @@ async def test_shares_follow_the_availability_of_a_version(folder: Path) -> None
 
 async def test_metadata_is_that_of_the_version_with_the_largest_weight(folder: Path) -> None:
     write_settings(folder, '{ "1" = 60, "2" = 40 }')
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         assert engine.deployments()[0].spec.version == "1"
         description = (await engine.call(Request(Describe(), "m"))).answer
         assert description.path == str(folder / "1")
@@ -284,7 +286,7 @@ async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Pa
     if difference.startswith("handlers"):
         write(folder, "1", extra=HANDLER.replace("/version", "/other"))
     write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine, weights="1=1,2=1")
         with pytest.raises(errors.InvalidInput, match=message):
@@ -293,7 +295,7 @@ async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Pa
         with pytest.raises(errors.InvalidInput, match=message):
             await load(engine)
         assert await count(engine) == {"1": 40}
-    async with open_engine(folder, control_open=True) as engine:  # at the start
+    async with open_engine(folder, control_open=True, placement="inline") as engine:  # at the start
         with pytest.raises(errors.NotReady, match=message):
             await engine.infer("m", X)
         assert not engine.ready()
@@ -305,7 +307,7 @@ async def test_handlers_follow_the_weights(folder: Path) -> None:
     for version in ("1", "2"):
         write(folder, version, extra=HANDLER)
     write_settings(folder, '{ "1" = 0, "2" = 1 }')
-    async with open_engine(folder, control_open=True) as engine:
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
         call = Request(Handle(method="POST", path="/version"))
         assert (await engine.call(call)).answer.content == b"2"
         await load(engine, weights="1=1")
@@ -316,15 +318,47 @@ async def test_handlers_follow_the_weights(folder: Path) -> None:
 
 
 async def test_streams_follow_the_weights(folder: Path) -> None:
-    write_settings(folder, '{ "1" = 1, "2" = 0 }')
-    async with open_engine(folder) as engine:
+    write_settings(folder, '{ "1" = 1, "2" = 1, "3" = 0 }')
+    async with open_engine(folder, placement="inline") as engine:
         call = Request(Infer({"x": Tensor.of(X["x"])}), "m")
-        assert [response.version async for response in engine.stream(call)] == ["1"]
+        versions = {response.version for _ in range(40) async for response in engine.stream(call)}
+        assert versions == {"1", "2"}  # otherwise in one of 5e11 runs
+
+
+async def test_graphs_follow_the_weights(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        text = (
+            "import dragoman\n@dragoman.vector_function(inputs=[1], outputs=[1], placement='thread')\ndef model(x):\n"
+        )
+        write(tmp_path / "m", version, source=f"{text}    return [{version}.0]\n")
+    write_settings(tmp_path / "m", '{ "1" = 1, "2" = 1 }')
+    (tmp_path / "g.graph.toml").write_text("[nodes]\ns = { served = 'm' }\n")
+    async with open_engine(tmp_path, placement="thread") as engine:
+        assert engine.ready(), [d.reason for d in engine.deployments()]
+        call = Request(Infer({}, positional=(Tensor.of(X["x"]),)), "g")
+        answers = [await engine.call(call) for _ in range(40)]
+        assert {float(t.data[0]) for a in answers for t in a.answer.outputs.values()} == {1.0, 2.0}
+
+
+async def test_a_version_that_differs_answers_nothing_before_that_is_known(folder: Path) -> None:
+    waiting = "async def load(self): await asyncio.sleep(0.05)"
+    write(folder, "2", datatype="dragoman.FP32", extra=waiting)
+    source = folder / "2" / "model.py"
+    source.write_text(f"import asyncio\n{source.read_text()}")
+    write_settings(folder, '{ "1" = 1e-9, "2" = 1 }')
+    engine = open_engine(folder, placement="inline")
+    starting, versions = asyncio.ensure_future(engine.start()), set()
+    while not starting.done():
+        with suppress(errors.NotReady, errors.ModelNotFound):
+            versions.add((await engine.call(Request(Infer({"x": Tensor.of(X["x"])}), "m"))).version)
+        await asyncio.sleep(0)
+    await engine.close()
+    assert versions == set()
 
 
 async def test_one_version_answers_the_calls_of_one_request(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 1 }')
-    async with open_engine(folder) as engine:
+    async with open_engine(folder, placement="inline") as engine:
         call = Infer({"x": Tensor.of(X["x"])})
         seen = set()
         for _ in range(20):

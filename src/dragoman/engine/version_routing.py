@@ -134,8 +134,8 @@ class WeightedVersions:
     def choose(self) -> Deployment:
         """Return a version at random in proportion to the weights of those that are ready.
 
-        If none is ready, it is the one with the largest weight. Raises NotReady if none is loaded, or if they differ
-        in what clients see of them.
+        If none is ready, it is the one with the largest weight. Raises NotReady if none is loaded, if some are being
+        loaded for the first time, or if they differ in what clients see of them.
         """
         ready = tuple([d.ready for d, _ in self._versions])
         if ready != self._ready:
@@ -166,6 +166,8 @@ class WeightedVersions:
         return [(d, weight / total) for (d, _), weight in zip(self._versions, weights, strict=True)]
 
     def _update(self, ready: tuple[bool, ...]) -> None:
+        if loading := [v for v, d in self._by_version.items() if d.state == "LOADING"]:
+            raise NotReady(f"model '{self._model}' is not ready: version '{loading[0]}' is being loaded")
         try:
             self._routing.check_compatible(self._by_version)
         except InvalidInput as error:  # found while they load, until they are closed for it
