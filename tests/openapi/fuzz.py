@@ -17,7 +17,7 @@ from typing import Any
 from e2e.server_process import running_server
 
 FOLDER = Path(__file__).parent
-DEFAULTS = ("--max-examples", "300", "--no-shrink")
+DEFAULTS = ("--max-examples", "100", "--no-shrink")
 
 
 @contextmanager
