@@ -17,6 +17,7 @@ import requests
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e.otlp_receiver import SERVER, OtlpReceiver
 from e2e.server_process import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,8 @@ class Operation:
         self.folder = folder
         self.shell = Shell(folder)
         self.ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+        self.receiver = OtlpReceiver()
+        self.ports["4318"] = self.receiver.url.rpartition(":")[2]
         self.client = Client(self)
         self.output = ""
         self.blocks: dict[str, list[str]] = {}
@@ -117,6 +120,7 @@ class Operation:
             "Scrape metrics": self.check_metrics,
             "Import the dashboard": self.check_queries,
             "Read the access log": self.check_access_log,
+            "Follow traces": self.check_traces,
             "A new version of a model": lambda: self.check_price(96000.0),
             "Roll a model back": lambda: self.check_price(80000.0),
             "A new version of Dragoman": self.check_upgrade,
@@ -128,13 +132,14 @@ class Operation:
         if heading == "A new version of a model":
             self.client.start()
         commands = "\n".join(blocks.get("bash", ()))
-        self.output = self.shell.run(re.sub(rf"\b({'|'.join(PORTS)})\b", lambda m: self.ports[m[0]], commands))
+        self.output = self.shell.run(re.sub(rf"\b({'|'.join(self.ports)})\b", lambda m: self.ports[m[0]], commands))
         if heading in self.checks:
             self.checks.pop(heading)()
 
     def close(self) -> None:
         self.client.stop()
         self.shell.close()
+        self.receiver.close()
 
     def key(self, name: str) -> str:
         return (self.folder / f"{name}.key").read_text().strip()
@@ -231,6 +236,11 @@ class Operation:
         assert 'request_id="order-17"' in self.output
         assert 'model="price"' in self.output
         assert "status=200" in self.output
+
+    def check_traces(self) -> None:
+        request, *parts = self.receiver.trace("4bf92f3577b34da6a3ce929d0e0e4736", 2)
+        assert (request.parent_id, request.kind, request.is_error) == ("00f067aa0ba902b7", SERVER, False)
+        assert {part.parent_id for part in parts} <= {request.span_id, *(part.span_id for part in parts)}
 
     # --- upgrade --------------------------------------------------------------------------------------------
 
