@@ -23,12 +23,12 @@ from dragoman.formats import body, json_data, json_numbers, raw, small_messages,
 from dragoman.formats.cut import cut_arrays
 from dragoman.formats.message import InferenceRequest
 from dragoman.formats.policy import Policy
-from dragoman.native.float_text import _loading, float_text
+from dragoman.native.float_text import float_text, start_loading
 
 many_examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-SIMD_CLASS = json_numbers._simd_parser_class
+SIMD_CLASS = json_numbers.simd_parser_class
 SIMD = SIMD_CLASS() is not None
-COMPILED = _loading().result() is not None  # loaded by now, if it can be
+COMPILED = start_loading().result() is not None  # loaded by now, if it can be
 POLICY = Policy()
 NEVER = 1 << 60
 
@@ -44,7 +44,7 @@ def parsers(
         mock.patch.object(body, "LONG", long_bytes),
         mock.patch.object(json_data, "LONG", long_bytes),
         mock.patch.object(json_numbers, "_CHUNK", chunk),
-        mock.patch.object(json_numbers, "_simd_parser_class", SIMD_CLASS if with_simd else lambda: None),
+        mock.patch.object(json_numbers, "simd_parser_class", SIMD_CLASS if with_simd else lambda: None),
     ):
         yield
 
@@ -301,7 +301,7 @@ def test_tensors_of_raw_bytes_keep_their_parameters(count: int) -> None:
 
 def test_parsing_without_simdjson() -> None:
     text = request_body("INT64", [1000], json.dumps(list(range(1000))))
-    with mock.patch.object(json_numbers, "_simd_parser_class", return_value=None):
+    with mock.patch.object(json_numbers, "simd_parser_class", return_value=None):
         assert body.parse_request(text, None, POLICY).inputs["x"].data.tolist() == list(range(1000))
 
 

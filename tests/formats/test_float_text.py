@@ -24,7 +24,7 @@ from dragoman.formats import json_numbers, json_text, umbridge
 from dragoman.formats.json_text import format_numbers, json_chunks
 from dragoman.formats.policy import Policy
 from dragoman.native import float_text
-from dragoman.native.float_text import FloatText, _loading
+from dragoman.native.float_text import FloatText, start_loading
 from dragoman.native.powers_of_ten import FORMAT_POWERS, LEAST, MOST, PARSE_POWERS
 
 
@@ -32,7 +32,7 @@ def is_supported() -> bool:
     return importlib.util.find_spec("numba") is not None and float_text.has_wide_vectors()
 
 
-LOADED = _loading().result()
+LOADED = start_loading().result()
 # Not "LOADED is None": where kernels should be available, their absence is a failure.
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs numba and AVX-512")
 
@@ -101,7 +101,7 @@ def test_numbers_at_which_digits_change(dtype: Any) -> None:
     check_formatted(boundary_numbers(dtype))
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, float_text._CHUNK - 1, float_text._CHUNK + 1])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, float_text.CHUNK_NUMBERS - 1, float_text.CHUNK_NUMBERS + 1])
 def test_arrays_of_every_length(count: int) -> None:
     values = np.random.default_rng(count).standard_normal(count)
     assert json.loads(format_array(values)) == values.tolist()
@@ -222,10 +222,10 @@ def test_only_float32_and_float64() -> None:
 
 def test_libraries_are_used_until_the_kernels_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
     waiting: Any = Future()
-    with mock.patch.object(float_text, "_loading", return_value=waiting):
+    with mock.patch.object(float_text, "start_loading", return_value=waiting):
         assert float_text.float_text(DOUBLE) is None
         with caplog.at_level(logging.WARNING):
-            float_text._load(waiting, mock.Mock(side_effect=RuntimeError("wrong results")))
+            float_text.load_kernels(waiting, mock.Mock(side_effect=RuntimeError("wrong results")))
         assert "compiled kernels for numbers cannot be loaded" in caplog.text
         assert float_text.float_text(DOUBLE) is None
 
@@ -239,8 +239,8 @@ def test_kernels_that_give_wrong_results_are_not_used(wrong: str) -> None:
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "import no_such_module"])
 def test_libraries_are_used_if_the_kernels_cannot_be_compiled(code: str, tmp_path: Path) -> None:
-    with mock.patch.multiple(float_text, _COMPILE=code, _marker=lambda: tmp_path / "absent"):
-        assert _loading.__wrapped__().result() is None
+    with mock.patch.multiple(float_text, COMPILE_CODE=code, cache_marker=lambda: tmp_path / "absent"):
+        assert start_loading.__wrapped__().result() is None
 
 
 def test_a_serving_process_loads_kernels_from_the_cache_and_does_not_compile() -> None:
@@ -267,7 +267,7 @@ def test_an_interpreter_may_end_while_kernels_are_compiled_or_loaded() -> None:
 
 def test_libraries_are_used_if_no_thread_can_be_started() -> None:
     with mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
-        assert _loading.__wrapped__().result() is None
+        assert start_loading.__wrapped__().result() is None
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)

@@ -1,5 +1,7 @@
 """Fast paths for small responses produce the same bytes as the general serializer."""
 
+import tracemalloc
+from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
@@ -105,11 +107,19 @@ def test_bf16_takes_the_general_path() -> None:
 
 def test_the_cache_of_descriptions_is_bounded() -> None:
     array = np.ones(1, np.float32)
-    for number in range(2000):
-        small_messages.serialize_small_response(Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None)
-        small_messages.serialize_binary_response(
-            Inference({f"y{number}": Tensor(array, FP32)}), f"m{number}", "", None, bool
-        )
-    assert len(small_messages._json_heads) <= 512
-    assert len(small_messages._binary_heads) <= 512
-    assert len(small_messages._starts) <= 512
+
+    def serialize(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            inference = Inference({f"y{number}": Tensor(array, FP32)})
+            small_messages.serialize_small_response(inference, f"m{number}", "", None)
+            small_messages.serialize_binary_response(inference, f"m{number}", "", None, bool)
+
+    tracemalloc.start()
+    try:
+        serialize(range(1024))  # the caches are full or have been emptied
+        before, _ = tracemalloc.get_traced_memory()
+        serialize(range(1024, 3072))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000  # bytes; unbounded caches grow by several MB

@@ -79,7 +79,7 @@ LONG = ",".join(["0.25000", "-1.00e3", "7.00000"] * 80_000)  # more than a MiB, 
 @pytest.mark.parametrize("vectors", ["[[%s]]", "[ [1, 2] ,\n[%s], [ ] ]", "[[%s], [3], [%s]]"])
 def test_very_long_bodies_are_parsed_in_chunks(vectors: str, simdjson: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not simdjson:
-        monkeypatch.setattr(json_numbers, "_simd_parser_class", lambda: None)
+        monkeypatch.setattr(json_numbers, "simd_parser_class", lambda: None)
     text = vectors.replace("%s", LONG)
     request = parse(f'{{"name": "f", "config": {{"a": [1]}}, "input": {text}, "outWrt": 1}}'.encode())
     expected = json.loads(text)

@@ -263,7 +263,7 @@ def parse_with_simdjson(text: bytes, datatype: Datatype) -> Array | None:
     simdjson makes no Python object of each number. None if it is not installed, rejects the text, or would parse it to
     other values than the general parser.
     """
-    make = _simd_parser_class()
+    make = simd_parser_class()
     if make is None or datatype.kind not in _SIMD_TYPES or text.find(b"[", 1) >= 0:  # simdjson flattens nested lists
         return None
     try:
@@ -287,7 +287,8 @@ def _narrow(wide: Array, datatype: Datatype) -> Array | None:
 
 
 @functools.cache
-def _simd_parser_class() -> Callable[[], Any] | None:
+def simd_parser_class() -> Callable[[], Any] | None:
+    """Return the parser class of pysimdjson; None if it is not installed or does not support this processor."""
     try:
         from simdjson import Parser
     except (ImportError, RuntimeError):  # not installed, or not for this machine

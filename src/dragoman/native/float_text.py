@@ -25,9 +25,11 @@ log = logging.getLogger("dragoman.native")
 
 Array = NDArray[Any]
 
-_COMPILE = "from dragoman.native import float_kernels, float_text; float_kernels.fill_cache(); float_text.mark_cache()"
+COMPILE_CODE = (
+    "from dragoman.native import float_kernels, float_text; float_kernels.fill_cache(); float_text.mark_cache()"
+)
 _COMPILE_TIMEOUT_S = 300
-_CHUNK = 1 << 13  # numbers whose text fits into a core's cache
+CHUNK_NUMBERS = 1 << 13  # numbers whose text fits into a core's cache
 _CHECKED = b"[0.0,-0.0,1.0,-2.5,0.1,1234567.0,1e-7,0.000030517578,1e+20,-6.125e-9,8388608.5,0.3,77.0,16777216.0,null]"
 
 
@@ -66,11 +68,11 @@ class FloatText:
         """
         unsigned, format_floats = self._formatters[numbers.dtype]
         bits = numbers.view(unsigned)
-        text = np.empty(_CHUNK * self._kernels.MAX_BYTES + self._kernels.SPARE_BYTES, np.uint8)
+        text = np.empty(CHUNK_NUMBERS * self._kernels.MAX_BYTES + self._kernels.SPARE_BYTES, np.uint8)
         chunks = [b"["]
-        for at in range(0, bits.size, _CHUNK):
-            size = int(format_floats(bits[at : at + _CHUNK], text))
-            is_last = at + _CHUNK >= bits.size
+        for at in range(0, bits.size, CHUNK_NUMBERS):
+            size = int(format_floats(bits[at : at + CHUNK_NUMBERS], text))
+            is_last = at + CHUNK_NUMBERS >= bits.size
             chunks.append(text[: size - is_last].tobytes())
         chunks.append(b"]")
         return chunks
@@ -88,12 +90,13 @@ def float_text(dtype: Any) -> FloatText | None:
     """Return the formatter and parser for a dtype, None if there is none or none yet. The first call starts loading."""
     if dtype not in _DTYPES:
         return None
-    loading = _loading()
+    loading = start_loading()
     return loading.result() if loading.done() else None
 
 
 @functools.cache
-def _loading() -> "Future[FloatText | None]":
+def start_loading() -> "Future[FloatText | None]":
+    """Start to load the kernels, once; return the future of the result, which is None if they cannot be used."""
     future: Future[FloatText | None] = Future()
     if importlib.util.find_spec("numba") is None:
         future.set_result(None)
@@ -119,13 +122,13 @@ def has_wide_vectors() -> bool:
 def _prepare(future: "Future[FloatText | None]") -> None:
     """Fill Numba's cache in a child process unless it is filled, then load from it."""
     try:
-        is_ready = has_wide_vectors() and (_marker().exists() or _compile())
+        is_ready = has_wide_vectors() and (cache_marker().exists() or _compile())
     except Exception:  # Numba does not import, say, or finds no folder for its cache
         log.debug("numbers are parsed and formatted without compiled kernels", exc_info=True)
         is_ready = False
     if is_ready:
         # Not a daemon: the interpreter would take LLVM down while this thread uses it.
-        _start(_load, future, daemon=False)
+        _start(load_kernels, future, daemon=False)
     else:
         future.set_result(None)
 
@@ -133,7 +136,7 @@ def _prepare(future: "Future[FloatText | None]") -> None:
 def _compile() -> bool:
     """Fill Numba's cache in a child process; return whether it could."""
     child = subprocess.Popen(  # noqa: S603 - our own code
-        [sys.executable, "-P", "-c", _COMPILE],
+        [sys.executable, "-P", "-c", COMPILE_CODE],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -149,7 +152,7 @@ def _compile() -> bool:
         atexit.unregister(child.kill)
 
 
-def _marker() -> Path:
+def cache_marker() -> Path:
     """The file in Numba's cache folder that says that the kernels of this source, compiler and processor are there."""
     import numba
     from llvmlite import binding
@@ -164,10 +167,10 @@ def _marker() -> Path:
 
 def mark_cache() -> None:
     """Record that Numba's cache is filled."""
-    _marker().touch()
+    cache_marker().touch()
 
 
-def _load(future: "Future[FloatText | None]", make: Callable[[], FloatText] = FloatText) -> None:
+def load_kernels(future: "Future[FloatText | None]", make: Callable[[], FloatText] = FloatText) -> None:
     try:
         future.set_result(make())
     except Exception:
