@@ -1,8 +1,11 @@
 """Triton's extensions with its clients over REST and gRPC: statistics, model configuration, and who lists them."""
 
+import json
+import queue
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +16,7 @@ import tritonclient.http as triton_http
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
-from e2e.server_process import MODELS, ServerProcess, running_server
+from e2e.server_process import MODELS, ServerProcess, running_server, wait_until
 
 TOKEN = "open sesame"
 CLIENTS = (triton_http, triton_grpc)
@@ -349,6 +352,73 @@ def test_error_texts_of_batching_and_control(batched: ServerProcess, module: Any
         if module is triton_grpc:  # the HTTP client does not quote the slash
             with pytest.raises(InferenceServerException, match="model name must not contain path traversal characters"):
                 client.load_model("../x", headers=headers)
+
+
+# --- classification ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """`Scores` with labels of its classes: the second is empty, the fourth missing; and a model without batch axis."""
+    folder = tmp_path_factory.mktemp("labels")
+    for name, labels in (("Scores", "cat\r\n\ndog ä"), ("Fixed", "one\n")):
+        (folder / name).mkdir()
+        (folder / name / "labels.txt").write_bytes(labels.encode())
+        (folder / name / "dragoman.toml").write_text(
+            f'[model]\nuri = "{MODELS / "shapes.py"}:{name}"\nlabels = {{scores = "labels.txt"}}\n'
+        )
+    with running_server(str(folder)) as process:
+        yield process
+
+
+SCORES = np.array([[0.5, 0.25, 1.5, 0.125], [2, 4, 1, 3]], np.float32)
+BEST = [[b"1.500000:2:dog \xc3\xa4", b"0.500000:0:cat"], [b"4.000000:1", b"3.000000:3"]]
+
+
+def classes(client: Any, module: Any, model: str, x: Any, count: int) -> Any:
+    outputs = [module.InferRequestedOutput("scores", class_count=count)]
+    return client.infer(model, [tensor(module, "x", x, "FP32")], outputs=outputs).as_numpy("scores").tolist()
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_classes_have_labels(labelled: ServerProcess, module: Any) -> None:
+    with connect(module, labelled) as client:
+        assert classes(client, module, "Scores", SCORES, 2) == BEST
+        assert classes(client, module, "Fixed", SCORES.reshape(1, 8, 1), 9)[:2] == [b"4.000000:5", b"3.000000:7"]
+        assert classes(client, module, "Fixed", np.eye(1, 8, dtype=np.float32).reshape(1, 8, 1), 1) == [
+            b"1.000000:0:one"
+        ]
+        assert configuration(client, "Scores")["output"][0]["label_filename"] == "labels.txt"
+        with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+            classes(client, module, "nope", SCORES, 2)
+
+
+def test_classes_of_a_stream(labelled: ServerProcess) -> None:
+    received: queue.Queue[Any] = queue.Queue()
+    with connect(triton_grpc, labelled) as client:
+        client.start_stream(lambda result, error: received.put(error or result.as_numpy("scores").tolist()))
+        outputs = [triton_grpc.InferRequestedOutput("scores", class_count=2)]
+        client.async_stream_infer("Scores", [tensor(triton_grpc, "x", SCORES, "FP32")], outputs=outputs)
+        assert received.get(timeout=30) == BEST
+
+
+def test_classes_of_an_event_stream(labelled: ServerProcess) -> None:
+    body = {
+        "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
+        "outputs": [{"name": "scores", "parameters": {"classification": 1}}],
+    }
+    status, events, _ = labelled.request("POST", "/v2/models/Scores/infer_stream", body)
+    assert status == 200
+    assert json.loads(events.removeprefix(b"data: "))["outputs"][0]["data"] == ["4.000000:3"]
+
+
+def test_a_model_whose_labels_cannot_be_read_is_not_loaded(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "dragoman.toml").write_text(
+        f'[model]\nname = "m"\nuri = "{MODELS / "shapes.py"}:Scores"\nlabels = {{scores = "none.txt"}}\n'
+    )
+    process = start(str(tmp_path))
+    text = "labels of output 'scores': 'none.txt' cannot be read: No such file"
+    wait_until(lambda: text in process.log(), "the failure to load")
 
 
 # --- contents of gRPC responses --------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def parse_request(name: str, body: bytes, metadata: Mapping[str, str] | None = N
 def parse_stream_request(body: bytes, metadata: Mapping[str, str] | None = None) -> GrpcStream[Any]:
     row = method("ModelStreamInfer")
     assert isinstance(row, GrpcStreamMethod)
-    return row.endpoint(GrpcRequest(body, metadata or {}))
+    stream = row.endpoint(GrpcRequest(body, metadata or {}))
+    assert isinstance(stream, GrpcStream)
+    return stream
 
 
 def infer_message(model: str = "echo", raw: bool = True, **fields: Any) -> Any:

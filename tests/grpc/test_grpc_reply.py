@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from grpc_fakes import infer_message, parse_request
 
-from dragoman.core.calls import Inference, Response
+from dragoman.core.calls import Inference, ModelDescription, Response
 from dragoman.core.datatypes import BF16, BYTES, FP16, FP32, INT32
 from dragoman.core.errors import InvalidInput
+from dragoman.core.signature import OPEN
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference.grpc import protocol
@@ -114,8 +115,12 @@ def test_a_large_raw_response_has_a_length_of_several_bytes() -> None:
 def test_top_classes_are_text() -> None:  # T76
     message = infer_message(raw=False)
     message.outputs.add(name="y").parameters["classification"].int64_param = 2
-    reply = format_reply(message, single_output(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)))
-    (output,) = reply.outputs
+    as_request = {"dragoman-output-contents": "as-request"}
+    exchange = parse_request("ModelInfer", message.SerializeToString(), as_request)
+    inferred = Response(single_output(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)), "echo", "3")
+    described = Response(ModelDescription("echo", (), "python", OPEN))
+    chunks = join_chunks(exchange.format_response(Response((inferred, described))))
+    (output,) = m.ModelInferResponse.FromString(chunks).outputs
     assert (output.datatype, list(output.shape)) == ("BYTES", [1, 2])
     assert list(output.contents.bytes_contents) == [b"4.000000:1", b"1.000000:2"]
 

@@ -27,7 +27,10 @@ ARRAYS: dict[str, Any] = {
     "integers": np.array([-(2**63), 2**63 - 1, 2**63 - 2], np.int64),
     "unsigned": np.array([0, 2**64 - 1, 2**64 - 2], np.uint64),
     "texts": np.array([b"a", b"b"], object),
+    "flags": np.array([True, False]),
     "scalar": np.array(1.0),
+    "cube": np.arange(12, dtype=np.float32).reshape(2, 3, 2),
+    "long": np.broadcast_to(np.int8(1), (1, 1_000_001)),
     "empty": np.zeros((2, 0), np.float32),
 }
 
@@ -302,14 +305,26 @@ async def classes(server: RestServer, which: str, count: Any, **more: Any) -> Ra
         ("integers", 3, [3], [f"{2**63 - 1}:1", f"{2**63 - 2}:2", f"{-(2**63)}:0"]),
         ("unsigned", 2, [2], [f"{2**64 - 1}:1", f"{2**64 - 2}:2"]),
         ("bf16", 3, [3], ["3.000000:2", "1.000000:0", "-2.000000:1"]),
-        ("texts", 1, [2], ["a", "b"]),
-        ("scalar", 1, [], [1.0]),
+        ("scalar", 1, [1], ["1.000000:0"]),
+        ("cube", 2, [2, 2], ["5.000000:5", "4.000000:4", "11.000000:5", "10.000000:4"]),
         ("empty", 1, [2, 0], []),
     ],
 )
 async def test_t76_top_classes(server: RestServer, which: str, count: int, shape: list[int], data: list[Any]) -> None:
     response = next(outputs(await classes(server, which, count)))
     assert (response["shape"], response["data"]) == (shape, data)
+
+
+@pytest.mark.parametrize(("which", "datatype"), [("texts", "BYTES"), ("flags", "BOOL")])
+async def test_t76_outputs_without_classes(server: RestServer, which: str, datatype: str) -> None:
+    response = await classes(server, which, 1)
+    expected = f"class result not available for output due to unsupported type '{datatype}'"
+    assert (response.status, response.error) == (400, expected)
+
+
+async def test_t76_rows_of_too_many_elements(server: RestServer) -> None:
+    response = await classes(server, "long", 1)
+    assert (response.status, response.error) == (400, "classification output tensor too large")
 
 
 async def test_t76_classes_in_binary_form(server: RestServer) -> None:

@@ -175,12 +175,20 @@ class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassLabels:
+    """The labels of the classes of an output by index, and the name of the file that has them."""
+
+    file: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """Metadata of a model: its served versions, platform, signature, supported calls and further details.
 
     `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
     `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
-    waits for more rows. `streams`: its response to Infer is a stream.
+    waits for more rows. `streams`: its response to Infer is a stream. `labels` are the class labels of outputs.
     """
 
     name: str
@@ -195,6 +203,7 @@ class ModelDescription:
     max_batch_wait_s: float = 0.0
     replicas: int = 1
     streams: bool = False
+    labels: Mapping[str, ClassLabels] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,13 @@ def too_many_rows(model: str, max_rows: int) -> str:
     return f"inference request batch-size must be <= {max_rows} for '{model}'"
 
 
+TOO_MANY_CLASSES = "classification output tensor too large"
+
+
+def unsupported_classes(datatype: str) -> str:
+    return f"class result not available for output due to unsupported type '{datatype}'"
+
+
 def wrong_input_count(model: str, least: int, most: int, got: int) -> str:
     """Return the text for a request with `got` inputs, where `least` are required and `most` allowed."""
     expected = f"{least} inputs" if least == most else f"number of inputs between {least} and {most}"

@@ -55,6 +55,7 @@ class ModelSpec(ModelOptions):
     files: the files that it is made of, as they were when it was found on disk; set by the repository.
     warmup: path of a file of requests that the model answers before it is ready; "" for none.
     platform, inputs, outputs: override what the model declares.
+    labels: path of a file of class labels, one a line, of each output that has some.
     parameters: further settings for the runtime.
     protocols: settings for protocols, by their names, e.g. how LMI formats responses.
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
@@ -91,6 +92,9 @@ class ModelSpec(ModelOptions):
     warmup: Annotated[
         str, Option("file of Open Inference requests that the model answers before it is ready, relative to this file")
     ] = ""
+    labels: Annotated[
+        Mapping[str, str], Option("file of class labels of each output, one a line, relative to this file")
+    ] = field(default_factory=dict)
     parameters: Annotated[Mapping[str, Any], Option("parameters of the runtime")] = field(default_factory=dict)
     protocols: Annotated[Mapping[str, Mapping[str, Any]], Option("a table of parameters for each protocol")] = field(
         default_factory=dict

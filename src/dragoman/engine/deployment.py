@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from pathlib import Path
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from dragoman import plugins
-from dragoman.core.calls import Call, Generate, Infer, Request, Response, SignatureFor
+from dragoman.core.calls import Call, ClassLabels, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
@@ -41,6 +42,7 @@ class Deployment:
         self.update_error = ""  # why newer files of the model are not served
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
+        self.labels: Mapping[str, ClassLabels] = {}
         self.counters = CallCounters()
         self._on_change = on_change
         self._siblings = siblings
@@ -62,6 +64,8 @@ class Deployment:
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(_check_protocols, self.spec)
+            if self.spec.labels:
+                self.labels = await asyncio.to_thread(_read_labels, self.spec)
             pool, loaded = await self._load()
             binder = Binder(loaded, self.spec.name)
             if self.spec.warmup:
@@ -375,6 +379,22 @@ def _first_placement(spec: ModelSpec) -> Placement:
     if spec.placement:
         return spec.placement
     return "thread" if spec.target is not None else plugins.runtime(spec.runtime or "python").placement_for(spec)
+
+
+def _read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
+    """Return the class labels of the outputs. Raises ModelFailed if a file cannot be read."""
+    labels = {}
+    for output, path in spec.labels.items():
+        file = Path(path)
+        try:
+            names = tuple(line.removesuffix("\r") for line in file.read_bytes().decode().split("\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ModelFailed(
+                f"failed to load '{spec.name}', labels of output '{output}': '{file.name}' cannot be read: {reason}"
+            ) from error
+        labels[output] = ClassLabels(file.name, names)
+    return labels
 
 
 def _check_protocols(spec: ModelSpec) -> None:

@@ -370,6 +370,7 @@ class Engine:
             max_batch_wait_s=spec.max_batch_wait_s,
             replicas=deployment.replicas,
             streams=loaded.streams,
+            labels=deployment.labels,
         )
 
     @property

@@ -86,8 +86,13 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
             raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
     if "version_weights" in settings:
         parse_weights(settings["version_weights"], f"{path}: setting 'version_weights'")
+    folder = path if path.is_dir() else path.parent
     if settings.get("warmup"):
-        settings["warmup"] = str((path if path.is_dir() else path.parent) / settings["warmup"])
+        settings["warmup"] = str(folder / settings["warmup"])
+    for output, file in settings.get("labels", {}).items():
+        if not isinstance(file, str):
+            raise InvalidInput(f"{path}: setting 'labels.{output}': expected the name of a file, got {file!r}")
+        settings["labels"] = {**settings["labels"], output: str(folder / file)}
     for key in ("inputs", "outputs"):
         if key in settings:
             settings[key] = tuple(_parse_tensor(t, f"{path}: setting '{key}'") for t in settings[key])

@@ -232,8 +232,8 @@ def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
 
 
 def _with_files(spec: ModelSpec, *paths: Path) -> ModelSpec:
-    warmup = (Path(spec.warmup),) if spec.warmup else ()
-    return replace(spec, files=file_states(*paths, *warmup))
+    others = [*filter(None, [spec.warmup]), *spec.labels.values()]
+    return replace(spec, files=file_states(*paths, *map(Path, others)))
 
 
 def _model_path(url: str, folders: Sequence[str]) -> Path:

@@ -93,7 +93,7 @@ class PreliminaryCall(msgspec.Struct, Generic[A], frozen=True):
     response."""
 
     request: Request[A]
-    then: "Callable[[Response[A]], EndpointResult]"
+    then: Callable[[Response[A]], Any]  # returns an EndpointResult, or a GrpcStream over gRPC
 
 
 class BackgroundCall(msgspec.Struct, frozen=True):
@@ -321,7 +321,7 @@ class GrpcStreamMethod:
     """
 
     name: str
-    endpoint: Callable[[GrpcRequest], GrpcStream[Any]]
+    endpoint: Callable[[GrpcRequest], GrpcStream[Any] | PreliminaryCall[Any]]
     format_error: Callable[[GrpcRequest, DragomanError], bytes | None]
     role: Role = "admin"
 

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from math import prod
 from typing import Any, TypeVar
 
-from dragoman.core.calls import Inference
+from dragoman.core.calls import Inference, Response
 from dragoman.core.datatypes import BYTES
 from dragoman.core.metrics import Family
 from dragoman.core.tensor import Tensor
@@ -88,6 +88,8 @@ def weight(answer: Any) -> int:
         for tensor in answer.outputs.values():
             total += prod(tensor.shape) * _BYTES_ELEMENT_SIZE if tensor.datatype is BYTES else tensor.data.nbytes
         return total
+    if type(answer) is tuple:  # of concurrent calls
+        return sum(weight(each.answer) for each in answer if isinstance(each, Response))
     return answer.data.nbytes if isinstance(answer, Tensor) else 0
 
 

@@ -53,6 +53,13 @@ class Scores(Model):
         return {"scores": call.inputs["x"].data}
 
 
+class Fixed(Scores):
+    """The same for a model without a batch axis."""
+
+    inputs = (TensorSpec("x", FP32, (1, 8, 1)),)
+    outputs = (TensorSpec("scores", FP32, (1, 8, 1)),)
+
+
 class Count(Model):
     """Counts to n, one answer a number; a negative n is a fault after as many answers."""
 

@@ -4,21 +4,15 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
-
-from dragoman.core.calls import Infer, Inference
-from dragoman.core.datatypes import BYTES, Array
+from dragoman.core.calls import Infer
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, TensorSpec
-from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
+from dragoman.core.tensor import Parameters
 from dragoman.protocols.wire import Headers, Policy
 from dragoman.system.request_context import HEADER
 
 # Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
 _MAX_US = 1 << 63
-MAX_CLASSES = 1000
-# Rows of at least this length are partitioned before their top classes are sorted.
-_LONG_ROW = 4096
 
 
 def extensions(*, has_control: bool) -> tuple[str, ...]:
@@ -98,59 +92,6 @@ def parse_content_type(parameters: Parameters, name: str) -> str:
     if not isinstance(content_type, str):
         raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {content_type!r}")
     return content_type
-
-
-def parse_class_count(parameters: Parameters, name: str) -> int:
-    """Return the parameter `classification` of a requested output: how many top classes to return; 0 for raw values.
-
-    Raises InvalidInput unless it is an integer from 0 to `MAX_CLASSES`.
-    """
-    count = parameters.get("classification", 0)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise InvalidInput(f"output '{name}': parameter 'classification' expects a number of classes, got {count!r}")
-    if count > MAX_CLASSES:
-        raise InvalidInput(f"output '{name}': parameter 'classification' expects at most {MAX_CLASSES} classes")
-    return count
-
-
-def classify_outputs(inference: Inference, counts: Mapping[str, int]) -> Inference:
-    """Replace each output named in `counts` by its top classes, as BYTES `value:index`.
-
-    OIP, classification extension: classes are on the last axis, the highest value first. A vector is one row.
-    """
-    if not counts:
-        return inference
-    outputs = {name: _top_classes(t, counts[name]) if counts.get(name) else t for name, t in inference.outputs.items()}
-    return Inference(outputs, inference.parameters, inference.metadata)
-
-
-def _top_classes(tensor: Tensor, count: int) -> Tensor:
-    values = numpy_numbers(tensor)
-    kind = tensor.datatype.kind
-    if kind in ("bytes", "bool") or not values.ndim:
-        return tensor
-    # Bitwise inversion reverses the order of integers without overflow.
-    reversed_values = np.negative(values) if kind == "float" else np.invert(values)
-    order = _smallest(reversed_values, count)
-    top = np.take_along_axis(values, order, axis=-1)
-    template = "{:f}:{}" if kind == "float" else "{}:{}"
-    texts = [template.format(v, i).encode() for v, i in zip(top.flat, order.flat, strict=True)]
-    return Tensor(object_array(texts, order.shape), BYTES)
-
-
-def _smallest(values: Array, count: int) -> Array:
-    """Return the indices of the `count` smallest values on the last axis, in ascending order; ties by index."""
-    size = values.shape[-1]
-    if count * 8 >= size or size < _LONG_ROW or not values.size:
-        order: Array = np.argsort(values, axis=-1, kind="stable")[..., :count]
-        return order
-    bounds = np.partition(values, count - 1, axis=-1)[..., count - 1]
-    rows = values.reshape(-1, size)
-    indices = np.empty((len(rows), count), np.intp)
-    for i, (row, bound) in enumerate(zip(rows, bounds.reshape(-1), strict=True)):
-        candidates = np.arange(size) if np.isnan(bound) else np.flatnonzero(row <= bound)
-        indices[i] = candidates[np.argsort(row[candidates], kind="stable")[:count]]
-    return indices.reshape(*values.shape[:-1], count)
 
 
 # --- headers that a model sets -------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import extensions as oip
+from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.grpc_inference import (
     FINAL,
@@ -62,6 +63,7 @@ from dragoman.protocols.wire import (
     GrpcStream,
     GrpcStreamMethod,
     Policy,
+    PreliminaryCall,
     bearer_token,
 )
 
@@ -200,6 +202,8 @@ def _infer(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes] | Eng
         return EngineCall(
             derivative, lambda response: format_infer_response(inference_response(infer, response), options)
         )
+    if options.classes:
+        return classified_call(infer, options.classes, partial(_format_infer, options=options))
     return EngineCall(infer, partial(_format_infer, options=options))
 
 
@@ -209,14 +213,22 @@ def _format_infer(response: Response[Inference], options: GrpcOutputOptions) -> 
     return GrpcResponse(message, oip.check_metadata(metadata)) if metadata else message
 
 
-def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference]:
+def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference] | PreliminaryCall[ModelDescription]:
     infer, options = parse_infer_request(request, policy)
     wrap: Callable[[bytes], bytes] = bytes if _is_bare(request) else _wrap_in_stream_response
+
+    end = wrap(_final_response(options)) if options.final else None
 
     def format_chunk(response: Response[Inference]) -> bytes:
         return wrap(format_infer_response(response, options))
 
-    return GrpcStream(infer, format_chunk, wrap(_final_response(options)) if options.final else None)
+    if not options.classes:
+        return GrpcStream(infer, format_chunk, end)
+
+    def stream(described: Response[ModelDescription]) -> GrpcStream[Inference]:
+        return GrpcStream(infer, lambda r: format_chunk(classify(described.answer, options.classes, r)), end)
+
+    return PreliminaryCall(Request(Describe(), infer.model, infer.version), stream)
 
 
 def _final_response(options: GrpcOutputOptions) -> bytes:

@@ -33,6 +33,7 @@ from dragoman.formats.oip_wire import (
 )
 from dragoman.formats.raw import tensor_from_raw
 from dragoman.protocols.open_inference import extensions as oip
+from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Metadata of a request: how its response has its tensors, as the setting `grpc_output_contents`.
@@ -98,13 +99,13 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
-    is_plain = options.raw and not options.final and not options.classes
+    is_plain = options.raw and not options.final
     plain = serialize_raw_response(response, options.id) if is_plain else None
     return _format_message(response, options) if plain is None else plain
 
 
 def _format_message(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
-    inference = oip.classify_outputs(response.answer, options.classes)
+    inference = response.answer
     outputs = inference.outputs
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
     if inference.parameters:
@@ -166,7 +167,7 @@ def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, i
         names[name] = None
         parameters = parameters_from_proto(output.parameters, f"output '{name}': ")
         if parameters:
-            if count := oip.parse_class_count(parameters, name):
+            if count := parse_class_count(parameters, name):
                 classes[name] = count
             if content_type := oip.parse_content_type(parameters, name):
                 content_types[name] = content_type

@@ -36,7 +36,10 @@ def config_message(model: ModelDescription) -> Any:
         backend=backend,
         max_batch_size=model.max_batch_size,
         input=[{**tensor, "optional": spec.optional} for tensor, spec in _tensors(signature.inputs, skipped_axes)],
-        output=[tensor for tensor, _ in _tensors(signature.outputs, skipped_axes)],
+        output=[
+            {**tensor, "label_filename": model.labels[spec.name].file if spec.name in model.labels else ""}
+            for tensor, spec in _tensors(signature.outputs, skipped_axes)
+        ],
         instance_group=[{"name": model.name, "count": model.replicas, "kind": "KIND_MODEL"}],
         default_model_filename=_file_name(model.path),
         optimization={"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}},

@@ -1,6 +1,6 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -43,12 +43,12 @@ from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
 from dragoman.formats.json_text import json_chunks
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.open_inference import messages
+from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
     ANY_RANK,
     check_headers,
     check_load_parameters,
-    classify_outputs,
     metadata_tensors,
     parse_version_weights,
 )
@@ -79,6 +79,7 @@ from dragoman.protocols.wire import (
     HttpResponse,
     HttpStream,
     Policy,
+    PreliminaryCall,
     Route,
     control_token,
     error_headers,
@@ -120,32 +121,41 @@ class OpenInferenceRest:
             return EngineCall(
                 derivative, lambda response: self._format_infer(options, id_, inference_response(request, response))
             )
+        if options.classes:
+            return classified_call(request, options.classes, partial(self._format_infer, options, id_))
         return EngineCall(request, partial(self._format_infer, options, id_))
 
-    def infer_stream(self, http: HttpRequest) -> HttpStream[Inference]:
+    def infer_stream(self, http: HttpRequest) -> HttpStream[Inference] | PreliminaryCall[ModelDescription]:
         """Not in the specification: the responses of a streaming model as server-sent events."""
         request, options, id_ = parse_infer_request(http, self._policy)
         if options.binary or any(options.outputs.values()):
             raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
 
-        def format_chunk(response: Response[Inference]) -> bytes:
-            return _format_event(self._format_infer(options, id_, response))
-
         headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
-        return HttpStream(request, format_chunk, lambda error: _format_event(format_error(error)), headers=headers)
+
+        def stream(change: Callable[[Response[Inference]], Response[Inference]]) -> HttpStream[Inference]:
+            def format_chunk(response: Response[Inference]) -> bytes:
+                return _format_event(self._format_infer(options, id_, change(response)))
+
+            return HttpStream(request, format_chunk, lambda error: _format_event(format_error(error)), headers=headers)
+
+        if not options.classes:
+            return stream(lambda response: response)
+        describe = Request(Describe(), request.model, request.version)
+        return PreliminaryCall(describe, lambda r: stream(partial(classify, r.answer, options.classes)))
 
     def _format_infer(self, options: RestOutputOptions, id_: str | None, response: Response[Inference]) -> HttpResponse:
-        if not (options.binary or options.outputs or options.classes):
+        if not (options.binary or options.outputs):
             text = serialize_small_response(response.answer, response.model, response.version, id_)
             if text is not None:
                 return HttpResponse(200, (text,), _JSON_HEADERS)
-        elif not options.classes:
+        else:
             binary = serialize_binary_response(
                 response.answer, response.model, response.version, id_, options.is_binary
             )
             if binary is not None:
                 return HttpResponse(200, binary[0], _binary_headers(binary[1]))
-        inference = classify_outputs(response.answer, options.classes)
+        inference = response.answer
         outputs, blobs = serialize_tensors(inference.outputs, options.is_binary, self._policy)
         chunks = json_chunks(_envelope(response, id_, outputs))
         headers = _binary_headers(sum(map(len, chunks))) if blobs else _JSON_HEADERS

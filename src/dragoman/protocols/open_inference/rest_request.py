@@ -17,9 +17,9 @@ from dragoman.formats.body import (
 )
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
+from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.open_inference.extensions import (
     check_counts,
-    parse_class_count,
     parse_content_type,
     parse_deadline,
 )

@@ -20,6 +20,7 @@ from dragoman.protocols.wire import (
     GrpcRequest,
     GrpcResponse,
     GrpcStreamMethod,
+    PreliminaryCall,
     Role,
 )
 from dragoman.system import request_context
@@ -193,6 +194,8 @@ class StreamMethod:
             size = len(request.body)
             stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
             request_id = stream.request.id
+            if isinstance(stream, PreliminaryCall):
+                stream = stream.then(await self.engine.call(stream.request))
             async with aclosing(self.engine.stream(stream.request)) as pieces:
                 async for piece in pieces:
                     yield await self._format(stream.format_chunk, piece, peer)
