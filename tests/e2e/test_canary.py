@@ -1,6 +1,8 @@
 """Canary: every protocol follows the weights of versions, and a load request changes them."""
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,7 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from e2e.server_process import ServerProcess, running_server
+from e2e.server_process import ServerProcess, running_server, wait_until
 
 VECTORS = """
 import numpy as np
@@ -41,14 +43,19 @@ X = {"name": "x", "datatype": "FP64", "shape": [1], "data": [0.0]}
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("models")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models")
     for name, text in (("m", VECTORS), ("t", TEXT)):
         for version in ("1", "2"):
             (folder / name / version).mkdir(parents=True)
             (folder / name / version / "model.py").write_text(text % (version, version))
         (folder / name / "dragoman.toml").write_text('[model.version_weights]\n"1" = 1\n"2" = 0\n')
-    with running_server(str(folder), "--control-token", "t") as process:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def process(models: Path) -> Iterator[ServerProcess]:
+    with running_server(str(models), "--control-token", "t") as process:
         yield process
 
 
@@ -115,6 +122,18 @@ def test_weights_over_grpc(process: ServerProcess) -> None:
     assert process.request("POST", "/v2/models/m/infer", {"inputs": [X]})[1]["model_version"] == "1"
     with pytest.raises(grpc.RpcError, match="parameter 'version_weights': expected text such as '1=90,2=10', got 5"):
         grpc_load(process, int64_param=5)
+
+
+def test_weights_in_the_file_are_read_again_by_a_signal(process: ServerProcess, models: Path) -> None:
+    assert process.request("POST", "/v2/repository/models/m/load", {}, AUTHORIZATION)[0] == 200
+
+    def version() -> Any:
+        return process.request("POST", "/v2/models/m/infer", {"inputs": [X]})[1]["model_version"]
+
+    assert version() == "1"
+    (models / "m" / "dragoman.toml").write_text('[model.version_weights]\n"1" = 0\n"2" = 1\n')
+    process.popen.send_signal(signal.SIGHUP)
+    wait_until(lambda: version() == "2", "an answer of version 2")
 
 
 def test_invalid_weights_are_rejected(process: ServerProcess) -> None:

@@ -196,7 +196,7 @@ async def test_unloading_another_version_does_not_cancel_a_load(
     loading = asyncio.ensure_future(load(engine, "11"))
     await Hanging.started.wait()
     await unload(engine, "1")
-    with pytest.raises(errors.ModelNotFound, match="version '7'"):
+    with pytest.raises(errors.ModelNotFound, match="version 7"):
         await unload(engine, "7")
     Hanging.gate.set()
     await asyncio.wait_for(loading, 5)

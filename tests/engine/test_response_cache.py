@@ -239,6 +239,22 @@ async def test_no_user_can_change_a_stored_answer(engine: Engine) -> None:
     assert await number(engine, infer([1.0])) == 1
 
 
+class Identity(dragoman.Model):
+    placement = "inline"
+
+    def infer(self, call: Infer) -> Any:
+        return call.inputs
+
+
+async def test_an_input_that_is_the_answer_may_be_changed_later() -> None:
+    async with open_engine(Identity, response_cache_bytes=SIZE) as engine:
+        x = np.zeros(1000)
+        first = await engine.infer("Identity", {"x": x})
+        x[:] = 7
+        assert not first["x"].any()
+        assert not (await engine.infer("Identity", {"x": np.zeros(1000)}))["x"].any()
+
+
 async def test_the_answer_used_least_recently_is_removed() -> None:
     async with open_engine(Numbering, response_cache_bytes=4000) as engine:
         assert [await number(engine, infer([float(n)])) for n in range(3)] == [1, 2, 3]
@@ -386,6 +402,54 @@ async def test_a_reload_removes_the_answers_of_a_model_and_of_graphs_that_use_it
         assert [await evaluate(engine, name) for name in ("double", "squared")] == [2, 4]
         await engine.call(Request(Load(""), "double"))
         assert [await evaluate(engine, name) for name in ("double", "squared")] == [3, 9]
+
+
+WAITING = """
+import pathlib
+import time
+
+def wait():
+    pathlib.Path(__file__).with_name("begun").touch()
+    while not pathlib.Path(__file__).with_name("go").exists():
+        time.sleep(0.01)
+"""
+
+
+async def test_an_answer_computed_with_a_model_that_was_replaced_is_not_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "double"
+    folder.mkdir()
+    waits = MODEL.replace("    return {} * x", "    if x[0] == 1:\n        wait()\n    return 2 * x")
+    (folder / "model.py").write_text(WAITING + waits)
+    (tmp_path / "same.graph.toml").write_text("[nodes]\nd = { served = 'double' }\n")
+    async with open_engine(tmp_path, control_open=True, response_cache_bytes=SIZE, placement="thread") as engine:
+        first = asyncio.ensure_future(evaluate(engine, "same"))
+        while not (folder / "begun").exists():
+            await asyncio.sleep(0.01)
+        (folder / "model.py").write_text(MODEL.format(3))
+        await engine.call(Request(Load(""), "double"))
+        second = asyncio.ensure_future(evaluate(engine, "same"))  # must not wait for the answer of the first
+        await asyncio.sleep(0)
+        (folder / "go").touch()
+        assert [await first, await second, await evaluate(engine, "same")] == [2, 3, 3]
+
+
+class Large(dragoman.Model):
+    """Answers that worker processes return in shared memory."""
+
+    placement = "process"
+
+    def infer(self, call: Infer) -> Any:
+        return {"y": np.full(100_000, call.inputs["x"].data[0])}
+
+
+async def test_stored_answers_of_worker_processes_do_not_change() -> None:
+    async with open_engine(Large, response_cache_bytes=20_000_000) as engine:
+        for _ in range(2):
+            answers = [await engine.infer("Large", {"x": [float(n)]}) for n in range(12)]
+            for n, answer in enumerate(answers):
+                assert (answer["y"] == n).all()
+        found = await measured(engine)
+        assert (found["hits_total"], found["misses_total"]) == (12, 12)
 
 
 class Growing(dragoman.Model):
