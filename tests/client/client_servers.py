@@ -29,7 +29,7 @@ class Echo(dragoman.Model):
 
 
 class Rows(dragoman.Model):
-    """Row sums of an FP32 input."""
+    """Return the row sums of an FP32 input."""
 
     placement = "inline"
     inputs = (TensorSpec("x", dragoman.FP32, (-1, 3)),)
@@ -133,7 +133,7 @@ class LoopThread:
     def serving(self, *models: Any, **settings: Any) -> Iterator[dragoman.Server]:
         server = dragoman.Server(*models, **{"http_port": 0, "grpc_port": 0, **settings})
         try:
-            self.run(server.engine.start())  # before it listens: while it loads, it knows nothing of its models
+            self.run(server.engine.start())  # before it listens: models are unknown while they load
             self.run(server.listen())
             yield server
         finally:

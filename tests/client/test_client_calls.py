@@ -65,7 +65,7 @@ def test_health_and_metadata(client: Any) -> None:
 
 def test_metadata_of_a_typed_function(client: Any, kind: Kind) -> None:
     found = client.metadata("power").signature
-    any_rank = None if kind[0] == "rest" else (-1,)  # over gRPC there is no place for it
+    any_rank = None if kind[0] == "rest" else (-1,)  # gRPC cannot express it
     assert found.inputs == (TensorSpec("x", FP64, any_rank), TensorSpec("by", FP64, (1,)))
     assert found.outputs == (TensorSpec("output-0", FP64, any_rank),)
     assert client.infer("power", {"x": [1, 2]})["output-0"].tolist() == [1.0, 4.0]
@@ -142,7 +142,7 @@ def test_overload_is_retried(loop_thread: LoopThread, kind: Kind) -> None:
         stored = pool.submit(first.infer, "Gate", X)
         assert gate.begun.wait(5)
         with pytest.raises(errors.Overloaded, match="maximum queue size of 1"):
-            client.infer("Gate", X, timeout_s=0.9)  # which the server's Retry-After of 1 s does not fit into
+            client.infer("Gate", X, timeout_s=0.9)  # less than the Retry-After of 1 s
         threading.Timer(0.2, loop_thread.call, [gate.open.set]).start()
         assert client.infer("Gate", X)["x"].tolist() == [1]
         assert stored.result(5)["x"].tolist() == [1]
@@ -281,7 +281,7 @@ def test_headers_are_sent(loop_thread: LoopThread, server: dragoman.Server, kind
 
 
 def test_the_blocking_client_within_a_running_event_loop(server: dragoman.Server) -> None:
-    """As in a notebook."""
+    """The blocking client works in a running event loop, as in a notebook."""
 
     async def cell(url: str) -> list[int]:
         with dragoman.Client(url) as client:

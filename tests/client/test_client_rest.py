@@ -47,7 +47,7 @@ class ScriptedServer:
             except OSError:
                 return
             self.connections += 1
-            with connection, suppress(ConnectionError):  # a client that has had enough
+            with connection, suppress(ConnectionError):  # the client may disconnect
                 connection.settimeout(10)
                 self._speak(connection)
 
@@ -220,7 +220,7 @@ def test_invalid_metadata(scripted_server: StartScriptedServer) -> None:
         client.metadata("m")
 
 
-# --- forms of an answer ----------------------------------------------------------------------------------------
+# --- forms of a response ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_connections_are_kept(scripted_server: StartScriptedServer) -> None:
 
 
 def test_a_connection_that_the_server_closed_is_not_used(scripted_server: StartScriptedServer) -> None:
-    with scripted_server(response(200, JSON, "x: close"), OK) as (client, server):  # it does not say so in advance
+    with scripted_server(response(200, JSON, "x: close"), OK) as (client, server):  # without announcing it
         client.infer("m", X)
         time.sleep(0.1)
         client.infer("m", X)
@@ -324,7 +324,7 @@ def test_an_error_response_before_the_body_is_sent(loop_thread: LoopThread) -> N
                     client.infer("Echo", {"x": np.ones(1 << 20)})
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------
+# --- sent requests ---------------------------------------------------------------------------------------------
 
 
 def test_requests_on_the_wire(scripted_server: StartScriptedServer) -> None:

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry for tests: receives traces over OTLP/HTTP and keeps their spans."""
+"""OpenTelemetry collector for tests: receives traces over OTLP/HTTP and stores their spans."""
 
 import gzip
 import threading
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class OtlpReceiver:
-    """Keeps what it receives, and answers with `status` after `delay` is set."""
+    """Store received spans; respond with `status` after `delay` is set."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -70,7 +70,7 @@ class OtlpReceiver:
             self.spans += [_span(span, resource) for scope in group.scope_spans for span in scope.spans]
 
     def trace(self, trace_id: str, count: int) -> list[Span]:
-        """Return the spans of a trace in the order of their start, once there are so many."""
+        """Wait for this number of spans of a trace; return them in the order of their start."""
 
         def found() -> list[Span]:
             return [span for span in self.spans if span.trace_id == trace_id]

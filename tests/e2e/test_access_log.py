@@ -57,7 +57,7 @@ def as_text(line: str) -> dict[str, Any]:
 
 
 def lines(file: Path, count: int, parse: Callable[[str], dict[str, Any]] = as_json) -> list[dict[str, Any]]:
-    """Return the lines of the log, once there are so many about inference."""
+    """Wait for this number of lines about inference; return all lines of the log."""
 
     def found() -> list[dict[str, Any]]:
         parsed = [parse(line) for line in file.read_text().splitlines()]

@@ -274,7 +274,7 @@ def test_a_stream_that_takes_too_long(shapes: ServerProcess, tmp_path: Path) -> 
     client.async_stream_infer("Ticks", [tensor("file", np.array([str(closed)], dtype=object), "BYTES")])
     while isinstance(found := results.next(), int):
         pass
-    # Server and client see the same deadline; the server's word may arrive before the client's own clock rings.
+    # Server and client have the same deadline; the error of the server may arrive before the client times out.
     assert found.status() == "StatusCode.DEADLINE_EXCEEDED" or found.message() == "Request timeout expired"
     client.stop_stream()
     client.close()

@@ -1,4 +1,4 @@
-"""Beyond the limits on connections and files, health checks are answered and the log says what is wrong."""
+"""Beyond the limits on connections and files, health checks are answered and the log reports the limit."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ async def test_idle_connections_of_one_client_leave_room_for_health_checks_of_an
         each.transport.abort()
 
 
-# More connections wait than the process may have files; the last one, of another address, asks for health.
+# More connections wait than the process may open files; the last one, from another address, is a health check.
 _FLOOD = """
 import asyncio, resource, socket
 import dragoman, uvloop

@@ -31,7 +31,7 @@ FIELDS = {
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
 }
-LARGE = 50_000  # elements; from 64 KiB on arrays lie in memory that server and worker share
+LARGE = 50_000  # elements; arrays of 64 KiB and more are in memory shared by server and worker
 
 
 class Servers(NamedTuple):
@@ -59,7 +59,7 @@ def servers() -> Iterator[Servers]:
         yield Servers(process, over_http, over_grpc, channel)
 
 
-# --- encodings: an array there, an array back ----------------------------------------------------------------------
+# --- encodings: an array is sent and returned ----------------------------------------------------------------------
 
 Encoding = Callable[[Servers, str, Datatype, Any, Mapping[str, float]], tuple[str, Any]]
 

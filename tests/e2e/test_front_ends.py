@@ -72,7 +72,7 @@ def repeated(process: ServerProcess, model: str, count: int, value: float = 1.0)
         return list(threads.map(lambda _: process.infer(model, [value]), range(count)))
 
 
-# --- the same answers as of one process -------------------------------------------------------------------
+# --- the same responses as with one process ----------------------------------------------------------------
 
 
 LARGE = np.random.default_rng(1).normal(size=(300, 100))
@@ -344,7 +344,7 @@ def test_a_deadline_is_kept(process: ServerProcess, tmp_path: Path) -> None:
     assert time.monotonic() - began_s < TIMEOUT_S
 
 
-# --- what dies, and what ends --------------------------------------------------------------------------------
+# --- processes that crash or stop ----------------------------------------------------------------------------
 
 
 def repeat_request_until(process: ServerProcess, end: list[bool]) -> tuple[int, int]:
@@ -448,7 +448,7 @@ def test_sigterm_completes_requests_in_flight(tmp_path: Path) -> None:
         wait_until(lambda: any((folder / "begun").exists() for folder in folders), "a request")
         wait_until(lambda: metric_values(process, "dragoman_calls_in_flight")["Gate"] == 2, "both requests")
         for pid in process.workers():
-            os.kill(pid, signal.SIGTERM)  # as a service manager does that signals every process
+            os.kill(pid, signal.SIGTERM)  # like a service manager that signals every process
         process.terminate()
         process.wait_for_status("/v2/health/ready", 400)
         assert process.status("/v2/health/live") == 200
@@ -512,7 +512,7 @@ async def test_a_cancelled_start_leaves_no_process() -> None:
             await asyncio.sleep(0.005)
     listening.cancel()
     await asyncio.wait({listening}, timeout=TIMEOUT_S)
-    if not listening.cancelled():  # the others were quicker: the start is over
+    if not listening.cancelled():  # the start has ended
         await server.stop(0.0)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)

@@ -134,7 +134,7 @@ def test_the_same_request_to_two_models(process: ServerProcess, callers: ThreadP
 def test_a_short_deadline_applies_to_its_request_only(process: ServerProcess, callers: ThreadPoolExecutor) -> None:
     def one(number: int) -> int:
         hurried = number % 4 == 0
-        # A deadline that is over before the model can answer; the others have an hour.
+        # This deadline passes before the model responds; the others have an hour.
         status, body = infer(process, [[number]], parameters={"timeout": 2_000 if hurried else 3_600_000_000})
         if not hurried:
             assert (status, output(body, "y")) == (200, [2 * number])

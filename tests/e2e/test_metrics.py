@@ -53,7 +53,7 @@ def test_calls_are_counted_by_outcome(tmp_path: Path) -> None:
         found = samples(process)
     assert found["dragoman_calls_total", "ok", ""] == 2
     assert found["dragoman_calls_total", "ModelFailed", ""] == 1
-    assert found["dragoman_call_duration_seconds_count", "", ""] == 3  # what cannot be read never becomes a call
+    assert found["dragoman_call_duration_seconds_count", "", ""] == 3  # an invalid request is not a call
     assert found["dragoman_call_duration_seconds_bucket", "", "+Inf"] == 3
     assert found["dragoman_calls_in_flight", "", ""] == 0
     assert found["dragoman_model_ready", "", ""] == 1

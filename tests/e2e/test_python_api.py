@@ -83,7 +83,7 @@ async def test_the_metadata_of_a_function() -> None:
         connection.close()
     any_rank = {"datatype": "FP64", "shape": [-1], "parameters": {"any_rank": True}}
     assert (found["inputs"], found["outputs"]) == ([{"name": "x", **any_rank}], [{"name": "output-0", **any_rank}])
-    # Of `y` no datatype is known, for which the protocol has no form.
+    # `y` has no known datatype, which the protocol cannot express.
     assert other["inputs"] == [{"name": "x", **any_rank}, {"name": "z", "datatype": "INT64", "shape": [-1]}]
     assert other["outputs"] == []
 

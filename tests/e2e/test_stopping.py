@@ -39,7 +39,7 @@ def test_sigterm_completes_requests_in_flight(
         response = threads.submit(process.infer, "Gate", [str(tmp_path)], "BYTES")
         wait_until((tmp_path / "begun").exists, "the request")
         process.terminate()
-        if whole_group:  # as a service manager does that signals every process of a service
+        if whole_group:  # like a service manager that signals every process
             for worker in process.workers():
                 os.kill(worker, signal.SIGTERM)
         process.wait_for_status("/v2/health/ready", 400)
@@ -142,7 +142,7 @@ def test_a_server_answers_and_is_not_ready_for_the_drain_delay(more: tuple[str, 
         assert process.status("/v2/health/ready") == process.status("/v2/models/Twice/ready") == 400
         assert process.status("/v2/health/live") == 200
         assert process.infer("Twice", [2.0])[1]["outputs"][0]["data"] == [4.0]
-        idle.request("GET", "/v2/health/ready")  # kept, and kept on
+        idle.request("GET", "/v2/health/ready")  # the connection stays open
         response = idle.getresponse()
         assert (response.status, response.getheader("connection")) == (400, None)
         response.read()
@@ -209,7 +209,7 @@ def test_a_server_whose_terminal_is_closed_drains() -> None:
         )
         os.close(theirs)
         wait_until(lambda: "Ctrl-C stops" in os.pread(log.fileno(), 1 << 20, 0).decode(), "its start")
-        server.send_signal(signal.SIGHUP)  # the terminal is there still
+        server.send_signal(signal.SIGHUP)  # the terminal still exists
         wait_until(
             lambda: (
                 "SIGHUP: keys, certificates, log level and models are read anew"

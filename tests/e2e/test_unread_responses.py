@@ -210,7 +210,7 @@ async def test_cancelled_streams_free_their_waiting_responses() -> None:
             client.h2.reset_stream(number)
             client.ended.add(number)
         await client.wait_for_ping()
-        assert model.call_count < STREAMS  # what waited was never begun
+        assert model.call_count < STREAMS  # waiting requests were not started
         client.request("grpc")
         client.open_windows()
         await client.wait_for_all()
@@ -239,7 +239,7 @@ async def test_unread_responses_of_all_connections_are_bounded(kind: str) -> Non
                 third.open_windows()
                 await third.wait_for_all()
                 assert third.headers[health]["grpc-status"] == "0"
-        async with UnreadClient.to(port) as fourth:  # what was held has been given back
+        async with UnreadClient.to(port) as fourth:  # the memory has been released
             async with asyncio.timeout(10):
                 while True:
                     number = fourth.request(kind)
@@ -294,5 +294,5 @@ async def test_memory_is_bounded_with_unread_pipelined_responses(process: Server
         assert await reader.readline()
     for _, writer in clients:
         writer.transport.abort()
-    assert peak_mib(process) - before < 200  # 600 MiB if each had one answer, 30 GiB if each had all
+    assert peak_mib(process) - before < 200  # 600 MiB if each had one response, 30 GiB if each had all
     assert process.status("/v2/health/ready") == 200

@@ -137,7 +137,7 @@ async def has_free_memory(port: int, size: int) -> bool:
 @pytest.mark.parametrize("late", ["http1", "rest", "grpc"])
 async def test_uploads_over_all_protocols_share_one_limit(late: str) -> None:
     async with serving_models(max_bodies_bytes=LIMIT) as port, UnreadClient.to(port) as client:
-        await client.receive()  # what the server's windows are
+        await client.receive()  # the flow-control windows of the server
         uploads: list[Any] = [await Http1.start(port), await Http1.start(port)]
         uploads += [await Http2.start(client, "rest"), await Http2.start(client, "grpc")]
         await wait_for_halves(port, 4)
@@ -149,7 +149,7 @@ async def test_uploads_over_all_protocols_share_one_limit(late: str) -> None:
         await uploads.pop(0).disconnect()  # room for the rest of the others, one after the other
         for upload in uploads:
             await wait_for_halves(port, 3 - uploads.index(upload))
-            # The output that is asked for is not there: an answer that is short, on every wire.
+            # The requested output does not exist: a short response in every protocol.
             assert await upload.send_rest() == (3 if upload is uploads[-1] else 400)
 
 

@@ -1,4 +1,4 @@
-"""Models whose answers are known beforehand, for clients to ask."""
+"""Models with predictable responses."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from dragoman import BYTES, FP32, INT32, INT64, Infer, Inference, Model, TensorS
 
 
 class SumDiff(Model):
-    """Two vectors in, their sum and difference out."""
+    """Return the sum and the difference of two vectors."""
 
     inputs = (TensorSpec("INPUT0", INT32, (-1, 16)), TensorSpec("INPUT1", INT32, (-1, 16)))
     outputs = (TensorSpec("OUTPUT0", INT32, (-1, 16)), TensorSpec("OUTPUT1", INT32, (-1, 16)))
@@ -24,7 +24,7 @@ class SumDiff(Model):
 
 
 class Echo(Model):
-    """Gives back whatever comes, and the parameters of the request."""
+    """Return the inputs and the parameters of the request."""
 
     placement = "thread"
 
@@ -43,7 +43,7 @@ class Upper(Model):
 
 
 class Scores(Model):
-    """The scores of four classes, as they come."""
+    """Return the input as the scores of four classes."""
 
     inputs = (TensorSpec("x", FP32, (-1, 4)),)
     outputs = (TensorSpec("scores", FP32, (-1, 4)),)
@@ -61,7 +61,7 @@ class Fixed(Scores):
 
 
 class Count(Model):
-    """Counts to n, one answer a number; a negative n is a fault after as many answers."""
+    """Stream the numbers below n; with a negative n, fail after -n responses."""
 
     inputs = (TensorSpec("n", INT32, (1,)),)
     outputs = (TensorSpec("i", INT32, (1,)),)

@@ -12,7 +12,7 @@ from dragoman import BYTES, FP64, Infer, Inference, Model, Tensor, TensorSpec
 
 
 class Twice(Model):
-    """Twice the numbers, and who computed them; a little slow, so that many calls are under way."""
+    """Return twice the numbers and the process id, with a short delay, so that many calls are in flight."""
 
     inputs = (TensorSpec("x", FP64, (-1,)),)
     outputs = (TensorSpec("y", FP64, (-1,)),)
@@ -46,7 +46,7 @@ class Segfaults(Twice):
 
 
 class Stuck(Twice):
-    """Never returns; creates the file in the parameter `begun` when it is called."""
+    """Create the file in the parameter `begun`, and never return."""
 
     def infer(self, call: Infer) -> Inference:
         Path(str(call.parameters["begun"])).touch()
