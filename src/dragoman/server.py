@@ -20,8 +20,9 @@ from dragoman.core.spec import ModelSpec, check_name
 from dragoman.core.vectors import find_vector_function
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine, ServerIdentity
-from dragoman.engine.folder_watch import check_watchfiles
+from dragoman.engine.folder_watch import check_watch
 from dragoman.engine.model_files import server_tables
+from dragoman.engine.on_demand import load_limits
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
@@ -296,7 +297,7 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
 def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> Engine:
     """Return an engine for models on disk and for Python objects, without transports."""
     if settings.watch:
-        _check_watch(paths)
+        check_watch(paths)
     folders = split_list(settings.model_folders)
     repository = DiskRepository(
         paths,
@@ -329,15 +330,8 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         ),
         sources,
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
+        on_demand=load_limits(settings),
     )
-
-
-def _check_watch(paths: Sequence[str]) -> None:
-    """Raise InvalidInput unless folders can be watched and the paths exist: later, a missing one holds no models."""
-    check_watchfiles()
-    for path in paths:
-        if ":" not in path and not Path(path).exists():
-            raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
 
 
 def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

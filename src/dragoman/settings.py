@@ -204,6 +204,27 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True
+    load_on_demand: Annotated[
+        bool, Option("load a model when a request for it arrives; pinned models at the start", MODELS)
+    ] = False
+    max_loaded_models: Annotated[
+        int,
+        Option(
+            "model versions loaded at the same time with load_on_demand; the least recently used one is unloaded for "
+            "another; 0: no limit",
+            MODELS,
+        ),
+    ] = 0
+    max_loaded_bytes: Annotated[
+        int, Option("bytes of the files of all models loaded at the same time with load_on_demand; 0: no limit", MODELS)
+    ] = 0
+    load_wait_s: Annotated[
+        float,
+        Option("seconds that a request waits while all loaded models are busy, with load_on_demand; then 503", MODELS),
+    ] = 30.0
+    unload_idle_s: Annotated[
+        float, Option("seconds without requests after which a model is unloaded, with load_on_demand; 0: never", MODELS)
+    ] = 0.0
     watch: Annotated[
         bool,
         Option("load, replace and unload models when their files change; needs `dragoman[watch]`", MODELS),

@@ -54,6 +54,7 @@ class ModelSpec(ModelOptions):
     siblings: access to the other models, for a model in the server's process; set by the server.
     files: the files that it is made of, as they were when it was found on disk; set by the repository.
     warmup: path of a file of requests that the model answers before it is ready; "" for none.
+    pinned: it stays loaded where other models are loaded on demand.
     platform, inputs, outputs: override what the model declares.
     labels: path of a file of class labels, one a line, of each output that has some.
     parameters: further settings for the runtime.
@@ -95,6 +96,7 @@ class ModelSpec(ModelOptions):
     labels: Annotated[
         Mapping[str, str], Option("file of class labels of each output, one a line, relative to this file")
     ] = field(default_factory=dict)
+    pinned: Annotated[bool, Option("load the model at the start and never unload it, with load_on_demand")] = False
     parameters: Annotated[Mapping[str, Any], Option("parameters of the runtime")] = field(default_factory=dict)
     protocols: Annotated[Mapping[str, Mapping[str, Any]], Option("a table of parameters for each protocol")] = field(
         default_factory=dict

@@ -3,14 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from dragoman.core import error_texts
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.model_changes import ModelChanges
+from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import ModelState, Repository, Source
 from dragoman.engine.version_routing import VersionRouting
@@ -24,26 +27,13 @@ _LOAD_TIMEOUT_S = 600.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """A load in progress, and the versions that it loads."""
-
-    task: "asyncio.Task[None]"
-    versions: frozenset[str]
-    is_retry: bool = False  # the model could not be loaded yet; other changes of it have priority
-
-    def cancel(self) -> None:
-        """Cancel it, once: a second cancellation would interrupt the closing of models that it has loaded."""
-        if not self.task.cancelling():
-            self.task.cancel()
-
-
 class ModelControl:
     """Changes the content of a registry. A change continues if its caller disconnects.
 
     on_change: called whenever the readiness of anything may have changed. siblings: returns access to the other models
     for the model of a name. gate: limits how many models load concurrently at the start. sources: the result of
     a repository scan, if there was one. loads_new_models: whether models that appear on disk are loaded.
+    loaded_models: makes room for models that calls load; None if they are loaded at the start.
     """
 
     def __init__(
@@ -56,6 +46,7 @@ class ModelControl:
         sources: Mapping[str, Source] | None = None,
         *,
         loads_new_models: bool = True,
+        loaded_models: LoadedModels | None = None,
     ) -> None:
         self._repository = repository
         self._registry = registry
@@ -64,11 +55,11 @@ class ModelControl:
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._sources = sources
         self._loads_new_models = loads_new_models
+        self._loaded_models = loaded_models
         self.on_disk: dict[str, ModelState] = {}  # as the models of the repository were read last
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
-        self._loading: dict[str, _Loading] = {}
+        self._changes = ModelChanges()
         self._retiring: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     def list_only(self) -> None:
         """Load nothing; the models of the repository are UNAVAILABLE until they are loaded."""
@@ -91,13 +82,13 @@ class ModelControl:
         async def load(name: str, versions: list[Deployment]) -> None:
             async with self._gate:
                 try:
-                    await _start_all(name, versions)
+                    await self._start_all(name, versions, needs_room=False)
                 except DragomanError as error:
                     log.error("%s", error.message)
             await self._check_routing(name, self._registry.by_version(name))
             if any(d.retries for d in versions):
                 numbers = [d.spec.version for d in versions]
-                self._start_loading(name, self._retry(name, versions), numbers, is_retry=True)
+                self._changes.start(name, self._retry(name, versions), numbers, is_retry=True)
 
         tasks: list[asyncio.Task[None]] = []
         for name, source in self._initial_sources().items():
@@ -105,7 +96,9 @@ class ModelControl:
             self.on_disk[name] = ModelState(tuple(specs), source.routing)
             versions = self._deployments(specs)
             self._registry.put(name, versions, source.routing)  # LOADING from now on
-            tasks.append(self._start_loading(name, load(name, list(versions.values())), versions))
+            at_start = [d for d in versions.values() if not d.loads_on_demand]
+            if at_start:
+                tasks.append(self._changes.start(name, load(name, at_start), [d.spec.version for d in at_start]).task)
         try:
             await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # also if a model was unloaded meanwhile, which does not affect the others
@@ -124,13 +117,13 @@ class ModelControl:
         stays then. AlreadyLoaded for a `url` if the name is in use. NotReady if the server is shutting down.
         """
         if version_weights is not None and not version:
-            await self._wait_for_loading(name)
+            await self._changes.wait(name)
             self._registry.select(name)
             self._registry.set_routing(name, self._registry.routing(name).override(version_weights))
             self._on_change()
             return
         source = await asyncio.to_thread(self._find_source, name, url or self._url(name))
-        await self._wait_for_loading(name)
+        await self._changes.wait(name)
         if url and self._registry.versions(name):
             raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
         versions = self._select_versions(name, source.specs(), version)
@@ -141,14 +134,14 @@ class ModelControl:
             routing = routing.override(version_weights)
             routing.check_versions(name, {*self._registry.versions(name), version})
         replacing = self._replace(name, versions, routing, keep_others=bool(version))
-        await self._run_to_end(name, replacing, versions)
+        await self._changes.run(name, replacing, versions)
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Set the number of replicas of a model or version, whose deployments are replaced by new ones.
 
         Raises ModelNotFound, NotSupported if it can have only one, and the errors of `load`.
         """
-        await self._wait_for_loading(name)
+        await self._changes.wait(name)
         deployments = self._registry.select(name, version)
         specs = [d.scaled_spec(replicas) for d in deployments]
         changed = [spec for spec, d in zip(specs, deployments, strict=True) if spec is not d.spec]
@@ -158,11 +151,11 @@ class ModelControl:
                 new, routing = self._deployments([spec]), self._registry.routing(name)
                 await self._replace(name, new, routing, keep_others=bool(spec.version))
 
-        await self._run_to_end(name, replace(), [spec.version for spec in changed])
+        await self._changes.run(name, replace(), [spec.version for spec in changed])
 
     async def unload(self, name: str, version: str = "") -> None:
         """Drain and remove a model or version, and cancel a load of it. Raises ModelNotFound."""
-        loading = self._loading.get(name)
+        loading = self._changes.get(name)
         if loading is not None and (not version or version in loading.versions):
             loading.cancel()
             await asyncio.wait({loading.task})
@@ -175,7 +168,7 @@ class ModelControl:
 
     def can_update(self, name: str) -> bool:
         """Return False while the model is loaded or another change of it is in progress. Cancels a pending retry."""
-        loading = self._loading.get(name)
+        loading = self._changes.get(name)
         if loading is not None and loading.is_retry:
             loading.cancel()
         return loading is None
@@ -211,8 +204,13 @@ class ModelControl:
             if (override := self._registry.routing(name)).is_override and {*override.weights} <= {*kept, *new}:
                 routing = override  # a client has set the weights
             log.info("model '%s': changed on disk", name)
+            if all(d.loads_on_demand for d in new.values()) and not any(d.state == "READY" for d in current.values()):
+                self._unserved.pop(name, None)
+                self._retire(self._registry.put(name, {**kept, **new}, routing))  # the next call loads it
+                self._on_change()
+                return
             self._record_unserved(name, new, "", "LOADING")
-            self._start_loading(name, self._update(name, new, routing, kept), new)
+            self._changes.start(name, self._update(name, new, routing, kept), new)
 
     async def _update(
         self, name: str, new: Mapping[str, Deployment], routing: VersionRouting, kept: Mapping[str, Deployment]
@@ -246,14 +244,10 @@ class ModelControl:
 
     async def close(self) -> None:
         """Stop at once."""
-        self._closed = True
         for task in self._retiring:
             task.cancel()
-        for loading in self._loading.values():
-            loading.cancel()
-        tasks = [*self._retiring, *(loading.task for loading in self._loading.values())]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(d.close() for d in self._registry.all()))
+        await asyncio.gather(*self._retiring, *self._changes.close(), return_exceptions=True)
+        await asyncio.gather(*map(self._close, self._registry.all()))
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -272,25 +266,13 @@ class ModelControl:
         sources, self._sources = self._sources, None
         return self._repository.scan() if sources is None else sources
 
-    async def _wait_for_loading(self, name: str) -> None:
-        """Wait until no load of this model is in progress. Raises NotReady if the server is shutting down."""
-        while name in self._loading:
-            if self._loading[name].is_retry:
-                self._loading[name].cancel()
-            await asyncio.wait({self._loading[name].task})
-        if self._closed:
-            raise NotReady("the server is shutting down")
-
-    async def _run_to_end(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> None:
-        """Run a change of the model to its end, even if the caller is cancelled."""
-        task = self._start_loading(name, work, versions)
-        await asyncio.wait({task})  # does not cancel the task when the caller is cancelled
-        if task.cancelled():
-            raise InvalidInput(f"failed to load '{name}', it was unloaded meanwhile")
-        task.result()
-
     def _deployments(self, specs: Iterable[ModelSpec]) -> dict[str, Deployment]:
-        return {spec.version: Deployment(spec, self._on_change, self._siblings) for spec in specs}
+        """Return new deployments of versions, which calls load if models are loaded on demand."""
+        by_version = {}
+        for spec in specs:
+            load = None if self._loaded_models is None or is_pinned(spec) else self._load_for_call
+            by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load)
+        return by_version
 
     def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:
         """Return new deployments of one version, or without a version of every one that is to be served."""
@@ -317,35 +299,13 @@ class ModelControl:
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
             try:
                 async with self._gate:
-                    await _start_all(name, waiting)
+                    await self._start_all(name, waiting, needs_room=False)
                 await self._check_routing(name, self._registry.by_version(name))
                 log.info("model '%s': loaded after a retry", name)
             except DragomanError as error:
                 if error.message != logged:
                     log.warning("%s; next attempt in %g s", error.message, delay_s)
                 logged = error.message
-
-    def _start_loading(
-        self,
-        name: str,
-        work: Coroutine[object, object, None],
-        versions: Iterable[str],
-        *,
-        is_retry: bool = False,
-    ) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work)
-        loading = self._loading[name] = _Loading(task, frozenset(versions), is_retry)
-
-        def done(_: "asyncio.Task[None]") -> None:
-            if self._loading.get(name) is loading:
-                del self._loading[name]
-            if not task.cancelled():
-                error = task.exception()  # the caller may have been cancelled
-                if error is not None:
-                    log.error("%s", error)
-
-        task.add_done_callback(done)
-        return task
 
     async def _check_routing(self, name: str, versions: Mapping[str, Deployment]) -> None:
         """Make the versions of a model unavailable if some that share requests differ in what clients see of them."""
@@ -376,11 +336,12 @@ class ModelControl:
         if is_first:
             self._registry.put(name, dict(versions), routing)
         try:
-            await _start_all(name, list(versions.values()))
+            is_update = any(d.state == "READY" for d in self._registry.by_version(name).values())
+            await self._start_all(name, list(versions.values()), needs_room=not is_update)
             others = self._registry.by_version(name) if keep_others else kept
             routing.check_compatible({**others, **versions})
         except BaseException as error:
-            await asyncio.gather(*(d.close() for d in versions.values()))
+            await asyncio.gather(*map(self._close, versions.values()))
             if is_first and self._registry.versions(name):  # restore the readiness of the server
                 self._registry.remove(name)
                 self._on_change()
@@ -404,12 +365,73 @@ class ModelControl:
             if deployment.spec.version not in unchanged:
                 deployment.update_error = reason
 
+    async def _start_all(self, name: str, deployments: list[Deployment], *, needs_room: bool) -> None:
+        """Start every version; raise the first error after all have been tried."""
+
+        def start(deployment: Deployment) -> Coroutine[Any, Any, None]:
+            if self._loaded_models is None:
+                return deployment.start()
+            return self._loaded_models.load(deployment, needs_room=needs_room)
+
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                results = await asyncio.gather(*map(start, deployments), return_exceptions=True)
+        except TimeoutError as error:
+            raise ModelFailed(f"failed to load '{name}', it took longer than {_LOAD_TIMEOUT_S:.0f} s") from error
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _close(self, deployment: Deployment) -> None:
+        if self._loaded_models is not None:
+            await self._loaded_models.remove(deployment)
+        await deployment.close()
+
+    # --- loading on demand -------------------------------------------------------------------------------------
+
+    async def _load_for_call(self, deployment: Deployment) -> None:
+        """Load a deployment for a call; calls at the same time share one load. Raises NotReady if it fails.
+
+        After a failed load, calls do not start another one for some time.
+        """
+        name, version = deployment.spec.name, deployment.spec.version
+        while deployment.state != "READY":
+            loading = self._changes.get(name)
+            if not deployment.loads_on_demand:
+                raise NotReady(f"model '{name}' is unloading")
+            if loading is None:
+                assert self._loaded_models is not None
+                if (wait_s := self._loaded_models.retry_in_s(deployment)) > 0:
+                    raise NotReady(f"model '{name}' is not ready: {deployment.reason}; next attempt in {wait_s:.1f} s")
+                loading = self._changes.start(name, self._load_checked(deployment), [version])
+            await asyncio.wait({loading.task})
+            if version not in loading.versions:
+                continue
+            if loading.task.cancelled():
+                raise NotReady(f"model '{name}' is unloading")
+            if (error := loading.task.exception()) is not None:
+                raise NotReady(
+                    error.message if isinstance(error, NotReady) else f"model '{name}' is not ready: {error}"
+                )
+
+    async def _load_checked(self, deployment: Deployment) -> None:
+        """Load a deployment unless it differs from the versions with which it shares requests."""
+        name = deployment.spec.name
+        async with self._gate:
+            await self._start_all(name, [deployment], needs_room=True)
+        try:
+            self._registry.routing(name).check_compatible(self._registry.by_version(name))
+        except InvalidInput as error:
+            deployment.reason = error.message
+            await self._close(deployment)
+            raise
+
     def _retire(self, old: Sequence[Deployment]) -> None:
         async def retire(deployment: Deployment) -> None:
             try:
                 await deployment.drain()
             finally:
-                await deployment.close()
+                await self._close(deployment)
 
         for deployment in old:
             task = asyncio.get_running_loop().create_task(retire(deployment))
@@ -423,15 +445,3 @@ def _serves(deployment: Deployment | None, spec: ModelSpec, old: Mapping[str, Mo
         return False
     loaded = deployment.spec
     return loaded == spec or (old.get(spec.version) == spec and replace(loaded, replicas=spec.replicas) == spec)
-
-
-async def _start_all(name: str, deployments: list[Deployment]) -> None:
-    """Start every version; raise the first error after all have been tried."""
-    try:
-        async with asyncio.timeout(_LOAD_TIMEOUT_S):
-            results = await asyncio.gather(*(d.start() for d in deployments), return_exceptions=True)
-    except TimeoutError as error:
-        raise ModelFailed(f"failed to load '{name}', it took longer than {_LOAD_TIMEOUT_S:.0f} s") from error
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

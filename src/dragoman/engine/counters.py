@@ -49,6 +49,11 @@ class CallCounters:
         elif usage is not None:
             self.generation.count(usage, duration_s)
 
+    @property
+    def last_s(self) -> float:
+        """The monotonic time when the last call ended, 0 if there was none."""
+        return max((counters.last_s for counters in self._by_type.values()), default=0.0)
+
     def counts(self, labels: Mapping[str, str]) -> Iterable[Sample]:
         for call, counters in self._by_name():
             for name, count in sorted({OK: counters.succeeded, **counters.failed}.items()):

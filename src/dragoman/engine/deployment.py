@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from types import CoroutineType
 from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from dragoman import plugins
 from dragoman.core.calls import Call, ClassLabels, Generate, Infer, Request, Response, SignatureFor
@@ -20,30 +21,43 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
+from dragoman.engine.deadlines import before, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
-from dragoman.engine.warmup import warm_up
-from dragoman.system.coroutines import Pending, begin, complete, ensure_task
+from dragoman.engine.warmup import check_protocols, read_labels, warm_up
+from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
 
 
+class _NotLoaded(Exception):
+    """The call has to load the model first."""
+
+
 class Deployment:
-    """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready."""
+    """A model version from LOADING over READY and UNLOADING to UNAVAILABLE; `reason` says why it is not ready.
+
+    With `load`, which returns once it is READY, it is UNLOADED at first, and calls load it.
+    """
 
     def __init__(
-        self, spec: ModelSpec, on_change: Callable[[], None], siblings: Callable[[str], SiblingModels] | None = None
+        self,
+        spec: ModelSpec,
+        on_change: Callable[[], None],
+        siblings: Callable[[str], SiblingModels] | None = None,
+        load: "Callable[[Deployment], Awaitable[None]] | None" = None,
     ) -> None:
         self.spec = spec
-        self.state = "LOADING"
+        self.state = "LOADING" if load is None else "UNLOADED"
         self.reason = ""
         self.update_error = ""  # why newer files of the model are not served
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.labels: Mapping[str, ClassLabels] = {}
         self.counters = CallCounters()
+        self._load_for_call = load
         self._on_change = on_change
         self._siblings = siblings
         self._pool: Pool | None = None
@@ -54,18 +68,19 @@ class Deployment:
         self._binder: Binder
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self._in_flight = 0
-        self._drained: asyncio.Event | None = None  # set once no call is in flight, while draining
+        self._idle: asyncio.Event | None = None  # set once no call is in flight, if something waits for that
 
     # --- start and stop ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
         self.retries = False
+        self.state = "LOADING"
         try:
             if self.spec.protocols:
-                await asyncio.to_thread(_check_protocols, self.spec)
+                await asyncio.to_thread(check_protocols, self.spec)
             if self.spec.labels:
-                self.labels = await asyncio.to_thread(_read_labels, self.spec)
+                self.labels = await asyncio.to_thread(read_labels, self.spec)
             pool, loaded = await self._load()
             binder = Binder(loaded, self.spec.name)
             if self.spec.warmup:
@@ -141,35 +156,53 @@ class Deployment:
         if self.state == "READY":
             self.state = "UNLOADING"
             self._on_change()
-        if self._in_flight:
-            self._drained = self._drained or asyncio.Event()
-            await self._drained.wait()
+        await self.wait_until_idle()
+
+    async def wait_until_idle(self) -> None:
+        """Return once no call is queued or running."""
+        while self._in_flight:
+            if self._idle is None or self._idle.is_set():
+                self._idle = asyncio.Event()
+            await self._idle.wait()
 
     async def close(self) -> None:
         """Stop at once; calls in flight fail."""
         self.state = "UNAVAILABLE"
         self.reason = self.reason or "unloaded"
+        self._load_for_call = None
+        await self.unload()
+        self._on_change()
+
+    async def unload(self) -> None:
+        """Free the model's resources; its metadata stay known."""
         if self._batcher is not None:
             await self._batcher.close()
         if self._pool is not None:
             await self._pool.close()
-        self._on_change()
 
     # --- state -----------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        return self.state == "READY" and self._pool is not None and self._pool.ready
+        is_running = self.state == "READY" and self._pool is not None and self._pool.ready
+        return is_running or (self.loads_on_demand and self.state in ("UNLOADED", "LOADING"))
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """Whether calls load the model."""
+        return self._load_for_call is not None
 
     @property
     def reported_state(self) -> str:
         """The state in the repository index: UNAVAILABLE if all workers of a model are down."""
-        return "UNAVAILABLE" if self.state == "READY" and not self.ready else self.state
+        return "READY" if self.ready else "UNAVAILABLE" if self.state == "READY" else self.state
 
     @property
     def reported_reason(self) -> str:
         """Why the model is not ready, or not as it is on disk; "" if it is ready or its state explains it."""
         reason = self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
+        if self.loads_on_demand and self.state in ("UNLOADED", "LOADING"):
+            reason = "loading" if self.state == "LOADING" else "not loaded: the next request loads it"
         return reason or (f"update failed: {self.update_error}" if self.update_error else "")
 
     @property
@@ -181,8 +214,8 @@ class Deployment:
         return self._loaded is not None
 
     def answers(self, call: type[Call[Any]]) -> bool:
-        """Return True if the loaded model answers this call type; `Call` itself stands for any."""
-        return call is Call or (self._loaded is not None and call in self._loaded.calls)
+        """Return True if the model answers this call type, or may once a call has loaded it. `Call` is any type."""
+        return call is Call or (self.loads_on_demand if self._loaded is None else call in self._loaded.calls)
 
     def scaled_spec(self, replicas: int) -> ModelSpec:
         """Return the spec with this number of replicas, unchanged if it has them. Raises NotReady, NotSupported."""
@@ -235,6 +268,9 @@ class Deployment:
     def _not_ready(self) -> NotReady:
         return NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
 
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
+
     # --- calls -------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request[A], *, nested: bool = False) -> Response[A] | Coroutine[Any, Any, Response[A]]:
@@ -249,6 +285,8 @@ class Deployment:
             if bound is not request.call or deadline_s is not request.deadline_s:
                 request = _admit_call(request, bound, deadline_s)
             answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
+        except _NotLoaded:
+            return begin(self._begin_when_loaded(request, start_s))
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -259,11 +297,39 @@ class Deployment:
         self.counters.count(request.call, start_s)
         return Response(answer, self.spec.name, self.spec.version)
 
+    async def _begin_when_loaded(self, request: Request[A], start_s: float) -> Response[A]:
+        """Load the model, then answer the call."""
+        try:
+            request = await self.wait_until_loaded(request, start_s)
+        except BaseException as error:
+            self.counters.count(request.call, start_s, error)
+            raise
+        return await complete(self.begin(request, nested=True))  # also if the model is replaced just now
+
+    async def wait_until_loaded(self, request: Request[A], now_s: float) -> Request[A]:
+        """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
+        if self._load_for_call is None:
+            raise self._not_ready()
+        if 0 < self.spec.max_queue <= self._in_flight:
+            raise self._overloaded()
+        if request.deadline_s is None and self.spec.timeout_s:
+            request = structs.replace(request, deadline_s=now_s + self.spec.timeout_s)
+        self._in_flight += 1
+        try:
+            await ensure_task()
+            async with asyncio.timeout(remaining_s(request.deadline_s)):
+                await self._load_for_call(self)
+        except TimeoutError as error:
+            raise DeadlineExceeded("Request timeout expired") from error
+        finally:
+            self._leave()
+        return request
+
     async def _complete(self, computing: Coroutine[Any, Any, A], request: Request[A], start_s: float) -> Response[A]:
         """Return the response once the pool has computed the answer."""
         self._in_flight += 1
         try:
-            answer = await (computing if request.deadline_s is None else _before(request.deadline_s, computing))
+            answer = await (computing if request.deadline_s is None else before(request.deadline_s, computing))
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -281,7 +347,9 @@ class Deployment:
         start_s, error = time.monotonic(), None
         usage = GenerationUsage() if type(request.call) is Generate else None
         try:
-            deadline_s = self._admit(request, start_s)
+            if self.loads_on_demand and self.state != "READY":
+                request = await self.wait_until_loaded(request, start_s)
+            deadline_s = self._admit(request, start_s, nested=self.loads_on_demand)
             bound = self._binder.bind(request.call)
             async with aclosing(self._chunks(_admit_call(request, bound, deadline_s), bound is not None)) as chunks:
                 async for chunk in chunks:
@@ -298,9 +366,9 @@ class Deployment:
         """Return the deadline of a request. Raises NotReady, Overloaded, NotSupported, DeadlineExceeded."""
         loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
-            raise self._not_ready()
+            raise self._not_ready() if self._load_for_call is None else _NotLoaded
         if 0 < spec.max_queue <= self._in_flight:
-            raise Overloaded(f"Exceeds maximum queue size of {spec.max_queue} for model '{spec.name}'")
+            raise self._overloaded()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
             raise NotSupported(f"model '{spec.name}' does not support {type(call).__name__}")
         deadline_s = request.deadline_s
@@ -352,7 +420,7 @@ class Deployment:
             async with aclosing(self._pool.stream(request)) as chunks:
                 while True:
                     try:
-                        async with asyncio.timeout(_remaining_s(request.deadline_s)):
+                        async with asyncio.timeout(remaining_s(request.deadline_s)):
                             chunk = await anext(chunks)
                     except StopAsyncIteration:
                         return
@@ -364,8 +432,8 @@ class Deployment:
 
     def _leave(self) -> None:
         self._in_flight -= 1
-        if not self._in_flight and self._drained is not None:
-            self._drained.set()
+        if not self._in_flight and self._idle is not None:
+            self._idle.set()
 
 
 def _admit_call(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
@@ -379,46 +447,3 @@ def _first_placement(spec: ModelSpec) -> Placement:
     if spec.placement:
         return spec.placement
     return "thread" if spec.target is not None else plugins.runtime(spec.runtime or "python").placement_for(spec)
-
-
-def _read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
-    """Return the class labels of the outputs. Raises ModelFailed if a file cannot be read."""
-    labels = {}
-    for output, path in spec.labels.items():
-        file = Path(path)
-        try:
-            names = tuple(line.removesuffix("\r") for line in file.read_bytes().decode().split("\n"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ModelFailed(
-                f"failed to load '{spec.name}', labels of output '{output}': '{file.name}' cannot be read: {reason}"
-            ) from error
-        labels[output] = ClassLabels(file.name, names)
-    return labels
-
-
-def _check_protocols(spec: ModelSpec) -> None:
-    """Raise ModelFailed if the settings of a model for a protocol are invalid."""
-    for name in spec.protocols:
-        try:
-            plugins.find("protocol_settings", name)(spec)
-        except ModelFailed as error:
-            raise ModelFailed(f"failed to load '{spec.name}', {error.message}") from error
-
-
-async def _before(deadline_s: float, coroutine: Coroutine[Any, Any, A]) -> A:
-    """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer."""
-    begun = begin(coroutine)
-    if not isinstance(begun, Pending):
-        return begun
-    with closing(begun):
-        await ensure_task()
-        try:
-            async with asyncio.timeout(deadline_s - time.monotonic()):
-                return await begun
-        except TimeoutError as error:
-            raise DeadlineExceeded("Request timeout expired") from error
-
-
-def _remaining_s(deadline_s: float | None) -> float | None:
-    return None if deadline_s is None else deadline_s - time.monotonic()

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -11,11 +12,16 @@ import numpy as np
 
 from dragoman._version import __version__
 from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
     Call,
     ConcurrentCalls,
     Describe,
     DescribeModels,
     DescribeServer,
+    Embed,
+    Generate,
+    Gradient,
     Handle,
     Index,
     Infer,
@@ -32,11 +38,14 @@ from dragoman.core.calls import (
     Response,
     ScaleModel,
     ServerDescription,
+    SignatureFor,
     States,
+    Tokenize,
     Unload,
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
 from dragoman.core.metrics import Family
+from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters
@@ -44,6 +53,7 @@ from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
+from dragoman.engine.on_demand import LoadedModels, LoadLimits
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.response_cache import cache_families
@@ -54,6 +64,10 @@ from dragoman.engine.version_routing import share_family
 from dragoman.system.coroutines import begin, complete, ensure_task
 
 A = TypeVar("A")
+# Calls of a model that was never loaded: it may answer any.
+_ANY_CALL: frozenset[type[Call[Any]]] = frozenset(
+    (Infer, SignatureFor, Gradient, ApplyJacobian, ApplyHessian, Generate, Tokenize, Embed)
+)
 log = logging.getLogger("dragoman.engine")
 
 
@@ -83,7 +97,7 @@ class Engine:
     `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
-    these have not changed for so many seconds.
+    these have not changed for so many seconds. With `on_demand` calls load the models, within these limits.
     """
 
     is_remote = False
@@ -95,12 +109,15 @@ class Engine:
         sources: Mapping[str, Source] | None = None,
         *,
         watch_quiet_s: float | None = None,
+        on_demand: LoadLimits | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._registry = ModelRegistry()
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.wait_for_change, gate)
         self._repository = repository
+        self._loaded_models = LoadedModels(on_demand) if on_demand is not None else None
+        self._unloads_idle = on_demand is not None and on_demand.idle_s > 0
         self._control = ModelControl(
             repository,
             self._registry,
@@ -109,6 +126,7 @@ class Engine:
             gate,
             sources,
             loads_new_models=self._identity.loads_new_models,
+            loaded_models=self._loaded_models,
         )
         self._sync = FolderSync(repository, self._control)
         self._watch_quiet_s = watch_quiet_s
@@ -132,6 +150,8 @@ class Engine:
         """Load every model of the repository, some concurrently."""
         if self._watch_quiet_s is not None:
             self._start_task(FolderWatch(self._repository.paths, self._watch_quiet_s, self._sync.run).run())
+        if self._loaded_models is not None and self._unloads_idle:
+            self._start_task(self._loaded_models.unload_idle())
         try:
             if self._identity.load_at_start:
                 await self._control.start()
@@ -179,10 +199,13 @@ class Engine:
     # --- state -----------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Return True if every model is ready, and there is one unless the server starts without."""
+        """Return True if every model is ready, and there is one unless the server starts without.
+
+        A model that calls load does not count: a client's call must not make the server unready.
+        """
         models = self._registry.all()
         enough = bool(models) or (self.started and not self._identity.load_at_start)
-        return not self._stops and enough and all(d.ready for d in models)
+        return not self._stops and enough and all(d.ready for d in models if not d.loads_on_demand)
 
     @property
     def _stops(self) -> bool:
@@ -290,6 +313,8 @@ class Engine:
                 answer = await self._control_call(request)
             case ConcurrentCalls(requests):
                 answer = await self._call_all(requests)
+            case Describe():
+                answer = await self._describe(request, request.call)
             case DescribeModels(after_start):
                 while after_start and not self._start_is_over:
                     await self.wait_for_change()
@@ -305,11 +330,6 @@ class Engine:
                 return True
             case Ready(may_be_unknown):
                 return self._ready(request, may_be_unknown=may_be_unknown)
-            case Describe(able, otherwise):
-                call_type: type[Call[Any]] = able or Call
-                if otherwise is not None and not request.model:
-                    call_type = self._choose_call_type(call_type, otherwise)
-                return self._description(self._registry.find(self._model_of(request, call_type), request.version))
             case ListModels():
                 return tuple(self._registry.names())
             case DescribeServer():
@@ -354,9 +374,22 @@ class Engine:
                 return False
         return not self._stops and self._registry.find(request.model, request.version).ready
 
+    async def _describe(self, request: Request[Any], call: Describe) -> ModelDescription:
+        """Return the metadata of a model; one that was never loaded is loaded for it."""
+        call_type: type[Call[Any]] = call.able or Call
+        if call.otherwise is not None and not request.model:
+            call_type = self._choose_call_type(call_type, call.otherwise)
+        deployment = self._registry.find(self._model_of(request, call_type), request.version)
+        if not deployment.is_loaded and deployment.loads_on_demand:
+            await deployment.wait_until_loaded(request, time.monotonic())
+        return self._description(deployment)
+
     def _description(self, deployment: Deployment) -> ModelDescription:
-        loaded, spec = deployment.loaded, deployment.spec
+        spec = deployment.spec
         versions = tuple(v for v in self._registry.versions(spec.name) if v)
+        if not deployment.is_loaded and deployment.loads_on_demand:
+            return ModelDescription(spec.name, versions, spec.platform, Signature(), _ANY_CALL, path=spec.uri)
+        loaded = deployment.loaded
         return ModelDescription(
             spec.name,
             versions,
@@ -379,7 +412,9 @@ class Engine:
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:
-        return tuple(self._description(d) for d in self._registry.default_versions() if d.is_loaded)
+        return tuple(
+            self._description(d) for d in self._registry.default_versions() if d.is_loaded or d.loads_on_demand
+        )
 
     def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):
@@ -397,6 +432,7 @@ class Engine:
             *counters.model_families(own),
             *counters.prometheus_families(),
             *cache_families(caches),
+            *(self._loaded_models.families() if self._loaded_models is not None else ()),
             *share_family(self._registry.weighted_versions()),
             *counters.server_families(self._identity.version),
             *(family for source in self.metric_sources for family in source()),

@@ -22,12 +22,15 @@ _Folder = tuple[Path, bool, int]
 _POLL_INTERVAL_S = 30.0
 
 
-def check_watchfiles() -> None:
-    """Raise InvalidInput unless the package that watches folders is installed."""
+def check_watch(paths: Sequence[str]) -> None:
+    """Raise InvalidInput unless folders can be watched and the paths exist: later, a missing one holds no models."""
     try:
         import watchfiles  # noqa: F401
     except ImportError as error:
         raise InvalidInput("setting 'watch': expected watchfiles; pip install 'dragoman[watch]'") from error
+    for path in paths:
+        if ":" not in path and not Path(path).exists():
+            raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
 
 
 class FolderSync:

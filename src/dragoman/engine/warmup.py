@@ -1,4 +1,4 @@
-"""Warm-up: requests that a model answers before it is ready."""
+"""The last steps before a model is ready: its settings for protocols, class labels, and warm-up requests."""
 
 import asyncio
 from contextlib import aclosing
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from dragoman.core.calls import Infer, Request
+from dragoman import plugins
+from dragoman.core.calls import ClassLabels, Infer, Request
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.binder import Binder
@@ -16,6 +17,31 @@ from dragoman.formats.body import parse_request
 from dragoman.formats.policy import Policy
 from dragoman.system.coroutines import complete
 from dragoman.workers.pool import Loaded, Pool
+
+
+def check_protocols(spec: ModelSpec) -> None:
+    """Raise ModelFailed if the settings of a model for a protocol are invalid."""
+    for name in spec.protocols:
+        try:
+            plugins.find("protocol_settings", name)(spec)
+        except ModelFailed as error:
+            raise ModelFailed(f"failed to load '{spec.name}', {error.message}") from error
+
+
+def read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
+    """Return the class labels of the outputs. Raises ModelFailed if a file cannot be read."""
+    labels = {}
+    for output, path in spec.labels.items():
+        file = Path(path)
+        try:
+            names = tuple(line.removesuffix("\r") for line in file.read_bytes().decode().split("\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ModelFailed(
+                f"failed to load '{spec.name}', labels of output '{output}': '{file.name}' cannot be read: {reason}"
+            ) from error
+        labels[output] = ClassLabels(file.name, names)
+    return labels
 
 
 async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
