@@ -166,7 +166,7 @@ class Settings(ModelOptions, TransportOptions, ProtocolOptions):
     front_ends: Annotated[
         int,
         Option(
-            "processes that accept connections, around one engine; 1: none beside the engine's, 0: one per core",
+            "processes that accept connections for one engine; 1: only the engine's process, 0: one per core",
             ADDRESSES,
             most=256,
         ),

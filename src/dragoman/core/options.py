@@ -163,7 +163,7 @@ class ModelOptions:
         int, Option("calls of a model that may be queued or running; further ones get 503; 0: no limit")
     ] = 1024
     response_cache_bytes: Annotated[
-        int, Option("memory per model version for answers to repeated equal requests, in bytes; 0: no response cache")
+        int, Option("memory per model version for responses to repeated equal requests, in bytes; 0: no response cache")
     ] = 0
     timeout_s: Annotated[float, Option("deadline in seconds for requests that set none; 0: no deadline")] = 0.0
     cancel_grace_s: Annotated[
