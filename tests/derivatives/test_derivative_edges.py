@@ -263,19 +263,32 @@ def test_errors_are_plotted_as_text() -> None:
 def test_errors_are_plotted_as_svg() -> None:
     svg = ET.fromstring(svg_plot(CURVES, "Errors & steps"))
     name = "{http://www.w3.org/2000/svg}"
-    assert (svg.get("width"), svg.get("height"), svg.get("viewBox")) == ("842", "480", "0 0 842 480")
-    guide, first, _, second, _ = svg.findall(f"{name}polyline")
-    assert (guide.get("points"), guide.get("stroke-dasharray")) == ("62.0,65.3 582.0,268.0", "4 4")
-    assert first.get("points") == "62.0,116.0 322.0,217.3 582.0,166.7"
-    assert second.get("points") == "62.0,90.7 322.0,420.0 582.0,40.0"
+    assert (svg.get("width"), svg.get("height"), svg.get("viewBox")) == ("870", "498", "0 0 870 498")
+    guide, first, _, second, _, guide_key = svg.findall(f"{name}polyline")
+    assert (guide.get("points"), guide.get("stroke-dasharray")) == ("62.0,83.3 582.0,286.0", "4 4")
+    assert guide_key.get("stroke-dasharray") == "4 4"
+    assert first.get("points") == "62.0,134.0 322.0,235.3 582.0,184.7"
+    assert second.get("points") == "62.0,108.7 322.0,438.0 582.0,58.0"
     assert (first.get("stroke"), second.get("stroke")) == ("#1b6ca8", "#c8553d")
-    texts = [each.text for each in svg.findall(f"{name}text")]
+    assert (first.get("stroke-dasharray"), second.get("stroke-dasharray")) == ("", "6 6")
+    elements = svg.findall(f"{name}text")
+    texts = [each.text for each in elements]
     assert texts[0] == "Errors & steps"
     assert [text for text in texts if text and text.startswith("1e")] == [
         *("1e-14", "1e-11", "1e-08", "1e-05", "1e-02", "1e+01"),
         *("1e-01", "1e-02", "1e-03", "1e-04", "1e-05"),
     ]
-    assert texts[-4:] == ["step, relative to the magnitude of each input", "relative error", "first <1>", "second"]
+    assert texts[-5:-3] == ["step, relative to the magnitude of each input", "relative error"]
+    assert texts[-3:] == ["first <1>", "second", "error of order two"]
+    title, label = elements[0], elements[-4]
+    assert float(label.get("y", 0)) - float(title.get("y", 0)) > 15  # the label is below the title
+
+
+def test_long_names_fit_into_the_legend() -> None:
+    name = "apply_hessian " + "x" * 60
+    svg = ET.fromstring(svg_plot([ErrorCurve(name, ((0.1, 0.1),))], "Errors"))
+    (text,) = (each for each in svg.findall("{http://www.w3.org/2000/svg}text") if each.text == name)
+    assert float(svg.get("width", 0)) >= float(text.get("x", 0)) + 8 * len(name)
 
 
 MANY_CURVES = tuple(

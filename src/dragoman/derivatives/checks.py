@@ -243,7 +243,8 @@ def _direction(rng: np.random.Generator, size: int) -> Vector:
 _MIN_EXPONENT, _MAX_EXPONENT = -14.0, 1.0
 _MARKERS = "●○■□▲△◆◇★☆abcdefghijklmnopqrstuvwxyz"
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d5c", "#8d5fb0", "#b8860b", "#4f6d7a", "#d1478c", "#3a3a3a")
-_DASHES = ("", "6 3", "2 3")
+_DASHES = ("", "6 6", "2 6")
+_CHARACTER_PX = 8  # width of a character in the legend, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +274,7 @@ def text_plot(curves: Sequence[ErrorCurve]) -> str:
 
 def svg_plot(curves: Sequence[ErrorCurve], title: str) -> str:
     """Return an SVG with logarithmic axes, and a dashed line with the slope of differences of order two."""
-    left, top, width, height = 62, 40, 520, 380
+    left, top, width, height = 62, 58, 520, 380
     exponents = [math.log10(step) for curve in curves for step, _ in curve.points] or [-1.0, -5.0]
     largest, smallest = max(exponents), min(exponents)
 
@@ -285,8 +286,9 @@ def svg_plot(curves: Sequence[ErrorCurve], title: str) -> str:
     def path(points: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in (position(*point) for point in points))
 
-    w = left + width + 260
-    h = max(top + height + 60, top + 22 * len(curves) + 30)
+    legend = left + width + 20
+    w = legend + 28 + _CHARACTER_PX * max(30, *(len(curve.name) for curve in curves), 0)
+    h = max(top + height + 60, top + 22 * (len(curves) + 1) + 30)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
         'font-family="sans-serif" font-size="12">',
@@ -295,15 +297,19 @@ def svg_plot(curves: Sequence[ErrorCurve], title: str) -> str:
         *_grid(left, top, width, height, largest, smallest),
     ]
     guide = ((10**largest, 1.0), (10**smallest, 10 ** (2 * (smallest - largest))))
-    parts.append(f'<polyline points="{path(guide)}" fill="none" stroke="#bbb" stroke-dasharray="4 4"/>')
+    dashed = 'fill="none" stroke="#bbb" stroke-dasharray="4 4"'
+    parts.append(f'<polyline points="{path(guide)}" {dashed}/>')
     for index, curve in enumerate(curves):
-        parts += _curve(path(curve.points), curve.name, index, left + width + 20, top + 12 + 22 * index)
+        parts += _curve(path(curve.points), curve.name, index, legend, top + 12 + 22 * index)
+    y = top + 12 + 22 * len(curves)
+    parts.append(f'<polyline points="{legend},{y} {legend + 22},{y}" {dashed}/>')
+    parts.append(_text(legend + 28, y + 4, "error of order two"))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _curve(points: str, name: str, index: int, x: float, y: float) -> list[str]:
     colour = _COLOURS[index % len(_COLOURS)]
-    dash = _DASHES[index // len(_COLOURS) % len(_DASHES)]
+    dash = _DASHES[index % len(_DASHES)]  # equal curves stay visible: the lower one shows in the gaps
     style = f'fill="none" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dash}"'
     dots = [f'<circle cx="{a}" cy="{b}" r="2.4" fill="{colour}"/>' for a, b in (p.split(",") for p in points.split())]
     legend = f'<polyline points="{x},{y} {x + 22},{y}" {style}/>'
