@@ -437,3 +437,27 @@ def test_typed_requests_get_raw_contents_as_the_examples_of_triton_expect(plain:
     assert np.frombuffer(raw.raw_output_contents[0], "<i4").tolist() == [2 * i for i in range(16)]
     assert not typed.raw_output_contents
     assert list(typed.outputs[0].contents.int_contents) == [2 * i for i in range(16)]
+
+
+def test_the_repository_service_of_mlserver(batched: ServerProcess) -> None:
+    pb, bearer = triton_grpc.service_pb2, [("authorization", f"Bearer {TOKEN}")]
+    with grpc.insecure_channel(batched.grpc_url) as channel:
+
+        def call(method: str, request: Any, response: Any, **options: Any) -> Any:
+            path = f"/inference.model_repository.ModelRepositoryService/{method}"
+            return channel.unary_unary(path, response_deserializer=response.FromString)(
+                request.SerializeToString(), timeout=60, **options
+            )
+
+        index = pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse
+        with pytest.raises(grpc.RpcError) as denied:
+            call("RepositoryIndex", *index)
+        assert denied.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        for verb, state in (("Unload", "UNAVAILABLE"), ("Load", "READY")):
+            request = getattr(pb, f"RepositoryModel{verb}Request")(model_name="Rows")
+            call(f"RepositoryModel{verb}", request, getattr(pb, f"RepositoryModel{verb}Response"), metadata=bearer)
+            (model,) = call("RepositoryIndex", *index, metadata=bearer).models
+            assert (model.name, model.state) == ("Rows", state)
+        with pytest.raises(grpc.RpcError) as unknown:
+            call("ModelInfer", pb.ModelInferRequest(), pb.ModelInferResponse)
+        assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -18,6 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_descriptors_equal_the_proto_file(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "protos", tmp_path], check=True)
     assert (tmp_path / "open_inference.binpb").read_bytes() == m.DESCRIPTORS
+    assert (tmp_path / "model_repository.binpb").read_bytes() == m.REPOSITORY_DESCRIPTORS
+
+
+def test_the_messages_of_the_repository_service_are_those_of_the_protocol() -> None:
+    (ours,), (theirs,) = (FileDescriptorSet.FromString(d).file for d in (m.DESCRIPTORS, m.REPOSITORY_DESCRIPTORS))
+    known: dict[str, Any] = {}
+    for message in ours.message_type:
+        known |= _fields(message)
+    for message in theirs.message_type:
+        for name, (number, kind, label, type_name) in _fields(message).items():
+            assert (number, kind, label, type_name.replace(".model_repository", "")) == known[name], name
 
 
 def test_messages_are_not_in_the_default_pool() -> None:

@@ -73,7 +73,7 @@ async def test_reflection_lists_every_service(server: Any, target: str) -> None:
 
     services, methods, health = await asyncio.to_thread(look)
     reflection = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
-    assert sorted(services) == ["grpc.health.v1.Health", *reflection, m.SERVICE]
+    assert sorted(services) == ["grpc.health.v1.Health", *reflection, m.SERVICE, m.REPOSITORY_SERVICE]
     assert methods == {row.name for row in TABLE.methods}
     assert health == ["Health"]
 

@@ -20,6 +20,9 @@ SERVICE = "inference.GRPCInferenceService"
 
 # A serialized FileDescriptorSet, compiled from open_inference.proto by scripts/protos.
 DESCRIPTORS = files("dragoman.formats").joinpath("open_inference.binpb").read_bytes()
+# The same for a service of MLServer, whose messages are those of Open Inference in another package.
+REPOSITORY_SERVICE = "inference.model_repository.ModelRepositoryService"
+REPOSITORY_DESCRIPTORS = files("dragoman.formats").joinpath("model_repository.binpb").read_bytes()
 
 
 def _classes() -> dict[str, Any]:

@@ -331,10 +331,16 @@ class GrpcProtocol:
     """A protocol over gRPC: a service and its methods.
 
     `status` returns the name of the gRPC status code of an error. `descriptors` is the serialized FileDescriptorSet
-    for server reflection.
+    for server reflection. `other_services` are further services, each with the names of the methods that it has too.
     """
 
     service: str
     methods: tuple[GrpcMethod | GrpcStreamMethod, ...]
     status: Callable[[DragomanError], str]
     descriptors: bytes
+    other_services: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The names of all services."""
+        return (self.service, *self.other_services)

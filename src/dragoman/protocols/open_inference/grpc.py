@@ -113,7 +113,10 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("RepositoryModelUnload", _repository_unload, role="admin"),
         ),
         status=_status,
-        descriptors=m.DESCRIPTORS,
+        descriptors=m.DESCRIPTORS + m.REPOSITORY_DESCRIPTORS,
+        other_services={
+            m.REPOSITORY_SERVICE: frozenset(("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"))
+        },
     )
 
 

@@ -77,11 +77,12 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         call, final, classes = Infer(_parse_inputs(message, raw, packed, policy)), False, {}
         deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
+    contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
     options = GrpcOutputOptions(
         id=message.id,
         model=model,
         version=message.model_version,
-        raw=_wants_raw(request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents, call, is_raw=is_raw),
+        raw=(is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw),
         classes=classes,
         final=final,
     )

@@ -252,7 +252,7 @@ def make_handlers(
     Once `stopping` is done, streams end and health is NOT_SERVING. `executor` parses and formats the messages
     of the protocols.
     """
-    checks = Health(engine, [p.service for p in protocols], stopping)
+    checks = Health(engine, [service for p in protocols for service in p.services], stopping)
     tables = table_handlers(engine, protocols, stopping, executor)
     return {**tables, **checks.handlers(), **Reflection(protocols, stopping).handlers()}
 

@@ -104,6 +104,9 @@ def table_handlers(
                         StreamMethod(engine, protocol, method, stopping, executor).talk, role=method.role
                     )
             found[f"/{protocol.service}/{method.name}"] = handler
+            for service, names in protocol.other_services.items():
+                if method.name in names:
+                    found[f"/{service}/{method.name}"] = handler
     return found
 
 

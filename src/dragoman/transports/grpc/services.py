@@ -50,7 +50,9 @@ class Reflection:
     """Reflection on protocols, on the health service, and on itself."""
 
     def __init__(self, protocols: Sequence[GrpcProtocol], stopping: asyncio.Future[None]) -> None:
-        self._services = sorted([*(p.service for p in protocols), _HEALTH_SERVICE, *_REFLECTION_SERVICES])
+        self._services = sorted(
+            [*(service for p in protocols for service in p.services), _HEALTH_SERVICE, *_REFLECTION_SERVICES]
+        )
         described = [file for p in protocols for file in FileDescriptorSet.FromString(p.descriptors).file]
         described += [_HEALTH_DESCRIPTOR, _REFLECTION_DESCRIPTOR, _v1alpha()]
         self._files = {file.name: file for file in described}
