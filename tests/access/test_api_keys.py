@@ -159,6 +159,16 @@ async def test_a_key_loads_and_unloads_models_with_the_role_admin(server: RestSe
     assert (await infer(server, admin, "Tripler")).status == 404
 
 
+async def test_requests_with_restricted_keys_are_observed_each_time(keys: KeyFile, tmp_path: Path) -> None:
+    bound, log = bearer(keys.add("bound", models=["Doubler"])), tmp_path / "access.log"
+    async with serving(Doubler, Tripler, api_keys=str(keys.path), access_log=str(log)) as server:
+        for status, model in ((200, "Doubler"), (200, "Doubler"), (403, "Tripler")):
+            assert (await infer(server, bound, model)).status == status
+        assert (await infer(server, {})).status == 401
+    lines = [line for line in log.read_text().splitlines() if "/infer" in line]
+    assert [line.partition("status=")[2][:3] for line in lines] == ["200", "200", "403", "401"]
+
+
 async def test_a_key_may_use_its_models_only(server: RestServer, keys: KeyFile) -> None:
     bound = bearer(keys.add("bound", ["admin"], ["Doubler"]))
     server.dragoman.reload()

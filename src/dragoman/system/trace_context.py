@@ -26,6 +26,10 @@ _MAX_STATE_CHARACTERS: Final = 4096
 _random: Final = random.Random()  # noqa: S311 - ids, no secrets
 
 
+# Call it with 64.
+new_lower_half: Final = _random.getrandbits
+
+
 class Trace(NamedTuple):
     """The trace of a request.
 
@@ -49,25 +53,24 @@ class Sampler:
     """
 
     def __init__(self, ratio: float, is_parent_based: bool = True) -> None:
-        self._bound = round(ratio * (1 << 64))
+        self.bound = round(ratio * (1 << 64))
         self._is_parent_based = is_parent_based
-        self._draw = _random.getrandbits
 
-    def trace(self, headers: Mapping[str, str], is_health: bool = False) -> Trace | None:
+    def trace(self, headers: Mapping[str, str], lower: int, is_health: bool = False) -> Trace | None:
         """Return the trace of a request; None if it is not traced and has no valid `traceparent`.
 
-        Health checks are traced only if their client says so.
+        `lower` is the lower half of its trace id if it has none, from `new_lower_half`: a request without `traceparent`
+        is traced if that is below `bound`. Health checks are traced only if their client says so.
         """
         if PARENT in headers and (parent := parse_parent(headers[PARENT])) is not None:
             return self._continue(*parent, parse_state(headers.get(STATE, "")))
         # The lower half of a trace id decides, so that services with the same ratio decide alike.
-        lower = self._draw(64)
-        if lower >= self._bound or is_health:
+        if lower >= self.bound or is_health:
             return None
-        return Trace(f"{self._draw(64) | 1:016x}{lower:016x}", new_span_id(), "03", "", "", True)
+        return Trace(f"{_random.getrandbits(64) | 1:016x}{lower:016x}", new_span_id(), "03", "", "", True)
 
     def _continue(self, trace_id: str, parent_id: str, flags: int, state: str) -> Trace:
-        is_sampled = bool(flags & _IS_SAMPLED) if self._is_parent_based else int(trace_id[16:], 16) < self._bound
+        is_sampled = bool(flags & _IS_SAMPLED) if self._is_parent_based else int(trace_id[16:], 16) < self.bound
         span_id = new_span_id() if is_sampled else parent_id
         return Trace(trace_id, span_id, f"{flags & ~_IS_SAMPLED | is_sampled:02x}", state, parent_id, is_sampled)
 

@@ -8,8 +8,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from dragoman.access.control import AccessControl
+from dragoman.access.grants import Grant
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import Family
@@ -17,7 +19,7 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpProtocol, HttpRequest, HttpResponse
 from dragoman.system.call_times import CallTimes, observed
 from dragoman.system.request_context import Context, get_context, request_id, running_in_thread, set_context
-from dragoman.system.trace_context import Sampler, Trace
+from dragoman.system.trace_context import PARENT, Sampler, Trace, new_lower_half
 from dragoman.transports.application import Application, Progress, RequestSummary
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
@@ -85,15 +87,24 @@ class Observation:
         self._access_log = access_log
         self._tracer = tracer
         self._sampler = sampler
-        self._running = running_in_thread()
+        # Requests without `traceparent` for which a larger number is drawn are not observed.
+        self.bound = 1 << 64 if access_log is not None or sampler is None else sampler.bound
         self._observers = [each for each in (access_log, tracer) if each is not None]
 
     def start(
-        self, protocol: str, method: str, path: str, received: int, headers: Mapping[str, str], is_health: bool = False
+        self,
+        protocol: str,
+        method: str,
+        path: str,
+        received: int,
+        headers: Mapping[str, str],
+        is_health: bool = False,
+        lower: int = -1,
     ) -> Exchange | None:
-        """Return the exchange that a request begins, None if it is not observed."""
-        sampler = self._sampler
-        trace = None if sampler is None else sampler.trace(headers, is_health)
+        """Return the exchange that a request begins, None if it is not observed. `lower`: see `Sampler.trace`."""
+        trace = None
+        if self._sampler is not None:
+            trace = self._sampler.trace(headers, new_lower_half(64) if lower < 0 else lower, is_health)
         if trace is None and self._access_log is None:
             return None
         return Exchange(protocol, method, path, received, trace)
@@ -192,16 +203,26 @@ def _start(exchange: Exchange, request: Request[Any]) -> None:
 
 
 class ObservedApplication(Application):
-    """An application that observes its requests."""
+    """An application that observes its requests; `plain` answers those that are not observed, with the same state."""
 
-    def __init__(self, observation: Observation, engine: CallHandler, *arguments: Any) -> None:
+    def __init__(self, plain: Application, engine: CallHandler, observation: Observation) -> None:
+        vars(self).update(vars(plain))
+        self._plain = plain
+        self._restricted = WeakKeyDictionary()
+        self._engine = ObservedEngine(engine)
         self._observation = observation
+        self._bound = observation.bound
         self._running = running_in_thread()
-        super().__init__(ObservedEngine(engine), *arguments)
 
-    def _start(self, match: Match, request: HttpRequest) -> Exchange | None:
+    def _restrict(self, grant: Grant) -> Application:
+        view = super()._restrict(grant)
+        assert isinstance(view, ObservedApplication)
+        view._plain = self._plain._restrict(grant)
+        return view
+
+    def _start(self, match: Match, request: HttpRequest, lower: int) -> Exchange | None:
         exchange = self._observation.start(
-            match.protocol.name, request.method, request.path, len(request.body), request.headers, match.health
+            match.protocol.name, request.method, request.path, len(request.body), request.headers, match.health, lower
         )
         if exchange is not None:
             exchange.route = match.route
@@ -210,9 +231,13 @@ class ObservedApplication(Application):
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
-        exchange = self._start(match, request)
+        # Decided here, as one further call would cost 1 % of a small request.
+        lower = new_lower_half(64)
+        if lower >= self._bound and PARENT not in request.headers:
+            return self._plain.begin(match, request, writer)
+        exchange = self._start(match, request, lower)
         if exchange is None:
-            return Application.begin(self, match, request, writer)
+            return self._plain.begin(match, request, writer)
         running = self._running
         running.context = exchange.identify(running.context)
         running.times = exchange
@@ -230,9 +255,9 @@ class ObservedApplication(Application):
     def answer(
         self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None = None
     ) -> Coroutine[Any, Any, None]:
-        exchange: Exchange | None = self._running.times if progress is not None else self._start(match, request)
+        exchange: Exchange | None = self._running.times if progress is not None else self._start(match, request, -1)
         if exchange is None:
-            return super().answer(match, request, writer, progress)
+            return self._plain.answer(match, request, writer, progress)
         return self._observe_answer(exchange, match, request, writer, progress)
 
     async def _observe_answer(
@@ -272,9 +297,10 @@ def make_application(
     access: AccessControl | None = None,
 ) -> Application:
     """Return an application, an observed one if the executor has an observation."""
+    plain = Application(engine, protocols, limits, executor, access)
     if executor is None or executor.observation is None:
-        return Application(engine, protocols, limits, executor, access)
-    return ObservedApplication(executor.observation, engine, protocols, limits, executor, access)
+        return plain
+    return ObservedApplication(plain, engine, executor.observation)
 
 
 class _ObservedWriter(ForwardingWriter):
