@@ -1,5 +1,6 @@
 """Model files without a configured placement: the placement that the model declares, and one load."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.placements import PreferredPlacements
 from dragoman.system.coroutines import complete
 
 IMPORTS = """
@@ -73,3 +75,26 @@ async def test_a_decorated_function_declares_its_placement(tmp_path: Path) -> No
         assert deployment.placement == "inline"
     finally:
         await deployment.close()
+
+
+async def test_further_models_of_a_class_start_no_process_to_find_out_their_placement(tmp_path: Path) -> None:
+    file, placements = tmp_path / "model.py", PreferredPlacements()
+
+    async def placement_and_imports() -> tuple[str, int]:
+        (tmp_path / "imports").write_text("")
+        spec = ModelSpec(name="m", runtime="python", uri=f"{file}:M")
+        deployment = Deployment(spec, lambda: None, placements=placements)
+        try:
+            await deployment.start()
+        finally:
+            await deployment.close()
+        pids = (tmp_path / "imports").read_text().split()
+        return deployment.placement, len(set(pids) - {str(os.getpid())})
+
+    file.write_text(CLASS_LINE + '    placement = "inline"\n' + METHODS)
+    assert await placement_and_imports() == ("inline", 1)
+    assert await placement_and_imports() == ("inline", 0)
+    file.write_text(CLASS_LINE + METHODS)  # a changed file may prefer another placement
+    assert await placement_and_imports() == ("process", 1)
+    file.write_text(CLASS_LINE + '    def __init__(self, spec):\n        self.placement = "inline"\n' + METHODS)
+    assert await placement_and_imports() == ("inline", 1)

@@ -14,6 +14,7 @@ from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.model_changes import ModelChanges
 from dragoman.engine.on_demand import LoadedModels, is_pinned
+from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import ModelState, Repository, Source
 from dragoman.engine.version_routing import VersionRouting
@@ -52,6 +53,7 @@ class ModelControl:
         self._registry = registry
         self._on_change = on_change
         self._siblings = siblings
+        self._placements = PreferredPlacements()
         self._gate = gate or asyncio.Semaphore(LOADING_AT_ONCE)
         self._sources = sources
         self._loads_new_models = loads_new_models
@@ -271,7 +273,7 @@ class ModelControl:
         by_version = {}
         for spec in specs:
             load = None if self._loaded_models is None or is_pinned(spec) else self._load_for_call
-            by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load)
+            by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load, self._placements)
         return by_version
 
     def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:

@@ -23,6 +23,7 @@ from dragoman.engine.binder import Binder
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.deadlines import before, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
+from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
 from dragoman.engine.warmup import check_protocols, read_labels, warm_up
 from dragoman.system.coroutines import begin, complete, ensure_task
@@ -48,6 +49,7 @@ class Deployment:
         on_change: Callable[[], None],
         siblings: Callable[[str], SiblingModels] | None = None,
         load: "Callable[[Deployment], Awaitable[None]] | None" = None,
+        placements: PreferredPlacements | None = None,
     ) -> None:
         self.spec = spec
         self.state = "LOADING" if load is None else "UNLOADED"
@@ -58,6 +60,7 @@ class Deployment:
         self.labels: Mapping[str, ClassLabels] = {}
         self.counters = CallCounters()
         self._load_for_call = load
+        self._placements = placements or PreferredPlacements()
         self._on_change = on_change
         self._siblings = siblings
         self._pool: Pool | None = None
@@ -127,11 +130,12 @@ class Deployment:
                 )
             self.placement = "process"
             return await self._start_pool(self.placement, replace(self.spec, placement="process"))
-        self.placement = _first_placement(self.spec)
+        self.placement = self._placements.first(self.spec)
         try:
             return await self._start_pool(self.placement, self.spec)
         except WrongPlacement as error:
             self.placement = error.placement
+            self._placements.remember(self.spec, self.placement)
         return await self._start_pool(self.placement, replace(self.spec, placement=self.placement))
 
     async def _start_pool(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
@@ -440,10 +444,3 @@ def _admit_call(request: Request[A], bound: Any, deadline_s: float | None) -> Re
     """Return the request with its deadline, and its bound call unless that is None."""
     call = request.call if bound is None else bound
     return Request(call, request.model, request.version, request.id, deadline_s, request.metadata)
-
-
-def _first_placement(spec: ModelSpec) -> Placement:
-    """Return where a model is created first; it may then raise WrongPlacement before it is loaded."""
-    if spec.placement:
-        return spec.placement
-    return "thread" if spec.target is not None else plugins.runtime(spec.runtime or "python").placement_for(spec)
