@@ -484,13 +484,19 @@ async def test_a_collector_that_is_down_is_counted_and_harmless(caplog: pytest.L
     assert SECRET not in warnings[0]
 
 
-@pytest.mark.parametrize("status", [400, 503])
-async def test_a_collector_that_answers_errors_is_counted(status: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_a_collector_are_logged_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     with running_receiver() as receiver:
-        receiver.status = status
+        receiver.status = 400
         async with serve(receiver.url) as server:
-            assert await post(server) == 200
-    assert [r.getMessage() for r in caplog.records if "traces cannot be exported" in r.getMessage()]
+            for count in (1, 2, 3):
+                assert await post(server) == 200
+                wait_until(lambda count=count: len(receiver.bodies) >= count, "an export")  # type: ignore[misc]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert re.fullmatch(r"traces cannot be exported: .*code: 400.*; dropped=1", warnings[0])
 
 
 async def test_a_collector_that_hangs_delays_no_request_and_the_stop_only_a_little(

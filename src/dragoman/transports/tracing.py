@@ -105,6 +105,7 @@ class Tracer:
 
     def _export(self, exchanges: list[Exchange]) -> None:
         clock_s = time.time() - time.monotonic()
+        self._filter.reason = "unknown"
         try:
             spans = [span for each in exchanges for span in self._spans(each, clock_s)]
             is_exported = self._exporter.export(spans) is SpanExportResult.SUCCESS
@@ -228,7 +229,10 @@ class _ExporterFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread.ident:
             return True
-        self.reason = record.getMessage()
+        message = record.getMessage()
+        # What follows the cause of a retry only says that there are no more retries.
+        if message.startswith("Transient error") or not self.reason.startswith("Transient error"):
+            self.reason = message
         return False
 
 
