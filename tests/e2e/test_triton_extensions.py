@@ -195,6 +195,7 @@ def test_configuration_of_a_model_with_batching(batched: ServerProcess, module: 
     batching = config["dynamic_batching"]
     assert batching["preferred_batch_size"] == [8]
     assert int(batching["max_queue_delay_microseconds"]) == 250_000
+    assert "response_cache" not in config
 
 
 def test_json_of_a_configuration(plain: ServerProcess) -> None:
@@ -367,8 +368,24 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
         (folder / name / "dragoman.toml").write_text(
             f'[model]\nuri = "{MODELS / "shapes.py"}:{name}"\nlabels = {{scores = "labels.txt"}}\n'
         )
+    (folder / "Cached").mkdir()
+    (folder / "Cached" / "dragoman.toml").write_text(
+        f'[model]\nuri = "{MODELS / "shapes.py"}:Scores"\nresponse_cache_bytes = 1000000\n'
+    )
     with running_server(str(folder)) as process:
         yield process
+
+
+def test_statistics_and_configuration_of_a_model_with_a_cache(labelled: ServerProcess) -> None:
+    with connect(triton_http, labelled) as client:
+        for _ in range(3):
+            client.infer("Cached", [tensor(triton_http, "x", SCORES, "FP32")])
+        assert configuration(client, "Cached")["response_cache"] == {"enable": True}
+        assert "response_cache" not in configuration(client, "Scores")
+        (entry,) = statistics(client, "Cached")
+    stats = entry["inference_stats"]
+    assert [stats[name]["count"] for name in ("success", "cache_hit", "cache_miss")] == [3, 2, 1]
+    assert (entry["inference_count"], entry["execution_count"]) == (1, 1)
 
 
 SCORES = np.array([[0.5, 0.25, 1.5, 0.125], [2, 4, 1, 3]], np.float32)

@@ -188,7 +188,8 @@ class ModelDescription:
 
     `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
     `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
-    waits for more rows. `streams`: its response to Infer is a stream. `labels` are the class labels of outputs.
+    waits for more rows. `streams`: its response to Infer is a stream. `caches`: repeated calls are answered from a
+    cache. `labels` are the class labels of outputs.
     """
 
     name: str
@@ -203,6 +204,7 @@ class ModelDescription:
     max_batch_wait_s: float = 0.0
     replicas: int = 1
     streams: bool = False
+    caches: bool = False
     labels: Mapping[str, ClassLabels] = field(default_factory=dict)
 
 

@@ -403,6 +403,7 @@ class Engine:
             max_batch_wait_s=spec.max_batch_wait_s,
             replicas=deployment.replicas,
             streams=loaded.streams,
+            caches=deployment.response_cache is not None,
             labels=deployment.labels,
         )
 

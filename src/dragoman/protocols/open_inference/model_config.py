@@ -52,6 +52,8 @@ def config_message(model: ModelDescription) -> Any:
     if model.max_batch_size:
         config.dynamic_batching.preferred_batch_size.append(model.max_batch_size)
         config.dynamic_batching.max_queue_delay_microseconds = round(model.max_batch_wait_s * 1e6)
+    if model.caches:
+        config.response_cache.enable = True
     if model.streams:
         config.model_transaction_policy.decoupled = True
     return config
