@@ -15,7 +15,7 @@ import pytest
 import dragoman
 from dragoman import BF16, BYTES, FP32, FP64, ApplyHessian, ApplyJacobian, Gradient, Infer, Inference, errors
 from dragoman.core.bytes_tensor import BytesTensor
-from dragoman.core.calls import Embed, Embedded, Load, Measure, Request, SignatureFor
+from dragoman.core.calls import Embed, Embedded, Handle, Handled, Load, Measure, Request, SignatureFor
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
@@ -44,6 +44,12 @@ class Numbering(dragoman.Model):
         self.own[:] = self.number
         self.parameters["p"] = self.number
         return Inference({"number": Tensor(self.own, FP64)}, self.parameters, {"x-number": str(self.number)})
+
+    handlers = ("POST /number",)
+
+    def handle(self, call: Handle) -> Any:
+        self.number += 1
+        return Handled(str(self.number).encode())
 
     def embed(self, call: Embed) -> Any:
         self.number += 1
@@ -170,6 +176,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "outputs": (infer([1.0]), infer([1.0], outputs=("number",))),
     "content type": (infer([1.0]), infer([1.0], content_types={"number": "np"})),
     "config": (infer([1.0], config={"a": [1, {"b": 2}]}), infer([1.0], config={"a": [1, {"b": 2.0}]})),
+    "nested config": (infer([1.0], config={"a": {"b": 1}}), infer([1.0], config={"a": {}, "b": 1})),
     "type of call": (
         Gradient(positional=(vector(1),), sens=vector(2)),
         ApplyJacobian(positional=(vector(1),), vec=vector(2)),
@@ -219,6 +226,11 @@ async def test_large_requests(engine: Engine) -> None:
     assert [await number(engine, infer(x)), await number(engine, infer(x))] == [1, 1]
     x[-1] = 1
     assert await number(engine, infer(x)) == 2
+
+
+async def test_responses_of_handlers_are_not_stored(engine: Engine) -> None:
+    call = Request(Handle(method="POST", path="/number"))
+    assert [(await engine.call(call)).answer.content for _ in range(2)] == [b"1", b"2"]
 
 
 async def test_errors_are_not_stored(engine: Engine) -> None:

@@ -148,11 +148,9 @@ class _Computation:
         observed.set(self._times)
         return self._cache.finish(self._key, self, await self._computing)
 
-    def _on_end(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, _: asyncio.Task[Any]) -> None:
         self._cache.forget_running(self._key, self)
         self._computing.close()  # if it was cancelled before it began
-        if not task.cancelled():
-            task.exception()  # its callers may have left
 
 
 # --- keys ----------------------------------------------------------------------------------------------------
