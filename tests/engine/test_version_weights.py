@@ -154,6 +154,16 @@ async def test_a_new_version_is_loaded_with_its_share(folder: Path) -> None:
         assert await count(engine) == {"3": 40}
 
 
+async def test_weights_of_a_load_request_take_the_place_of_the_default_version(folder: Path) -> None:
+    write_settings(folder, default_version="1", version_policy="all")
+    async with open_engine(folder, control_open=True, placement="inline") as engine:
+        assert await count(engine, 5) == {"1": 5}
+        await load(engine, weights="2=1")
+        assert await count(engine, 5) == {"2": 5}
+        await load(engine, weights="")
+        assert await count(engine, 5) == {"1": 5}
+
+
 async def test_scaling_keeps_the_weights(folder: Path) -> None:
     write_settings(folder, '{ "1" = 1, "2" = 0 }', placement="thread")
     async with open_engine(folder, control_open=True, placement="inline") as engine:
