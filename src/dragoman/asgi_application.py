@@ -36,7 +36,8 @@ _SERVER_SETTINGS = (
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
     "drain_delay_s", "log_format", "log_level", "explain_batches", "keep_memory",
     "tls_client_ca", "tls_min_version", "reject_host_mismatch",
-    "admin_port", "admin_host",
+    "admin_port", "admin_host", "worker_port", "worker_host", "worker_timeout_s", "worker_secret_file",
+    "worker_secret", "worker_plaintext",
 )  # fmt: skip
 
 

@@ -26,10 +26,11 @@ _under_way = threading.local()
 
 
 def find(group: str, name: str) -> Any:
-    """Return the plug-in `name` of a group: `runtimes`, `pools`, `protocols`, `protocol_settings` or `codecs.input`.
+    """Return the plug-in `name` of a group.
 
-    Plug-ins are entry points of the group `dragoman.<group>`. Ours go before those of other packages, and `name` may be
-    a `module:attribute` instead. Raises ModelFailed if there is none, or if its module cannot be imported.
+    Groups are `runtimes`, `pools`, `launchers`, `protocols`, `protocol_settings` and `codecs.input`. Plug-ins are entry
+    points of the group `dragoman.<group>`. Ours go before those of other packages, and `name` may be a
+    `module:attribute` instead. Raises ModelFailed if there is none, or if its module cannot be imported.
     """
     entry = _entry(group, name)
     if entry is not None:

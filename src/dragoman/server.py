@@ -26,7 +26,7 @@ from dragoman.engine.on_demand import load_limits
 from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
-from dragoman.server_transports import ServerTransports, check_settings, http_addresses
+from dragoman.server_transports import ServerTransports, check_settings, http_addresses, make_worker_port
 from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
@@ -51,7 +51,8 @@ class Server:
         self.read_settings: Callable[[], Settings] = lambda: settings or settings_for(paths, changes)  # for `reload`
         self.settings = self.read_settings()
         specs = [spec_of_object(m, self.settings) for m in models if not isinstance(m, str | Path)]
-        self.engine = make_engine(paths, specs, self.settings)
+        self.worker_port = make_worker_port(self.settings)
+        self.engine = make_engine(paths, specs, self.settings, worker_port=self.worker_port)
         self._transports = _make_transports(self.engine, self.settings)
         self.engine.metric_sources.append(self._transports.metrics)
 
@@ -126,6 +127,8 @@ class Server:
             log.warning("nothing will be served: no model is loaded at the start, nor later without --control-token")
         self._warn_if_open()
         try:
+            if self.worker_port is not None:
+                await self.worker_port.start()
             await self._transports.start()
         except BaseException:
             await self.stop(0.0)
@@ -188,6 +191,8 @@ class Server:
             end_s = time.monotonic() + (_FINAL_RESPONSES_S if grace_s > 0 else 0.0)
         await self._transports.stop(max(0.0, end_s - time.monotonic()))
         await self.engine.close()
+        if self.worker_port is not None:
+            await self.worker_port.close()
 
     async def run(self, on_start: Callable[["Server"], Any] | None = None, *, handle_signals: bool = True) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. `on_start` is awaited once the ports are open.
@@ -294,14 +299,16 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
             del os.environ[METRICS_FOLDER]
 
 
-def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings) -> Engine:
-    """Return an engine for models on disk and for Python objects, without transports."""
+def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings, **defaults: Any) -> Engine:
+    """Return an engine for models on disk and for Python objects, without transports; `defaults`: further fields of
+    each ModelSpec.
+    """
     if settings.watch:
         check_watch(paths)
     folders = split_list(settings.model_folders)
     repository = DiskRepository(
         paths,
-        settings.model_defaults(),
+        {**settings.model_defaults(), **defaults},
         settings.version_policy,
         objects,
         folders,

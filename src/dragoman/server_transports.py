@@ -29,6 +29,8 @@ from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
 from dragoman.transports.tls import TlsFiles
+from dragoman.workers.handshake import read_secret
+from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
 
 log = logging.getLogger("dragoman.server")
 
@@ -322,3 +324,20 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     )
     found.check()
     return found
+
+
+def make_worker_port(settings: Settings) -> WorkerPort | None:
+    """Return the port that workers join, None if it is off. Raises InvalidInput."""
+    if settings.worker_port < 0:
+        return None
+    return WorkerPort(
+        WorkerPortOptions(
+            host=settings.worker_host or settings.host,
+            port=settings.worker_port,
+            secret=read_secret(settings.worker_secret_file, settings.worker_secret),
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
+            allow_plaintext=settings.worker_plaintext,
+            timeout_s=settings.worker_timeout_s,
+        )
+    )

@@ -132,7 +132,7 @@ class RecordingPool:
         self.gate.set()
         self.cancelled = 0
         self.ready = True
-        self.unavailable = ""
+        self.unavailable = self.waiting = ""
         self.capacity = 1
         self.is_replicated = False
 

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"core", "plugins", "formats"},
     "settings": {"core"},
     "access": {"core", "engine", "protocols"},
-    "workers": {"core", "plugins", "codecs"},
+    "workers": {"core", "plugins", "codecs", "_version"},
     "compat": {"core", "formats", "codecs"},
     "derivatives": {"core"},
     "graphs": {"core", "derivatives"},
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "transports",
         "settings",
         "_version",
+        "workers",
     },
     "front_ends": {"access", "core", "engine", "server_transports", "settings", "workers"},
     "asgi_application": {"access", "core", "engine", "server_transports", "server", "settings", "transports"},
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server",
         "settings",
         "_version",
+        "workers",
     },
 }
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.

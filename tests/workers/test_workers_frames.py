@@ -1,6 +1,8 @@
 """Tensors reach worker processes unchanged and uncopied; frames are parsed from chunks of any size."""
 
 import socket
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
 from dragoman.core.errors import ModelFailed
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.system.coroutines import complete
+from dragoman.system.shared_memory import create_memory_file
 from dragoman.workers.channel import Channel, receive
 from dragoman.workers.frames import Frame, FrameKind, FrameParser, encode
+from dragoman.workers.shared_blocks import BlockReader, close_files
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
@@ -140,3 +144,32 @@ async def test_a_truncated_frame_is_end_of_file(size: int) -> None:
         theirs.sendall(frame[: len(frame) // 2])
         theirs.shutdown(socket.SHUT_WR)
         assert receive(ours) is None
+
+
+INVALID_FRAMES: dict[str, bytes] = {
+    "shared memory that is not shared": struct.pack("<IIQQ", FrameKind.RESPONSE, 1, 1, 32)
+    + struct.pack("<QQQQ", 16 | 1 << 63, 0, 0, 64),
+    "parts beyond the frame": struct.pack("<IIQQ", FrameKind.RESPONSE, 9, 1, 16) + bytes(16),
+}
+
+
+@pytest.mark.parametrize("data", INVALID_FRAMES.values(), ids=INVALID_FRAMES)
+async def test_an_invalid_frame_closes_the_channel(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        events: list[Frame | str] = []
+        channel = Channel(ours, events.append, lambda: events.append("closed"))
+        theirs.sendall(data)
+        await wait_until(lambda: events)
+        assert events == ["closed"]
+        assert channel.closed
+
+
+def test_only_shared_buffers_are_opened(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    descriptor = create_memory_file("arena", 4096)
+    reader = BlockReader(descriptor, lambda _number: None)
+    close_files([descriptor])
+    with pytest.raises(ValueError, match="expected the path of a shared buffer"):
+        reader.open_shared(1 << 62 | 1, 0, 6, str(secret))

@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="a model file, a folder, or module:object")
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS}
     for option in SETTINGS.values():
-        _add_flag(groups[option.group], option)
+        if not option.secret:
+            _add_flag(groups[option.group], option)
 
 
 def _add_flag(group: Any, option: Option) -> None:
@@ -59,6 +60,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in arguments.paths):
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory, after all others
-    return serve(
-        arguments.paths, {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
-    )
+    flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS and value is not None}
+    return serve(arguments.paths, flags)

@@ -65,6 +65,9 @@ def startup_table(server: Server, took_s: float) -> None:
         lines.append(f"  gRPC  {server.bound_grpc_address}   {', '.join(server.grpc_protocols)}")
     if server.admin_url:
         lines.append(f"  admin {server.admin_url}   metrics, model control")
+    if server.worker_port is not None:
+        address = server.worker_port.address
+        lines.append(f"  workers {address}   dragoman worker --join {address}")
     first = next((d.spec.name for d in server.engine.deployments() if d.ready), None)
     if first is not None and url:
         lines += ["", f"  try   curl {url}/v2/models/{first}"]

@@ -29,11 +29,13 @@ class Option:
 
     operator_only: rejected in files beside models, because it is a decision about security.
     least, most: bounds of a number, inclusive.
+    secret: only set by its environment variable, never by a flag, which other users of the machine may see.
     """
 
     help: str
     group: str = "Models"
     operator_only: bool = False
+    secret: bool = False
     least: float = 0
     most: float = math.inf
     name: str = ""
@@ -179,14 +181,66 @@ class ModelOptions:
         Option("crashes of a worker process within crash_window_s after which it is not restarted; 0: no limit"),
     ] = 20
     crash_window_s: Annotated[float, Option("seconds in which max_crashes are counted")] = 600.0
+    idempotent: Annotated[
+        bool,
+        Option("compute a call again on another worker if its worker is lost; streams are not repeated"),
+    ] = False
     working_directory: Annotated[
         WorkingDirectory,
         Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),
     ] = "shared"
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Options of the port that workers on other machines join."""
+
+    worker_port: Annotated[
+        int,
+        Option(
+            "port that workers on other machines join with `dragoman worker --join`; 0: any free port, -1: none",
+            "Addresses",
+            least=-1,
+            most=65535,
+            operator_only=True,
+        ),
+    ] = -1
+    worker_host: Annotated[
+        str, Option("address of the worker port; default: that of the other ports", "Addresses", operator_only=True)
+    ] = ""
+    worker_timeout_s: Annotated[
+        float,
+        Option("seconds without a heartbeat after which a worker that has joined is lost", "Addresses", least=0.5),
+    ] = 15.0
+    worker_secret_file: Annotated[
+        str,
+        Option(
+            "file with the secret, of 20 characters or more, that the server and its workers prove to each other",
+            "Security and model control",
+            operator_only=True,
+        ),
+    ] = ""
+    worker_secret: Annotated[
+        str,
+        Option(
+            "the secret itself; only as environment variable",
+            "Security and model control",
+            operator_only=True,
+            secret=True,
+        ),
+    ] = ""
+    worker_plaintext: Annotated[
+        bool,
+        Option(
+            "let workers on other machines join without TLS; for isolated networks",
+            "Security and model control",
+            operator_only=True,
+        ),
+    ] = False
+
+
 # Settings whose values are secret, by name. Their environment variables stay in the server's process.
-SECRET_SETTINGS = ("api_key", "control_token")
+SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
 
 

@@ -38,6 +38,25 @@ class SiblingModels(Protocol):
         """Return the answer of the model of the request. It is queued, limited and counted like any other call."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Where the worker processes of a model come from: the table `[model.placement]`.
+
+    launcher: `local`, `join`, `command` or another plug-in. command: the command line that starts a worker.
+    min_ready: number of workers with which the model is ready.
+    """
+
+    launcher: Annotated[
+        str,
+        Option("local (child processes), join (workers that are started with `dragoman worker --join`) or command"),
+    ] = "local"
+    command: Annotated[
+        str, Option("command line that starts a worker, as ssh node1 dragoman worker --join {address}")
+    ] = ""
+    replicas: Annotated[int, Option("number of workers", least=1)] = 1
+    min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=1)] = 1
+
+
 # Model names and versions: safe in a URL and as the name of a folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)
 
@@ -60,6 +79,8 @@ class ModelSpec(ModelOptions):
     parameters: further settings for the runtime.
     protocols: settings for protocols, by their names, e.g. how LMI formats responses.
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
+    launch: where worker processes come from, if not from this machine. worker_port: the port that workers on other
+    machines join; set by the server.
     replicas: number of copies that run concurrently.
     max_batch_size: largest batch in rows; 0 and 1 disable batching.
     max_batch_wait_s: how long a batch may wait for more rows, in seconds, besides waiting for an idle worker.
@@ -72,6 +93,7 @@ class ModelSpec(ModelOptions):
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.
     max_crashes, crash_window_s: a worker process that crashes this often within these seconds is not restarted.
     working_directory: `shared` with the server, or `own`, an empty directory per worker process.
+    idempotent: whether calls of lost workers are computed again on others.
     allow_pickle: allow files that can run code when they are loaded.
     """
 
@@ -83,6 +105,8 @@ class ModelSpec(ModelOptions):
     target: Any = None
     siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
     files: tuple[FileState, ...] = field(default=(), repr=False)
+    launch: LaunchOptions | None = None
+    worker_port: Any = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[
         tuple[TensorSpec, ...], Option("inputs, each with name, datatype and shape; default: the model's own")

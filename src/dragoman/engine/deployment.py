@@ -64,6 +64,7 @@ class Deployment:
         self._on_change = on_change
         self._siblings = siblings
         self._pool: Pool | None = None
+        self._starting: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self.response_cache: ResponseCache | None = None
@@ -142,6 +143,7 @@ class Deployment:
         if self._siblings is not None and placement in ("inline", "thread"):
             spec = replace(spec, siblings=self._siblings(spec.name))
         pool: Pool = plugins.find("pools", placement)(spec, self._on_change)
+        self._starting = pool if spec.launch is not None else None
         try:
             return pool, await pool.start()
         except BaseException:
@@ -207,6 +209,7 @@ class Deployment:
         reason = self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
         if self.loads_on_demand and self.state in ("UNLOADED", "LOADING"):
             reason = "loading" if self.state == "LOADING" else "not loaded: the next request loads it"
+        reason = (self.state == "LOADING" and self._starting is not None and self._starting.waiting) or reason
         return reason or (f"update failed: {self.update_error}" if self.update_error else "")
 
     @property
@@ -240,12 +243,10 @@ class Deployment:
         return self._in_flight
 
     def measurements(self) -> Sequence[Family]:
-        """Return the model's own metrics, if it is loaded."""
-        return self._pool.measurements() if self._pool is not None else ()
+        return pool.measurements() if (pool := self._pool or self._starting) is not None else ()
 
     @property
     def batch_counters(self) -> BatchCounters | None:
-        """The counters of batches, if calls are merged."""
         return None if self._batcher is None else self._batcher.counters
 
     @property
@@ -270,7 +271,7 @@ class Deployment:
         return self._loaded
 
     def _not_ready(self) -> NotReady:
-        return NotReady(f"model '{self.spec.name}' is not ready: {self.reason or self.state}")
+        return NotReady(f"model '{self.spec.name}' is not ready: {self.reported_reason or self.state}")
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")

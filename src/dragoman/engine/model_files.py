@@ -13,7 +13,7 @@ from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
 from dragoman.core.signature import TensorSpec
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.engine.version_routing import parse_weights
 from dragoman.settings import SETTINGS
 
@@ -80,10 +80,10 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
     """Return the settings of a model. Raises InvalidInput that names the file and the key."""
     if not isinstance(table, dict):
         raise InvalidInput(f"{path}: expected a table for a model, got {table!r}")
-    settings = {key: _parse(key, value, path) for key, value in table.items()}
-    for name, parameters in settings.get("protocols", {}).items():
-        if not isinstance(parameters, dict):
-            raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        settings |= _parse_launch(value, path) if _is_launch(key, value) else {key: _parse(key, value, path)}
+    _check_protocols(settings.get("protocols", {}), path)
     if "version_weights" in settings:
         parse_weights(settings["version_weights"], f"{path}: setting 'version_weights'")
     folder = path if path.is_dir() else path.parent
@@ -97,6 +97,37 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
         if key in settings:
             settings[key] = tuple(_parse_tensor(t, f"{path}: setting '{key}'") for t in settings[key])
     return settings
+
+
+def _check_protocols(protocols: Mapping[str, Any], path: Path) -> None:
+    for name, parameters in protocols.items():
+        if not isinstance(parameters, dict):
+            raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
+
+
+def _is_launch(key: str, value: Any) -> bool:
+    """Return whether a setting is the table `[model.placement]`, not the name of a placement."""
+    return key == "placement" and isinstance(value, dict)
+
+
+def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings that the table `[model.placement]` stands for. Raises InvalidInput."""
+    known = options(LaunchOptions)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise InvalidInput(f"{path}: unknown setting 'placement.{key}'{suggestion(key, known)}")
+        try:
+            values[key] = known[key].parse(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: [placement] {error.message}") from error
+    launch = LaunchOptions(**values)
+    if launch.min_ready > launch.replicas:
+        raise InvalidInput(
+            f"{path}: setting 'placement.min_ready': expected at most the number of replicas, {launch.replicas}, "
+            f"got {launch.min_ready}"
+        )
+    return {"placement": "process", "replicas": launch.replicas, "launch": launch}
 
 
 def _parse(key: str, value: Any, path: Path) -> Any:

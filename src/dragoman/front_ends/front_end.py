@@ -19,7 +19,7 @@ from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
 from dragoman.system.request_context import request_id
 from dragoman.workers.child_process import ChildProcess
-from dragoman.workers.frames import Frame, FrameKind
+from dragoman.workers.frames import Frame, FrameKind, serialize
 from dragoman.workers.supervisor import Heartbeat
 from dragoman.workers.worker import Worker
 
@@ -146,7 +146,12 @@ class FrontEnd:
             raise ServerError(f"cannot start a process for a front end: {error}") from error
         self.exited = child.exited
         self._worker = Worker(
-            self.service, child.socket, child.memory, on_frame=self._handle_frame, begin=self.service.begin
+            self.service,
+            child.socket,
+            child.memory,
+            on_frame=self._handle_frame,
+            begin=self.service.begin,
+            serializer=serialize,
         )
         self._serving = asyncio.create_task(self._worker.serve())
         self._serving.add_done_callback(lambda _task: child.closed.set())

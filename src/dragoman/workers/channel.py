@@ -1,17 +1,36 @@
 """A Unix stream socket that carries frames, on the event loop."""
 
 import asyncio
+import logging
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Protocol
 
-from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, FrameParser, Serializer, encode, serialize
 from dragoman.workers.shared_blocks import BlockReader, BlockWriter, is_buffer
+from dragoman.workers.worker_messages import serialize_message
+
+log = logging.getLogger("dragoman.worker")
 
 _BUFFERS_PER_CALL = 512  # IOV_MAX is 1024
+
+
+class ChannelSocket(Protocol):
+    """The methods of a socket that a channel uses."""
+
+    def setblocking(self, blocking: bool, /) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Channel:
@@ -20,23 +39,26 @@ class Channel:
     on_frame: called with each frame. on_close: called once when the other end has closed; a truncated frame is dropped.
     on_idle: called when all frames that one turn of the loop brought have been received.
     memory: the memory files that both ends share, the one to write and the one to read.
+    serializer: serializes the values that `encode` gets.
 
     It is not an asyncio transport, because those copy what the socket does not accept at once.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: ChannelSocket,
         on_frame: Callable[[Frame], None],
         on_close: Callable[[], None],
         on_idle: Callable[[], None] | None = None,
         memory: tuple[int, int] | None = None,
+        serializer: Serializer = serialize,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._on_frame = on_frame
         self._on_close = on_close
         self._on_idle = on_idle
+        self._serializer = serializer
         self.arena = None if memory is None else BlockWriter(memory[0])
         self._unused: deque[int] = deque()  # blocks of shared memory; appended to in any thread
         self._parser = FrameParser(None if memory is None else BlockReader(memory[1], self._record_unused))
@@ -67,18 +89,32 @@ class Channel:
                 self.close()
                 self._on_close()
                 return
-            for frame in self._parser.feed(count):
-                if frame.kind == FrameKind.UNUSED and self.arena is not None:
-                    for number in frame.value():
-                        self.arena.free(number)
-                else:
-                    self._on_frame(frame)
+            for frame in self._parse(count):
+                self._on_frame(frame)
             if count < len(buffer):
                 return
 
+    def _parse(self, count: int) -> list[Frame]:
+        """Return the frames that `count` further bytes complete, without those about shared memory.
+
+        Bytes that are no frames close the channel: where the next frame begins is not known.
+        """
+        try:
+            frames = self._parser.feed(count)
+            for frame in frames:
+                if frame.kind == FrameKind.UNUSED and self.arena is not None:
+                    for number in frame.message():
+                        self.arena.free(number)
+            return [frame for frame in frames if frame.kind != FrameKind.UNUSED]
+        except Exception:
+            log.exception("closed the connection of a worker: invalid frame")
+            self.close()
+            self._on_close()
+            return []
+
     def encode(self, kind: FrameKind, job: int = 0, value: object = None) -> list[Buffer]:
         """Return a frame that must be sent, because its large arrays are in shared memory now."""
-        return encode(kind, job, value, self.arena)
+        return encode(kind, job, value, self.arena, self._serializer)
 
     def send(self, frame: list[Buffer], *, now: bool = False) -> None:
         """Send a frame. A small one is sent at the next turn of the loop; one that refers to memory of arrays, now."""
@@ -86,7 +122,7 @@ class Channel:
             return
         if self._unused:
             blocks = [self._unused.popleft() for _ in range(len(self._unused))]
-            self._unsent.extend(encode(FrameKind.UNUSED, 0, blocks))
+            self._unsent.extend(encode(FrameKind.UNUSED, 0, blocks, serializer=serialize_message))
         self._unsent.extend(frame)
         if now or len(frame) > 1:
             self.flush()
@@ -124,7 +160,7 @@ class Channel:
         """Send everything, and block while the system accepts nothing."""
         while self._unsent:
             if not self._send_some():
-                _wait_until_writable(self._sock)
+                wait_until_writable(self._sock)
         self._all_sent()
 
     def _send_some(self) -> bool:
@@ -173,13 +209,14 @@ class Channel:
             self._drained = None
 
 
-def _wait_until_writable(sock: socket.socket) -> None:
+def wait_until_writable(sock: "ChannelSocket") -> None:
+    """Block until a socket accepts data."""
     if hasattr(select, "poll"):  # `select` supports only the first 1024 file descriptors
         poll = select.poll()
-        poll.register(sock, select.POLLOUT)
+        poll.register(sock.fileno(), select.POLLOUT)
         poll.poll()
     else:
-        select.select([], [sock], [])
+        select.select([], [sock.fileno()], [])
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -37,6 +37,8 @@ class ChildProcess:
     folder: its working directory, deleted when it has exited; by default that of this process.
     """
 
+    has_own_clock = False
+
     def __init__(self, module: str, replicas: int = 1, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()

@@ -6,15 +6,15 @@ array in shared memory only its location is sent.
 
 Values are serialized by `marshal` for the usual calls and responses, by pickle for all others. `marshal` takes less
 than half the time of pickle. It is used only for values that are exactly a str, int, float, bool or None, because it
-would turn a NumPy scalar into bytes. Arrays are passed out of band by both. Pickle is safe here: only a child process
-that we started, or our parent, holds the other end of the socket.
+would turn a NumPy scalar into bytes. Arrays are passed out of band by both. Pickle is safe in this direction: from the
+server to its workers, and between the server and its front ends. Values from workers are `worker_messages`.
 """
 
 import enum
 import marshal
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,8 +24,11 @@ from dragoman.core.calls import Infer, Inference, Response, Tensors
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.workers.shared_blocks import MIN_SIZE, BlockReader, BlockWriter
+from dragoman.workers.worker_messages import deserialize_message
 
 Buffer = bytes | memoryview
+# Returns a value as bytes, followed by the memory of its arrays.
+Serializer = Callable[[Any], list[Buffer]]
 
 _EXACT_TYPES = frozenset({str, int, float, bool, type(None)})
 _PICKLE_MARK = pickle.PROTO[0]  # the first byte of a pickle, and of nothing that marshal writes here
@@ -120,6 +123,7 @@ def _check(values: Iterable[Any]) -> None:
 
 
 _HEADER = struct.Struct("<IIQQ")
+HEADER_BYTES = _HEADER.size
 # A part in the arena: offset and length. A part in a shared buffer: block number, offset and length; the path follows.
 _IN_ARENA = struct.Struct("<QQ")
 _IN_BUFFER = struct.Struct("<QQQ")
@@ -142,8 +146,9 @@ class FrameKind(enum.IntEnum):
     CREDIT allows a stream further chunks.
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
-    responses, READY, DRAIN and STOP. Two kinds go both ways: UNUSED, shared memory that the other side may write again,
-    and METRICS, a request for the metrics of a front end's transports and its response.
+    responses, READY, DRAIN and STOP. Three kinds go both ways: UNUSED, shared memory that the other side may write
+    again; METRICS, a request for the metrics of a front end's transports and its response; and HEARTBEAT, between the
+    server and workers that have joined it.
     """
 
     SPEC = 0
@@ -165,6 +170,7 @@ class FrameKind(enum.IntEnum):
     DRAIN = 16
     METRICS = 17
     TIMES = 18
+    HEARTBEAT = 19
 
 
 class Frame(NamedTuple):
@@ -178,15 +184,28 @@ class Frame(NamedTuple):
         """Return the value, None if it has none; arrays are read-only. Raises what `pickle.loads` raises."""
         return deserialize(self.parts) if self.parts else None
 
+    def message(self) -> Any:
+        """Return the value that a worker sent, None if it has none; arrays are read-only. Raises ValueError and others.
 
-def encode(kind: FrameKind, job: int = 0, value: object = None, arena: BlockWriter | None = None) -> list[Buffer]:
-    """Return the bytes of a frame, as buffers that refer to the memory of arrays. Raises what pickle raises.
+        Unlike `value` it runs no code that the other end chooses.
+        """
+        return deserialize_message(self.parts) if self.parts else None
+
+
+def encode(
+    kind: FrameKind,
+    job: int = 0,
+    value: object = None,
+    arena: BlockWriter | None = None,
+    serializer: Serializer = serialize,
+) -> list[Buffer]:
+    """Return the bytes of a frame, as buffers that refer to the memory of arrays. Raises what the serializer raises.
 
     Large arrays are put into shared memory if there is an arena.
     """
     if value is None:
         return [_HEADER.pack(kind, 0, job, 0)]
-    parts = serialize(value)
+    parts = serializer(value)
     lengths = [len(part) for part in parts]
     for i in range(1, len(parts)):
         if arena is None or lengths[i] < MIN_SIZE:
@@ -228,6 +247,14 @@ class FrameParser:
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes; it is never empty."""
         return self._small[self._end :] if self._large is None else self._large[self._filled :]
+
+    @property
+    def missing(self) -> int:
+        """Number of bytes that are missing of the frame whose header has been received."""
+        if self._large is not None:
+            return len(self._large) - self._filled
+        size: int = _HEADER.unpack_from(self._small, 0)[3]
+        return _HEADER.size + size - self._end
 
     def feed(self, count: int) -> list[Frame]:
         """Return the frames that `count` further bytes in `buffer()` complete."""
@@ -274,7 +301,8 @@ class FrameParser:
             length = marked_length & _LENGTH
             part = body[start : start + length]
             if marked_length != length:
-                assert self._shared is not None, "a peer without shared memory is sent no location in it"
+                if self._shared is None:
+                    raise ValueError("a location in shared memory, but none is shared")
                 if marked_length & _ARENA_BIT:
                     part = self._shared.block(*_IN_ARENA.unpack(part))
                 else:

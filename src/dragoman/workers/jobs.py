@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,10 @@ class Job:
 
     kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
     credits: chunks that a stream in a thread may still send. context: of the request, for log lines. times: of a
-    traced request.
+    traced request. repeats: how often it was sent again because its worker was lost.
     """
 
-    __slots__ = ("context", "credits", "deliver", "kind", "number", "request", "times", "worker")
+    __slots__ = ("context", "credits", "deliver", "kind", "number", "repeats", "request", "times", "worker")
 
     def __init__(self, number: int, kind: FrameKind, request: Request[Any] | None, deliver: Deliver) -> None:
         self.number = number
@@ -39,6 +39,7 @@ class Job:
         self.request = request
         self.deliver = deliver
         self.worker: Any = None
+        self.repeats = 0
         self.context = get_context()
         is_observed = type(self.context) is not int and is_traced(self.context)
         self.times: CallTimes | None = get_times() if is_observed else None
@@ -197,6 +198,10 @@ class JobSender:
         self.held: dict[int, Job] = {}
         self.channel: Channel
 
+    def value_of(self, frame: Frame) -> Any:
+        """Return the value of a frame from the other process."""
+        return frame.value()
+
     def undecodable(self, error: Exception) -> DragomanError:
         """Return the error of a response that cannot be decoded."""
         raise NotImplementedError
@@ -222,7 +227,7 @@ class JobSender:
     def decode(self, frame: Frame) -> tuple[Any, DragomanError | None]:
         """Return the value of a frame, or the error that it carries or that decoding it raises."""
         try:
-            value = frame.value()
+            value = self.value_of(frame)
         except Exception as error:
             return None, self.undecodable(error)
         return (None, value) if frame.kind == FrameKind.ERROR else (value, None)
@@ -233,7 +238,8 @@ class JobSender:
         value, error = self.decode(frame)
         if frame.kind == FrameKind.TIMES:
             if job.times is not None and error is None:
-                job.times.add_ages(value)
+                with suppress(TypeError, ValueError):  # the fields of nested calls are not checked
+                    job.times.add_ages(value)
             return False
         if frame.kind == FrameKind.CHUNK:
             job.deliver(value, error, error is not None)

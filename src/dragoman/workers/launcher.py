@@ -13,10 +13,12 @@ from dragoman.workers.pool import load_error
 class WorkerProcess(Protocol):
     """A process that was started for one replica, wherever it runs, and the connection to it.
 
+    has_own_clock: whether its clock may differ from that of this machine.
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
     closed: set by the owner when the other end of the socket is closed. exited: set when the process has ended.
     """
 
+    has_own_clock: bool
     socket: Any
     memory: tuple[int, int] | None
     closed: asyncio.Event
@@ -48,7 +50,11 @@ class WorkerProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts the worker processes of one model."""
+    """Starts the worker processes of one model. Created with its spec; raises ModelFailed if that has wrong options."""
+
+    @property
+    def waiting_for(self) -> str:
+        """Names the workers while they have not started, in the reason why a model is not ready."""
 
     async def launch(self) -> WorkerProcess:
         """Return a new process that is connected. Raises ModelFailed, then nothing is left running."""
@@ -56,6 +62,8 @@ class Launcher(Protocol):
 
 class LocalLauncher:
     """Starts child processes of this one."""
+
+    waiting_for = "worker processes"
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec

@@ -36,6 +36,7 @@ class InlinePool:
     """The model runs on the event loop: for `async` models, and for fast ones."""
 
     is_replicated = False
+    waiting = ""
 
     def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         self._spec = spec
@@ -179,6 +180,8 @@ class ThreadPool(JobRunner):
 
     An `async` model runs on the event loop instead.
     """
+
+    waiting = ""
 
     def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         super().__init__()

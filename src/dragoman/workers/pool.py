@@ -92,6 +92,10 @@ class Pool(Protocol):
         """Why no replica can answer, as reported by the model; "" while one can."""
 
     @property
+    def waiting(self) -> str:
+        """Which workers it waits for, also in `start`; "" if it waits for none."""
+
+    @property
     def capacity(self) -> int:
         """Number of calls that run concurrently; further ones are queued."""
 

@@ -9,20 +9,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
+from dragoman import plugins
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.frames import Buffer
+from dragoman.workers.frames import Buffer, FrameKind
 from dragoman.workers.jobs import Job, JobRunner
-from dragoman.workers.launcher import LocalLauncher
+from dragoman.workers.launcher import Launcher, LocalLauncher
 from dragoman.workers.local import unloading
 from dragoman.workers.pool import CONCURRENT, Loaded
 from dragoman.workers.replica import Replica
 from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.worker")
+
+# How often an idempotent call is computed again: it may itself be what ends its workers.
+_MAX_REPEATS = 2
 
 
 class ProcessPool(JobRunner):
@@ -39,9 +44,14 @@ class ProcessPool(JobRunner):
         self._restarts = 0
         self._concurrent = False
         self._open = False
+        self._exits = 0
+        self._min_ready = 1 if spec.launch is None else spec.launch.min_ready
+        self._launcher: Launcher = (
+            LocalLauncher(spec) if spec.launch is None else plugins.find("launchers", spec.launch.launcher)(spec)
+        )
         self.supervisor = Supervisor(
             max(1, spec.replicas),
-            lambda _number: Replica(self._spec, LocalLauncher(self._spec), self._dispatch),
+            lambda _number: Replica(self._spec, self._launcher, self._dispatch),
             on_exit=self._handle_exit,
             on_restart=self._handle_restart,
             on_restart_failed=self._reject_if_given_up,
@@ -49,18 +59,30 @@ class ProcessPool(JobRunner):
             heartbeat_s=spec.heartbeat_s,
             max_crashes=spec.max_crashes,
             crash_window_s=spec.crash_window_s,
+            required=None if spec.launch is None else self._min_ready,
         )
 
     @property
     def ready(self) -> bool:
-        return any(not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
+        able = (not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
+        return sum(able) >= self._min_ready
 
     @property
     def unavailable(self) -> str:
         reasons = [replica.unavailable for replica in self.supervisor.running]
-        if not reasons:
-            return self._crash_reason()
-        return "" if "" in reasons else reasons[0]
+        if not reasons and (reason := self._crash_reason()):
+            return reason
+        if len(reasons) < self._min_ready:
+            return self.waiting
+        return "" if reasons.count("") >= self._min_ready else next(filter(None, reasons))
+
+    @property
+    def waiting(self) -> str:
+        """Which workers it waits for, "" if it has all that it needs or they are processes of this machine."""
+        count = len(self.supervisor.running)
+        if self._spec.launch is None or count >= self._min_ready:
+            return ""
+        return f"waiting for {self._launcher.waiting_for}: {count} of {self._spec.replicas} are loaded"
 
     def _crash_reason(self) -> str:
         """Return why no process runs."""
@@ -78,6 +100,8 @@ class ProcessPool(JobRunner):
 
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
+        if self._spec.launch is not None:
+            self._spec = replace(self._spec, uri=absolute_path(self._spec.uri))
         loaded: list[Loaded] = await self.supervisor.start()
         self._concurrent = loaded[0].concurrent
         self._open = True
@@ -88,7 +112,13 @@ class ProcessPool(JobRunner):
     def measurements(self) -> Sequence[Family]:
         name = "dragoman_worker_restarts_total"
         restarts = (Sample(name, {}, self._restarts),)
-        return (Family(name, "counter", "Worker processes that were started again.", restarts),)
+        families = [Family(name, "counter", "Worker processes that were started again.", restarts)]
+        if self._spec.launch is not None:
+            running, name = len(self.supervisor.running), "dragoman_workers"
+            states = (("loaded", running), ("waiting", self._spec.replicas - running))
+            samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
+            families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
+        return families
 
     async def close(self) -> None:
         self._open = False
@@ -186,7 +216,7 @@ class ProcessPool(JobRunner):
         self._requeue(waiting)
 
     def _handle_restart(self, _replica: Replica) -> None:
-        self._restarts += 1
+        self._restarts = min(self._restarts + 1, self._exits)  # others have started late
         self._report_readiness()
         self._dispatch()
 
@@ -199,15 +229,25 @@ class ProcessPool(JobRunner):
             )
         else:
             log.error("model '%s': a worker process died (%s)", self._spec.name, replica.exit_reason)
+        self._exits += 1
         held = list(replica.held.values())
         begun = held if self._concurrent else held[:1]
+        again = [job for job in begun if self._may_repeat(job, replica)]
         for job in begun:
-            job.deliver(None, replica.lost_error(), True)
-        self._requeue(held[len(begun) :])
+            if job not in again:
+                job.deliver(None, replica.lost_error(), True)
+        self._requeue([*again, *held[len(begun) :]])
         replica.held.clear()
         self._reject_if_given_up()
         self._report_readiness()
         self._dispatch()
+
+    def _may_repeat(self, job: Job, replica: Replica) -> bool:
+        """Return whether to compute a call of a lost worker again, and count that."""
+        if not self._spec.idempotent or replica.was_killed or job.is_cancelled or job.kind != FrameKind.CALL:
+            return False
+        job.repeats += 1
+        return job.repeats <= _MAX_REPEATS
 
     def _reject_if_given_up(self) -> None:
         if self.supervisor.has_given_up:
@@ -233,6 +273,12 @@ def importable(spec: ModelSpec) -> ModelSpec:
             f"at the top level of a module or script; got {spec.target!r}; otherwise set placement 'thread'"
         )
     return replace(spec, target=None, uri=path, runtime="python")
+
+
+def absolute_path(uri: str) -> str:
+    """Return a path, or `file.py:object`, for processes with another working directory; unchanged if it is neither."""
+    file, colon, name = uri.rpartition(":") if ".py:" in uri else (uri, "", "")
+    return f"{Path(file).absolute()}{colon}{name}" if file and Path(file).exists() else uri
 
 
 def _import_path(target: Any) -> str | None:

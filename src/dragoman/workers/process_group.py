@@ -19,8 +19,7 @@ _PR_SET_NAME = 15
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """Start the guard, then run the worker; see `dragoman.workers.worker.main`."""
-    if sys.platform == "linux":
-        _start_guard((fd, *memory))
+    start_guard((fd, *memory))
     from dragoman.workers import worker  # after the fork: it imports NumPy
 
     worker.main(fd, parent, memory)
@@ -31,9 +30,10 @@ def signal_on_parent_exit(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _start_guard(descriptors: Sequence[int]) -> None:
+def start_guard(descriptors: Sequence[int] = ()) -> None:
+    """Start the guard, which closes the worker's descriptors, if this process leads its group. Linux only."""
     worker = os.getpid()
-    if os.getpgrp() == worker and not os.fork():
+    if sys.platform == "linux" and os.getpgrp() == worker and not os.fork():
         _guard(worker, descriptors)
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from dragoman.core.errors import DragomanError, ModelFailed, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
@@ -35,6 +37,7 @@ class Replica(JobSender):
         self._launcher = launcher
         self._on_done = on_done
         self._is_only = spec.replicas == 1
+        self._has_own_clock = False
         self._has_short_calls = False
         self._since_s = 0.0
         self._concurrent = False
@@ -51,6 +54,7 @@ class Replica(JobSender):
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         process = self._process = await self._launcher.launch()
         self.exited = process.exited
+        self._has_own_clock = process.has_own_clock
         self.channel = Channel(process.socket, self._handle_frame, process.closed.set, memory=process.memory)
         close_files(process.memory or ())
         self.heartbeat = Heartbeat(process.is_stopped, partial(self.channel.send, encode(FrameKind.PING)))
@@ -125,15 +129,27 @@ class Replica(JobSender):
 
     def _encode_spec(self) -> list[Buffer]:
         try:
-            return encode(FrameKind.SPEC, 0, self._spec)
+            return encode(FrameKind.SPEC, 0, replace(self._spec, worker_port=None))
         except Exception as error:
             reason = f"its settings cannot be sent to a process: {error}"
             raise ModelFailed(f"failed to load '{self._spec.name}', {reason}") from error
+
+    def encode(self, job: Job) -> list[Buffer]:
+        if self._has_own_clock and job.request is not None and job.request.deadline_s is not None:
+            fields = list(job.fields())
+            fields[5] -= time.monotonic()
+            return self.channel.encode(job.kind, job.number, tuple(fields))
+        return super().encode(job)
+
+    def value_of(self, frame: Frame) -> Any:
+        return frame.message()
 
     def undecodable(self, error: Exception) -> DragomanError:
         return ModelFailed(f"model '{self._spec.name}' failed: its response cannot be decoded: {error}")
 
     def _handle_frame(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.HEARTBEAT:  # the link has recorded that something arrived
+            return
         if frame.kind == FrameKind.PONG:
             self.heartbeat.record_response()
             self.unavailable = str(self.decode(frame)[0] or "")

@@ -7,6 +7,7 @@ too large for the arena, are shared as buffers of their own.
 
 import mmap
 import os
+import re
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ ARENA_SIZE = 64 << 20
 _ALIGNMENT = 64
 # Block numbers above this are shared buffers, numbers below are offsets in an arena.
 _BUFFERS = 1 << 62
+_BUFFER_PATH = re.compile(r"/proc/\d+/fd/\d+", re.ASCII)
 
 
 def is_buffer(number: int) -> bool:
@@ -127,7 +129,12 @@ class BlockReader:
         return self._view(self._memory, offset, offset, size)
 
     def open_shared(self, number: int, offset: int, size: int, path: str) -> memoryview:
-        """Return a block in a shared buffer; an empty one if the buffer cannot be opened."""
+        """Return a block in a shared buffer; an empty one if the buffer cannot be opened.
+
+        Raises ValueError for a path of anything but an open file of a process.
+        """
+        if not _BUFFER_PATH.fullmatch(path):
+            raise ValueError(f"expected the path of a shared buffer, got {path!r}")
         try:
             return self._view(SharedBuffer.open(path), number, offset, size)
         except OSError:

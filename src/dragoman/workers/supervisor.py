@@ -50,7 +50,8 @@ class Supervisor(Generic[P]):
     """Keep `count` processes running.
 
     create: return a new process that has not been started, given its number from 0.
-    on_exit: called with each process that has exited. on_restart: called with each new one that takes its place.
+    required: number of processes that `start` waits for; by default all.
+    on_exit: called with each process that has exited. on_restart: called with each one that has started since `start`.
     on_restart_failed: called after each failed attempt.
     on_heartbeats: called at each heartbeat interval with the processes that have begun or ceased to hang.
     max_crashes: a process that has exited or failed to start this many times within `crash_window_s` seconds is not
@@ -69,8 +70,10 @@ class Supervisor(Generic[P]):
         heartbeat_s: float,
         max_crashes: int = 0,
         crash_window_s: float = 0.0,
+        required: int | None = None,
     ) -> None:
         self.running: list[P] = []
+        self._required = count if required is None else min(required, count)
         self._create = create
         self._on_exit = on_exit
         self._on_restart = on_restart
@@ -104,11 +107,14 @@ class Supervisor(Generic[P]):
         return all(self._abandoned)
 
     async def start(self) -> list[Any]:
-        """Start all processes; return what their `start` returns. If one cannot start, raise its error and end all."""
+        """Start all processes; return the results of the first `required` ones, while the others continue to start.
+
+        If one cannot start meanwhile, raise its error and end all.
+        """
         processes = [self._create(number) for number in range(len(self._failures))]
         starting = [asyncio.create_task(process.start()) for process in processes]
         try:
-            results = await asyncio.gather(*starting)
+            await self._wait_for_required(starting)
         except BaseException:
             for task in starting:
                 task.cancel()
@@ -116,11 +122,24 @@ class Supervisor(Generic[P]):
             started = (p for p, outcome in zip(processes, outcomes, strict=True) if not _is_error(outcome))
             await asyncio.gather(*(process.stop() for process in started))
             raise
-        self.running = list(processes)
-        self._tasks = [asyncio.create_task(self._supervise(number, each)) for number, each in enumerate(processes)]
+        for number, (process, task) in enumerate(zip(processes, starting, strict=True)):
+            if task.done():
+                self.running.append(process)
+                self._tasks.append(asyncio.create_task(self._supervise(number, process)))
+            else:
+                self._tasks.append(asyncio.create_task(self._supervise_later(number, process, task)))
         if self._heartbeat_s:
             self._tasks.append(asyncio.create_task(self._check_heartbeats(self._heartbeat_s / MAX_MISSED)))
-        return results
+        return [task.result() for task in starting if task.done()]
+
+    async def _wait_for_required(self, starting: Sequence[asyncio.Task[Any]]) -> None:
+        if self._required == len(starting):
+            await asyncio.gather(*starting)
+            return
+        while sum(task.done() for task in starting) < self._required:
+            waiting = [task for task in starting if not task.done()]
+            for task in (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]:
+                task.result()
 
     async def close(self) -> list[P]:
         """Stop supervising; return the processes that still run, for the caller to end."""
@@ -130,6 +149,19 @@ class Supervisor(Generic[P]):
         await asyncio.gather(*tasks, return_exceptions=True)
         running, self.running = self.running, []
         return running
+
+    async def _supervise_later(self, number: int, process: P, starting: asyncio.Task[Any]) -> None:
+        """Supervise a process that is still starting."""
+        started: P | None = process
+        try:
+            await starting
+        except DragomanError as error:
+            self._handle_failed_start(number, error, _FIRST_DELAY_S)
+            started, _ = await self._restart(number, _FIRST_DELAY_S)
+        if started is not None:
+            self.running.append(started)
+            self._on_restart(started)
+            await self._supervise(number, started)
 
     async def _supervise(self, number: int, process: P) -> None:
         delay_s = _FIRST_DELAY_S
@@ -172,16 +204,19 @@ class Supervisor(Generic[P]):
             try:
                 await process.start()
             except DragomanError as error:
-                self._cannot_start[number] = True
-                if not isinstance(error, NotReady):
-                    self._record_crash(number, error.message)
-                retry = "not restarted again" if self._abandoned[number] else f"trying again in {delay_s:g} s"
-                log.error("%s; %s", error.message, retry)
-                self._on_restart_failed()
+                self._handle_failed_start(number, error, delay_s)
             else:
                 self._cannot_start[number] = False
                 return process, delay_s
         return None, delay_s
+
+    def _handle_failed_start(self, number: int, error: DragomanError, delay_s: float) -> None:
+        self._cannot_start[number] = True
+        if not isinstance(error, NotReady):
+            self._record_crash(number, error.message)
+        retry = "not restarted again" if self._abandoned[number] else f"trying again in {delay_s:g} s"
+        log.error("%s; %s", error.message, retry)
+        self._on_restart_failed()
 
     async def _check_heartbeats(self, interval_s: float) -> None:
         while True:

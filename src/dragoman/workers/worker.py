@@ -17,13 +17,14 @@ from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.system.call_times import CallTimes, set_observed
 from dragoman.system.coroutines import Pending
 from dragoman.system.request_context import Context, is_traced, set_context
-from dragoman.workers.channel import Channel, receive
+from dragoman.workers.channel import Channel, receive, wait_until_writable
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
-from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
+from dragoman.workers.frames import Buffer, Frame, FrameKind, Serializer, encode
 from dragoman.workers.pool import WINDOW, WrongPlacement
 from dragoman.workers.results import copy_outputs
 from dragoman.workers.shared_blocks import close_files
+from dragoman.workers.worker_messages import serialize_message
 
 log = logging.getLogger("dragoman.worker")
 
@@ -35,13 +36,13 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
     """
     set_up_child(parent, (fd, *memory))
     with socket.socket(fileno=fd) as sock:
-        os.register_at_fork(after_in_child=partial(_release_socket, sock))
+        os.register_at_fork(after_in_child=partial(release_socket, sock))
         first = receive(sock)
         if first is not None:
-            asyncio.run(_serve(sock, first, memory))
+            asyncio.run(serve_model(sock, first, memory))
 
 
-def _release_socket(sock: socket.socket) -> None:
+def release_socket(sock: Any) -> None:
     """Replace the socket of the worker in a process that the model forks: two processes must not share it."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, sock.fileno(), inheritable=False)
@@ -55,7 +56,12 @@ def _exit_if_forked(worker: int) -> None:
         os._exit(os.EX_SOFTWARE)
 
 
-async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> None:
+async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own_clock: bool = False) -> None:
+    """Load the model of the first frame and compute calls until the other end closes the socket.
+
+    has_own_clock: whether deadlines arrive as seconds left, because the server's clock is another one.
+    """
+    send_all = partial(_send_all, sock)
     pid = os.getpid()
     try:
         try:
@@ -64,32 +70,51 @@ async def _serve(sock: socket.socket, first: Frame, memory: Sequence[int]) -> No
             _exit_if_forked(pid)
         loaded = _encode_loaded(executor)
     except WrongPlacement as wrong:
-        sock.sendall(b"".join(encode(FrameKind.WRONG_PLACEMENT, 0, wrong.placement)))
+        send_all(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
         return
     except Exception as error:
-        sock.sendall(b"".join(encode(FrameKind.ERROR, 0, _picklable(error, "failed to load"))))
+        send_all(_encode_message(FrameKind.ERROR, _public_error(error, "failed to load")))
         return
-    sock.sendall(loaded)
-    await Worker(executor, sock, (memory[1], memory[0]) if memory else None, executor.loaded.concurrent).serve()
+    send_all(loaded)
+    files = (memory[1], memory[0]) if memory else None
+    await Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock).serve()
     await executor.close()
 
 
-def _encode_loaded(executor: Executor) -> bytes:
+def _send_all(sock: Any, frame: list[Buffer]) -> None:
+    """Send a frame before the channel is used, and wait until the system has accepted it."""
+    left = memoryview(b"".join(frame))
+    while left:
+        try:
+            left = left[sock.sendmsg([left]) :]
+        except BlockingIOError:
+            wait_until_writable(sock)
+
+
+def _encode_message(kind: FrameKind, value: object) -> list[Buffer]:
+    return encode(kind, 0, value, serializer=serialize_message)
+
+
+def _encode_loaded(executor: Executor) -> list[Buffer]:
     try:
-        return b"".join(encode(FrameKind.LOADED, 0, executor.loaded))
+        return _encode_message(FrameKind.LOADED, executor.loaded)
     except Exception as error:
         reason = f"its description cannot be sent from the worker process: {public_text(error)}"
         raise ModelFailed(f"failed to load '{executor.name}', {reason}") from error
 
 
 class _ReceivedJob:
-    """A job that waits or runs in this process. credits: chunks that a stream may still send. times: if traced."""
+    """A job that waits or runs in this process. credits: chunks that a stream may still send. times: if traced.
+
+    received_s: when it arrived, if its deadline is in seconds from then; None if it is by the clock of this machine.
+    """
 
     __slots__ = (
-        "_frame", "_request", "_started_s", "cancelled", "context", "credits", "is_call", "number", "task", "times",
+        "_frame", "_received_s", "_request", "_started_s", "cancelled", "context", "credits", "is_call", "number",
+        "task", "times",
     )  # fmt: skip
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, received_s: float | None) -> None:
         self.number = frame.job
         self.is_call = frame.kind == FrameKind.CALL
         self.cancelled = False
@@ -99,12 +124,15 @@ class _ReceivedJob:
         self.times: CallTimes | None = None
         self._started_s = 0.0
         self._frame = frame
+        self._received_s = received_s
         self._request: Request[Any] | None = None
 
     def request(self) -> Request[Any]:
         """Return the request, and let log lines carry its id from now on."""
         if self._request is None:
             self.context, *fields = self._frame.value()
+            if self._received_s is not None and fields[4] is not None:
+                fields[4] += self._received_s
             self._request = Request(*fields)
             if is_traced(self.context):
                 self.times, self._started_s = CallTimes(), time.monotonic()
@@ -112,14 +140,14 @@ class _ReceivedJob:
         set_observed(self.times)
         return self._request
 
-    def end(self) -> list[Buffer]:
+    def end(self, serializer: Serializer) -> list[Buffer]:
         """Return the frame with the times of a traced job, which has ended now."""
         times = self.times
         if times is None:
             return []
         if not times.computed_s:  # otherwise the pools of this process have measured it
             times.set_computed(self._started_s + times.queue_s)
-        return encode(FrameKind.TIMES, self.number, times.to_ages())
+        return encode(FrameKind.TIMES, self.number, times.to_ages(), serializer=serializer)
 
 
 class CallExecutor(Protocol):
@@ -146,33 +174,39 @@ class Worker:
     concurrent: compute them concurrently, as those of an `async` model; otherwise in order, one at a time.
     on_frame: called with frames that belong to no call.
     begin: starts a call without a task; without it, each call has a task from the start.
+    serializer: serializes responses. has_own_clock: whether deadlines arrive as seconds left.
     """
 
     def __init__(
         self,
         executor: CallExecutor,
-        sock: socket.socket,
+        sock: Any,
         memory: tuple[int, int] | None = None,
         concurrent: bool = True,
         on_frame: Callable[[Frame], None] | None = None,
         begin: Callable[[Request[Any]], Any] | None = None,
+        serializer: Serializer = serialize_message,
+        *,
+        has_own_clock: bool = False,
     ) -> None:
         self._executor = executor
         self._concurrent = concurrent
         self._on_frame = on_frame
         self._begin = begin
+        self._serializer = serializer
+        self._has_own_clock = has_own_clock
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, _ReceivedJob] = {}
         self._waiting: deque[_ReceivedJob] = deque()
         self._busy = False
         self._closed = asyncio.Event()
         self._pid = os.getpid()
-        self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory)
+        self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory, serializer)
         close_files(memory or ())
 
     def send(self, kind: FrameKind, value: object = None) -> None:
         """Send a frame that belongs to no call."""
-        self._channel.send(encode(kind, 0, value))
+        self._channel.send(self._channel.encode(kind, 0, value))
 
     async def serve(self) -> None:
         """Compute calls until the other end of the socket is closed, then cancel those that still run."""
@@ -193,7 +227,8 @@ class Worker:
     def _handle_frame(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.CALL | FrameKind.STREAM:
-                self._jobs[frame.job] = job = _ReceivedJob(frame)
+                received_s = time.monotonic() if self._has_own_clock else None
+                self._jobs[frame.job] = job = _ReceivedJob(frame, received_s)
                 self._waiting.append(job)
             case FrameKind.CREDIT if frame.job in self._jobs:
                 for _ in range(frame.value()):
@@ -204,7 +239,7 @@ class Worker:
                 if job.task is not None:
                     job.task.cancel()
             case FrameKind.PING:
-                self._channel.send(encode(FrameKind.PONG, 0, self._executor.unavailable()))
+                self.send(FrameKind.PONG, self._executor.unavailable())
             case _ if self._on_frame is not None:
                 self._on_frame(frame)
 
@@ -289,7 +324,7 @@ class Worker:
         del self._jobs[job.number]
         set_context(())
         set_observed(None)
-        self._channel.send([*job.end(), *last] if job.times is not None else last, now=now)
+        self._channel.send([*job.end(self._serializer), *last] if job.times is not None else last, now=now)
 
     def _encode(self, kind: FrameKind, job: _ReceivedJob, value: Any) -> list[Buffer]:
         _exit_if_forked(self._pid)  # before it writes to the memory that the worker shares with the server
@@ -300,10 +335,11 @@ class Worker:
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
     def _encode_error(self, job: _ReceivedJob, error: BaseException) -> list[Buffer]:
-        return encode(FrameKind.ERROR, job.number, _picklable(error, f"model '{self._executor.name}' failed"))
+        failure = _public_error(error, f"model '{self._executor.name}' failed")
+        return self._channel.encode(FrameKind.ERROR, job.number, failure)
 
 
-def _picklable(error: BaseException, failure: str) -> DragomanError:
+def _public_error(error: BaseException, failure: str) -> DragomanError:
     """Return the error as one of ours: the server may not be able to import the model's own classes."""
     if isinstance(error, DragomanError):
         known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)

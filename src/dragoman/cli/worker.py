@@ -1,0 +1,67 @@
+"""`dragoman worker --join HOST:PORT`: run a model for a server, which may be on another machine."""
+
+import argparse
+import logging
+import os
+import sys
+
+from dragoman.core.options import forget_secrets
+from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
+from dragoman.workers.process_group import start_guard
+
+_EPILOG = f"""\
+The server is started with --worker-port, and both have the same secret of 20 characters or more: in a file that
+--secret-file and --worker-secret-file name, or in the variable {SECRET_VARIABLE}. Python and Dragoman have the same
+versions on both sides, and the model's files the same paths.
+
+The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model, ends,
+or cannot be reached any more.
+
+examples:
+  dragoman worker --join 10.0.0.1:7070 --secret-file ~/.dragoman-secret
+  srun --ntasks=8 dragoman worker --join login1:7070 --secret-file ~/.dragoman-secret --model banana
+
+Exit status: 0 if the server has ended the connection, 1 if it was lost, 2 if the server did not accept the worker.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a model for a server, which may be on another machine."
+    parser.epilog = _EPILOG
+    parser.add_argument("--join", metavar="HOST:PORT", required=True, help="worker port of the server")
+    parser.add_argument("--secret-file", metavar="FILE", default="", help="file with the secret of server and workers")
+    parser.add_argument("--model", metavar="NAME", default="", help="only run this model; default: any that waits")
+    encryption = parser.add_mutually_exclusive_group()
+    encryption.add_argument("--plaintext", action="store_true", help="no TLS, for isolated networks")
+    encryption.add_argument("--tls", action="store_true", help="TLS also to a server on this machine")
+    parser.add_argument(
+        "--connect-timeout-s", metavar="S", type=float, default=60.0, help="how long to try to connect (default: 60)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the worker; return its exit status."""
+    secret = read_secret(arguments.secret_file, os.environ.get(SECRET_VARIABLE, ""))
+    forget_secrets()  # the model and programs that it starts must not see it
+    start_guard()
+    from dragoman.workers.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
+
+    host, port, ticket = parse_address(arguments.join)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    options = JoinOptions(
+        host=host,
+        port=port,
+        secret=secret,
+        ticket=ticket,
+        model=arguments.model,
+        plaintext=arguments.plaintext,
+        tls=arguments.tls,
+        connect_s=arguments.connect_timeout_s,
+    )
+    try:
+        return 0 if join(options) else 1
+    except JoinError as error:
+        print(f"dragoman: {error.message}", file=sys.stderr)
+        return 2

@@ -1,0 +1,181 @@
+"""A worker process that joins a server on another machine: it connects, loads the model that it gets, and serves it."""
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import select
+import signal
+import socket
+import ssl
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+from dragoman.core.errors import InvalidInput
+from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser
+from dragoman.workers.handshake import (
+    Conversation,
+    Hello,
+    JoinError,
+    MemoryProof,
+    Welcome,
+    authenticate_server,
+    certificate_of,
+)
+from dragoman.workers.link import Link, ServerMonitor
+from dragoman.workers.shared_blocks import close_files
+from dragoman.workers.worker import release_socket, serve_model
+
+log = logging.getLogger("dragoman.worker")
+
+_HANDSHAKE_S = 20.0
+_RETRY_S = 0.5
+_MARK_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions:
+    """Where and how a worker joins. ticket, model: see `Hello`. connect_s: how long to try to connect.
+
+    plaintext: without TLS also to other machines. tls: with TLS also to this machine.
+    """
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    ticket: str = ""
+    model: str = ""
+    plaintext: bool = False
+    tls: bool = False
+    connect_s: float = 60.0
+
+
+def parse_address(address: str) -> tuple[str, int, str]:
+    """Return host, port and ticket of `HOST:PORT` or `HOST:PORT/TICKET`. Raises InvalidInput."""
+    place, _, ticket = address.partition("/")
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"--join: expected HOST:PORT, got {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port), ticket
+
+
+def join(options: JoinOptions) -> bool:
+    """Join a server and compute its calls until it ends; return whether it has closed the connection, not been lost.
+
+    Raises JoinError if it does not accept this worker.
+    """
+    sock, welcome, memory = _connect(options)
+    link = Link(sock, welcome.timeout_s)
+    link.setblocking(False)
+    _set_up_process()
+    log.info("joined %s:%d; waiting for a model", options.host, options.port)
+    first = _receive_first(link, welcome.timeout_s)
+    if first is None:
+        link.close()
+        return True
+    os.register_at_fork(after_in_child=partial(release_socket, link))
+    monitor = ServerMonitor(link, welcome.timeout_s)
+    monitor.start()
+    try:
+        asyncio.run(serve_model(link, first, memory, has_own_clock=True))
+    finally:
+        monitor.stop()
+        link.close()
+    return not monitor.reason
+
+
+def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
+    """Return a connection after the handshake, and the server's memory files. Retries until the server listens."""
+    end_s = time.monotonic() + options.connect_s
+    while True:
+        try:
+            sock = socket.create_connection((options.host, options.port), timeout=_HANDSHAKE_S)
+            break
+        except OSError as error:
+            if time.monotonic() + _RETRY_S > end_s:
+                raise JoinError(
+                    f"cannot connect to {options.host}:{options.port} within {options.connect_s:g} s: {error}"
+                ) from error
+            time.sleep(_RETRY_S)
+    try:
+        return _shake_hands(sock, options)
+    except OSError as error:
+        sock.close()
+        raise JoinError(f"handshake with {options.host}:{options.port} failed: {error}") from error
+    except JoinError as error:
+        sock.close()
+        raise JoinError(f"{options.host}:{options.port} did not accept this worker: {error}") from error
+
+
+def _shake_hands(sock: socket.socket, options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:
+    is_local = sock.getpeername()[0] == sock.getsockname()[0]
+    if options.tls or not (options.plaintext or is_local):
+        # The proof covers the certificate, so it needs no authority that has signed it.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        sock = context.wrap_socket(sock)
+    conversation = Conversation(sock, time.monotonic() + _HANDSHAKE_S, certificate_of(sock))
+    hello = Hello(os.urandom(32), options.ticket, options.model, socket.gethostname(), os.getpid())
+    welcome = authenticate_server(conversation, options.secret, hello)
+    memory, mark = _open_memory(welcome.memory)
+    conversation.send(MemoryProof(mark))
+    return sock, welcome, memory
+
+
+def _open_memory(paths: tuple[str, ...]) -> tuple[tuple[int, ...], bytes]:
+    """Return the server's memory files and the mark in the first one; none if they are on another machine."""
+    files: list[int] = []
+    try:
+        files.extend(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths)
+        return tuple(files), os.pread(files[0], _MARK_BYTES, 0) if files else b""
+    except OSError:
+        close_files(files)
+        return (), b""
+
+
+def _receive_first(link: Link, timeout_s: float) -> Frame | None:
+    """Return the first frame that is no heartbeat and nothing that follows it; None if the server has gone.
+
+    Raises JoinError if the server is silent.
+    """
+    while True:
+        parser = FrameParser()
+        wanted = HEADER_BYTES
+        frames: list[Frame] = []
+        while not frames:
+            buffer = parser.buffer()[:wanted]
+            try:
+                count = link.recv_into(buffer)
+            except BlockingIOError:
+                select.select([link.fileno()], [], [], timeout_s / 10)
+                if time.monotonic() - link.received_s > timeout_s:
+                    raise JoinError(f"the server has sent nothing for {timeout_s:g} s") from None
+                continue
+            except OSError as error:
+                raise JoinError(f"the connection to the server is lost: {error}") from error
+            if not count:
+                return None
+            wanted -= count
+            frames = parser.feed(count)
+            if not wanted and not frames:
+                wanted = parser.missing
+        if frames[0].kind != FrameKind.HEARTBEAT:
+            return frames[0]
+
+
+def _set_up_process() -> None:
+    """End at once on SIGTERM and Ctrl-C."""
+    faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit)
+    with contextlib.suppress(AttributeError):  # stdout may have been replaced
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    os._exit(128 + number)

@@ -1,0 +1,303 @@
+"""Values that workers send, as MessagePack and raw arrays: decoding them runs no code and creates only known types.
+
+A value is serialized to its head, one byte for its type and then MessagePack, and the memory of its arrays. The server
+decodes nothing else from a worker: a worker on another machine, or a model that has taken over its process, could make
+pickle run code in the server.
+"""
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import msgspec
+import numpy as np
+
+from dragoman.core import errors
+from dragoman.core.bytes_tensor import GAP, MANY, BytesTensor, came_as_text
+from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
+from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
+from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
+from dragoman.core.text import Generation, Tokenized
+from dragoman.workers.pool import Loaded
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+# Name, datatype, form of the data, shape, parameters, and the elements of a small BYTES tensor. The form is the dtype
+# of an array, "" for the bits of BF16; or that of BYTES elements: "text", "bytes", "lengths", "text lengths" or "gaps".
+_Row = tuple[str, str, str, tuple[_Size, ...], dict[str, Any] | None, list[Any] | None]
+# Name, datatype, shape, accepted datatypes, whether it is optional, content type.
+_SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
+# Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked.
+_SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool]
+# Signature, platform, calls, streams, concurrent, merges, details, handlers.
+_LoadedRow = tuple[_SignatureRow, str, list[str], bool, bool, int, dict[str, Any], tuple[str, ...]]
+
+# Times of a traced call: seconds in the queue and of computing, batch, ages, nested calls with the same fields.
+_Ages = tuple[
+    float,
+    float,
+    tuple[str, int, int] | None,
+    float | None,
+    float | None,
+    list[tuple[str, str, float | None, float | None, Any]],
+]
+
+_DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
+    (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
+} | {("BF16", ""): (BF16, BF16.dtype)}
+_CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ == ModelCall.__module__}
+_CALLS |= {call.__name__: call for base in _CALLS.values() for call in base.__subclasses__()}
+_ERRORS: Mapping[str, type[DragomanError]] = {
+    name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, DragomanError)
+}
+_BIG_INTEGER = 1  # extension type of integers of more than 64 bits
+_LONGEST_INTEGER = 4096  # digits
+
+
+def _convert(value: Any) -> Any:
+    """Return a value that MessagePack has, for NumPy's scalars, subclasses and mappings. Raises TypeError."""
+    match value:
+        case np.generic() | np.ndarray():
+            return value.tolist()
+        case Mapping():
+            return dict(value)
+        case str():
+            return str.__str__(value)
+        case int() | float():
+            return value.__class__.__base__(value)  # type: ignore[misc]
+    raise TypeError(f"cannot send an object of type '{type(value).__module__}.{type(value).__qualname__}'")
+
+
+def _read_extension(code: int, data: memoryview) -> Any:
+    if code != _BIG_INTEGER or len(data) > _LONGEST_INTEGER:
+        raise ValueError(f"unknown extension type {code}")
+    return int(bytes(data))
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_convert)
+
+
+def serialize_message(value: object) -> list[Any]:
+    """Return a value as bytes, followed by the memory of its arrays. Raises TypeError, OverflowError, UnicodeError."""
+    arrays: list[Any] = []
+    tag, form = next((_FORMS[each] for each in type(value).__mro__ if each in _FORMS), _UNKNOWN)
+    fields = form.fields(value, arrays)
+    try:
+        head = _encoder.encode(fields)
+    except OverflowError:
+        head = _encoder.encode(_with_big_integers(fields))
+    return [tag + head, *arrays]
+
+
+def deserialize_message(parts: list[memoryview]) -> Any:
+    """Return the value of `serialize_message`; its arrays are read-only views of the parts.
+
+    Raises ValueError, TypeError, LookupError or StopIteration for anything else.
+    """
+    head = parts[0]
+    if not 0 < head[0] <= len(_FORMS):
+        raise ValueError(f"unknown type of message {head[0]}")
+    form = _BY_TAG[head[0]]
+    return form.value(form.decoder.decode(head[1:]), iter(parts[1:]))
+
+
+# --- tensors ---------------------------------------------------------------------------------------------
+
+
+def _row(name: str, tensor: Tensor, arrays: list[Any]) -> tuple[Any, ...]:
+    datatype = tensor.datatype
+    if datatype is BYTES:
+        form, elements = _bytes_form(tensor, arrays)
+        return name, "BYTES", form, tensor.shape, tensor.parameters or None, elements
+    data: Any = tensor.data
+    if data.dtype is not datatype.dtype and (datatype is BF16 or (datatype.name, data.dtype.str) not in _DTYPES):
+        data = with_own_dtype(tensor).data
+    if not data.flags.c_contiguous:
+        data = np.ascontiguousarray(data)
+    form = data.dtype.str
+    if datatype is BF16:  # its dtype has no such name and no buffer
+        data, form = data.view(np.uint16), ""
+    arrays.append(pickle.PickleBuffer(data).raw())  # a view of its bytes, of any shape
+    return name, datatype.name, form, data.shape, tensor.parameters or None, None
+
+
+def _bytes_form(tensor: Tensor, arrays: list[Any]) -> tuple[str, list[Any] | None]:
+    """Return the form of a BYTES tensor, and its elements if they are few; append its buffers otherwise."""
+    if not isinstance(tensor, BytesTensor):
+        elements = tensor.data.reshape(-1).tolist()
+    elif tensor.is_text:
+        if tensor.came_as_text and tensor.count <= MANY:
+            return "text", tensor.texts()
+        elements = [text.encode() for text in tensor.texts()]
+    elif tensor.has_gaps and not tensor.came_as_text:
+        arrays.append(memoryview(tensor.to_buffer()))
+        return "gaps", None
+    else:
+        elements = tensor.data.reshape(-1).tolist()
+    if len(elements) <= MANY and not came_as_text(tensor):
+        return "bytes", elements
+    lengths = np.fromiter(map(len, elements), np.int64, len(elements))
+    arrays.extend((memoryview(b"".join(elements)), lengths.view(np.uint8).data))
+    return "text lengths" if came_as_text(tensor) else "lengths", None
+
+
+def _tensor(row: _Row, arrays: Iterator[memoryview]) -> Tensor:
+    _, name, form, shape, parameters, elements = row
+    if name != "BYTES":
+        datatype, dtype = _DTYPES[name, form]
+        return Tensor(np.ndarray(shape, dtype, next(arrays)), datatype, parameters or NONE)
+    return _bytes_tensor(form, shape, parameters or NONE, elements, arrays)
+
+
+def _bytes_tensor(
+    form: str,
+    shape: tuple[int, ...],
+    parameters: Mapping[str, Any],
+    elements: list[Any] | None,
+    arrays: Iterator[memoryview],
+) -> Tensor:
+    """Return a BYTES tensor. Raises ValueError if its elements do not match its shape."""
+    count = math.prod(shape)
+    match form:
+        case "text" if elements is not None and all(type(each) is str for each in elements):
+            _check_count(len(elements), count)
+            return BytesTensor.of_texts(elements, shape, parameters)
+        case "bytes" if elements is not None and all(type(each) is bytes for each in elements):
+            _check_count(len(elements), count)
+            return Tensor(object_array(elements, shape), BYTES, parameters)
+        case "gaps":
+            buffer = bytes(next(arrays))
+            _check_count(buffer.count(GAP), count)
+            return BytesTensor.of_buffer(buffer, shape, parameters)
+        case "lengths" | "text lengths":
+            content = np.frombuffer(next(arrays), np.uint8)
+            lengths = np.frombuffer(next(arrays), np.int64)
+            _check_count(lengths.size, count)
+            if count and (lengths.min() < 0 or lengths.max() > content.size or lengths.sum() != content.size):
+                raise ValueError("lengths of BYTES elements do not match their buffer")
+            return BytesTensor.of_lengths(content, lengths, shape, parameters, form == "text lengths")
+    raise ValueError(f"unknown form of BYTES elements {form!r}")
+
+
+def _check_count(count: int, expected: int) -> None:
+    if count != expected:
+        raise ValueError(f"expected {expected} BYTES elements, got {count}")
+
+
+def _with_big_integers(value: Any) -> Any:
+    """Return plain values with integers of more than 64 bits as extensions."""
+    match value:
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return msgspec.msgpack.Ext(_BIG_INTEGER, str(value).encode())
+        case Mapping():
+            return {key: _with_big_integers(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_with_big_integers(each) for each in value]
+    return value
+
+
+# --- descriptions ----------------------------------------------------------------------------------------
+
+
+def _signature_row(signature: Signature) -> tuple[Any, ...]:
+    sides = ([_spec_row(spec) for spec in side] for side in (signature.inputs, signature.outputs))
+    flags = (signature.open_inputs, signature.open_outputs, signature.batched, signature.decodes)
+    return (*sides, *flags, signature.content_type, signature.unchecked)
+
+
+def _signature(row: tuple[Any, ...]) -> Signature:
+    inputs, outputs, *rest = row
+    return Signature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), *rest)
+
+
+def _spec_row(spec: TensorSpec) -> tuple[Any, ...]:
+    datatype = None if spec.datatype is None else spec.datatype.name
+    accepts = [each.name for each in spec.accepts]
+    return spec.name, datatype, spec.shape, accepts, spec.optional, spec.content_type
+
+
+def _spec(row: _SpecRow) -> TensorSpec:
+    name, datatype, shape, accepts, optional, content_type = row
+    accepted = frozenset(DATATYPES[each] for each in accepts)
+    known = None if datatype is None else DATATYPES[datatype]
+    return TensorSpec(name, known, shape, accepted, optional, content_type)
+
+
+def _loaded_row(loaded: Loaded, _arrays: list[Any]) -> tuple[Any, ...]:
+    calls = [call.__name__ for call in loaded.calls]
+    rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers)
+    return (_signature_row(loaded.signature), loaded.platform, calls, *rest)
+
+
+def _loaded(row: tuple[Any, ...], _arrays: Iterator[memoryview]) -> Loaded:
+    signature, platform, calls, *rest = row
+    return Loaded(_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest)
+
+
+# --- the types of values -----------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """How values of a type are sent: `fields` returns plain values and appends arrays, `value` is its inverse."""
+
+    decoder: "msgspec.msgpack.Decoder[Any]"
+    fields: Callable[[Any, list[Any]], Any] = lambda value, _arrays: value
+    value: Callable[[Any, Iterator[memoryview]], Any] = lambda fields, _arrays: fields
+
+
+def _unsendable(value: object, _arrays: list[Any]) -> NoReturn:
+    raise TypeError(f"a response of type {type(value).__name__} cannot be sent")
+
+
+def _decoder(fields: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(fields, ext_hook=_read_extension)
+
+
+def _inference_row(inference: Inference, arrays: list[Any]) -> tuple[Any, ...]:
+    rows = [_row(name, tensor, arrays) for name, tensor in inference.outputs.items()]
+    return rows, inference.parameters or None, inference.metadata
+
+
+def _inference(fields: tuple[Any, ...], arrays: Iterator[memoryview]) -> Inference:
+    rows, parameters, metadata = fields
+    return Inference({row[0]: _tensor(row, arrays) for row in rows}, parameters or NONE, metadata)
+
+
+_TYPES: Mapping[type, _Form] = {
+    Inference: _Form(
+        _decoder(tuple[list[_Row], dict[str, Any] | None, dict[str, str]]),
+        _inference_row,
+        _inference,
+    ),
+    Tensor: _Form(_decoder(_Row), lambda tensor, arrays: _row("", tensor, arrays), _tensor),
+    Embedded: _Form(
+        _decoder(tuple[_Row, int]),
+        lambda value, arrays: (_row("", value.vectors, arrays), value.tokens),
+        lambda fields, arrays: Embedded(_tensor(fields[0], arrays), fields[1]),
+    ),
+    Generation: _Form(_decoder(Generation)),
+    Tokenized: _Form(_decoder(Tokenized)),
+    Handled: _Form(_decoder(Handled)),
+    Signature: _Form(
+        _decoder(_SignatureRow),
+        lambda value, _arrays: _signature_row(value),
+        lambda fields, _arrays: _signature(fields),
+    ),
+    Loaded: _Form(_decoder(_LoadedRow), _loaded_row, _loaded),
+    DragomanError: _Form(
+        _decoder(tuple[str, str]),
+        lambda error, _arrays: (type(error).__name__, error.message.encode(errors="backslashreplace").decode()),
+        lambda fields, _arrays: _ERRORS.get(fields[0], ModelFailed)(fields[1]),
+    ),
+    tuple: _Form(_decoder(_Ages)),
+    str: _Form(_decoder(str)),
+    list: _Form(_decoder(list[int])),
+}
+_BY_TAG = [_Form(_decoder(None)), *_TYPES.values()]
+# The first byte of a value is the number of its type. None is the first byte of a pickle, 0x80.
+_FORMS: Mapping[type, tuple[bytes, _Form]] = {
+    value_type: (bytes([tag]), form) for tag, (value_type, form) in enumerate(_TYPES.items(), 1)
+}
+_UNKNOWN = (b"", _Form(_decoder(None), _unsendable))

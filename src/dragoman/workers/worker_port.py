@@ -1,0 +1,342 @@
+"""The port that workers on other machines join: handshakes, workers that wait for a model, and joined workers."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+from dragoman.core.errors import InvalidInput
+from dragoman.workers.child_process import describe_exit, kill
+from dragoman.workers.handshake import (
+    Conversation,
+    Hello,
+    JoinError,
+    MemoryProof,
+    Welcome,
+    authenticate_worker,
+    is_tls,
+    set_timeout,
+)
+from dragoman.workers.link import Link, heartbeat_interval_s
+from dragoman.workers.shared_blocks import close_files, create_arena_files
+from dragoman.workers.supervisor import MAX_MISSED
+
+log = logging.getLogger("dragoman.worker")
+
+_HANDSHAKE_S = 10.0
+# Handshakes that run at the same time; further clients wait.
+_CONCURRENT_HANDSHAKES = 8
+_BACKLOG = 128
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+
+class JoinedWorker:
+    """A worker process that has joined this server, as a `WorkerProcess`.
+
+    link, memory: its connection, and the files of the memory that both map, or None on different machines.
+    command: the command that has started it, if the server did.
+    """
+
+    has_own_clock = True
+    was_killed_by_system = False
+
+    def __init__(self, link: Link, hello: Hello, memory: tuple[int, int] | None, timeout_s: float) -> None:
+        self.socket = link
+        self.memory = memory
+        self.model = hello.model
+        self.ticket = hello.ticket
+        self.closed = asyncio.Event()
+        self.exited = asyncio.Event()
+        self.exit_reason = "its connection was closed"
+        self.command: subprocess.Popen[bytes] | None = None
+        self._link = link
+        self._timeout_s = timeout_s
+        self._where = f"worker process {hello.pid} on {hello.host[:64]!r}"
+
+    @property
+    def description(self) -> str:
+        return self._where
+
+    def is_stopped(self) -> bool:
+        """Return whether heartbeats are missing."""
+        return time.monotonic() - self._link.received_s > 3 * heartbeat_interval_s(self._timeout_s)
+
+    def kill(self) -> None:
+        """Disconnect it; it ends itself then, whatever it computes."""
+        self.exit_reason = "disconnected"
+        self.closed.set()
+
+    async def wait(self, grace_s: Callable[[], float], cleanup: Callable[[], None]) -> None:
+        """Wait until the connection is closed or silent; see `WorkerProcess`."""
+        try:
+            await self._wait_until_lost()
+        finally:
+            self._link.shutdown()  # the channel closes it
+            if self.command is not None:
+                await end_command(self.command, grace_s())
+                self.exit_reason += f"; its command ended with {describe_exit(self.command.returncode)}"
+            cleanup()
+            self.closed.set()
+            self.exited.set()
+
+    async def _wait_until_lost(self) -> None:
+        """Return if the connection is closed, or too many heartbeats are missed: counted, in case this process was
+        stopped.
+        """
+        missed, seen_s = 0, self._link.received_s
+        while missed < MAX_MISSED:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s / MAX_MISSED):
+                    await self.closed.wait()
+                    return
+            missed = missed + 1 if self._link.received_s == seen_s else 0
+            seen_s = self._link.received_s
+        self.exit_reason = f"no heartbeat for {self._timeout_s:g} s"
+
+
+async def end_command(command: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Wait until a command ends, for `grace_s` seconds, then kill its process group."""
+    end_s = time.monotonic() + grace_s
+    while command.poll() is None and time.monotonic() < end_s:  # noqa: ASYNC110 (there is no event for it)
+        await asyncio.sleep(0.02)
+    kill(command)
+    await asyncio.to_thread(command.wait)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPortOptions:
+    """Options of a `WorkerPort`. allow_plaintext: without TLS also for workers on other machines.
+
+    timeout_s: a connection on which nothing arrives for so long is lost.
+    """
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    tls_cert: str = ""
+    tls_key: str = ""
+    allow_plaintext: bool = False
+    timeout_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not (self.tls_cert or self.allow_plaintext or is_loopback(self.host)):
+            raise InvalidInput(
+                f"setting 'worker_port': address {self.host} is reachable from other machines: expected TLS "
+                "(--tls-cert and --tls-key), or --worker-plaintext in a network that you trust"
+            )
+
+
+class WorkerPort:
+    """Listens for workers and gives each that has proved the secret to a model that waits for one."""
+
+    def __init__(self, options: WorkerPortOptions) -> None:
+        self._options = options
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(_CONCURRENT_HANDSHAKES, "dragoman-join")
+        self._expected: dict[str, asyncio.Future[JoinedWorker]] = {}
+        self._requests: deque[tuple[str, asyncio.Future[JoinedWorker]]] = deque()
+        self._idle: list[JoinedWorker] = []
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._stopped = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """The port, -1 while it is closed."""
+        return -1 if self._socket is None else int(self._socket.getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """Where workers join: `HOST:PORT`, with the name of this machine if it listens on every interface."""
+        host = self._options.host
+        host = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def secret(self) -> str:
+        return self._options.secret.decode()
+
+    async def start(self) -> None:
+        """Open the port. Raises OSError."""
+        host, port = self._options.host, self._options.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+        threading.Thread(target=self._send_heartbeats, name="dragoman-heartbeats", daemon=True).start()
+
+    async def close(self) -> None:
+        """Close the port and the connections of idle workers, which end then."""
+        self._stopped.set()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait({self._accepting})
+        if self._socket is not None:
+            self._socket.close()
+        for worker in [*self._idle]:
+            self._drop(worker)
+        self._threads.shutdown(wait=False)
+
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats on every connection; in a thread, because the event loop may be busy."""
+        while not self._stopped.wait(heartbeat_interval_s(self._options.timeout_s)):
+            for link in [*self._links]:
+                with contextlib.suppress(OSError):  # the event loop sees it too
+                    link.send_heartbeat()
+
+    # --- models that wait for workers ------------------------------------------------------------------------
+
+    async def take(self, model: str) -> JoinedWorker:
+        """Return a worker that has joined, or will, for this model or for any."""
+        for worker in self._idle:
+            if worker.model in ("", model):
+                self._idle.remove(worker)
+                asyncio.get_running_loop().remove_reader(worker.socket.fileno())
+                return worker
+        future: asyncio.Future[JoinedWorker] = asyncio.get_running_loop().create_future()
+        request = (model, future)
+        self._requests.append(request)
+        try:
+            return await future
+        finally:
+            with contextlib.suppress(ValueError):
+                self._requests.remove(request)
+
+    def expect(self) -> tuple[str, asyncio.Future[JoinedWorker]]:
+        """Return a ticket for a worker, and the future that has it once it has joined."""
+        ticket = secrets.token_hex(8)
+        future = self._expected[ticket] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _future: self._expected.pop(ticket, None))
+        return ticket, future
+
+    def _assign(self, worker: JoinedWorker) -> None:
+        """Give a new worker to the model that waits for it, or keep it idle."""
+        self._links.add(worker.socket)
+        if worker.ticket:
+            future = self._expected.get(worker.ticket)
+            if future is None:  # the model was unloaded meanwhile
+                self._drop(worker)
+            else:
+                future.set_result(worker)
+            return
+        for model, future in self._requests:
+            if worker.model in ("", model) and not future.done():
+                future.set_result(worker)
+                return
+        self._idle.append(worker)
+        asyncio.get_running_loop().add_reader(worker.socket.fileno(), self._drop, worker)  # it sends nothing but EOF
+
+    def _drop(self, worker: JoinedWorker) -> None:
+        if worker in self._idle:
+            self._idle.remove(worker)
+            asyncio.get_running_loop().remove_reader(worker.socket.fileno())
+        worker.socket.close()
+        close_files(worker.memory or ())
+
+    # --- handshakes --------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit = asyncio.Semaphore(_CONCURRENT_HANDSHAKES)
+        tasks: set[asyncio.Task[None]] = set()
+        assert self._socket is not None
+        while True:
+            await limit.acquire()
+            try:
+                sock, address = await loop.sock_accept(self._socket)
+            except OSError as error:  # too many open files
+                log.error("cannot accept a worker: %s", error)
+                limit.release()
+                await asyncio.sleep(1.0)
+                continue
+            task = asyncio.create_task(self._join(sock, address[0]))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            task.add_done_callback(lambda _task: limit.release())
+
+    async def _join(self, sock: socket.socket, host: str) -> None:
+        """Run the handshake with a client, and assign it if it is a worker."""
+        try:
+            worker = await asyncio.get_running_loop().run_in_executor(self._threads, self._shake_hands, sock, host)
+        except (OSError, JoinError) as error:
+            sock.close()
+            log.warning("worker not accepted: address=%s reason=%s", host, error)
+            return
+        log.info("%s has joined", worker.description)
+        self._assign(worker)
+
+    def _shake_hands(self, sock: socket.socket, host: str) -> JoinedWorker:
+        """Run the handshake, in a thread. Raises OSError or JoinError."""
+        options = self._options
+        deadline_s = time.monotonic() + _HANDSHAKE_S
+        certificate = b""
+        if is_tls(sock, deadline_s):
+            sock, certificate = self._start_tls(sock, deadline_s)
+        conversation = Conversation(sock, deadline_s, certificate)
+        try:
+            hello = authenticate_worker(conversation, options.secret)
+            if not (certificate or options.allow_plaintext or is_loopback(host)):
+                raise self._rejected(conversation, "the connection is not encrypted: expected TLS")
+            if hello.ticket and hello.ticket not in self._expected:
+                raise self._rejected(conversation, "the server does not expect this worker any more")
+            memory = self._share_memory(sock, conversation)
+        except BaseException:
+            sock.close()
+            raise
+        return JoinedWorker(Link(sock, options.timeout_s), hello, memory, options.timeout_s)
+
+    def _start_tls(self, sock: socket.socket, deadline_s: float) -> tuple[ssl.SSLSocket, bytes]:
+        """Return the encrypted connection and the server's certificate."""
+        options = self._options
+        if not options.tls_cert:
+            raise JoinError("the worker uses TLS, but the server has no certificate (--tls-cert)")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(options.tls_cert, options.tls_key or None)
+        set_timeout(sock, deadline_s)
+        pem = Path(options.tls_cert).read_text(encoding="ascii", errors="replace")
+        first = pem[pem.index(_BEGIN) : pem.index(_END) + len(_END)]
+        return context.wrap_socket(sock, server_side=True), ssl.PEM_cert_to_DER_cert(first)
+
+    def _rejected(self, conversation: Conversation, reason: str) -> JoinError:
+        conversation.send(Welcome(0.0, error=reason))
+        return JoinError(reason)
+
+    def _share_memory(self, sock: socket.socket, conversation: Conversation) -> tuple[int, int] | None:
+        """Welcome a worker; return memory files if it has mapped them, which only one on this machine can."""
+        is_local = sock.getpeername()[0] == sock.getsockname()[0]
+        files = create_arena_files() if is_local else None
+        mark = secrets.token_bytes(16)
+        try:
+            if files is not None:
+                os.pwrite(files[0], mark, 0)
+            paths = tuple(f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in files or ())
+            conversation.send(Welcome(self._options.timeout_s, paths))
+            if conversation.receive(MemoryProof).mark == mark and files is not None:
+                return files
+        except BaseException:
+            close_files(files or ())
+            raise
+        close_files(files or ())
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # a host name
+        return False

@@ -1,0 +1,475 @@
+"""Workers that join over TCP: the same results as local ones, mutual proof of a secret, and every kind of loss.
+
+In each loss every call is answered exactly once: right, or with an error that says that its worker was lost.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_workers_frames import every_tensor
+from workers_harness import call, first_value, make_request, spec_of, wait_until
+
+from dragoman.core.calls import Infer, Request
+from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.spec import LaunchOptions
+from dragoman.core.tensor import Tensor
+from dragoman.system.coroutines import complete
+from dragoman.workers import worker_port
+from dragoman.workers.handshake import Challenge, Conversation, Hello, JoinError, Proof, Welcome
+from dragoman.workers.pool import Pool
+from dragoman.workers.process import ProcessPool
+from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
+
+SECRET = "the secret of the tests"
+WORKER = f"{sys.executable} -m dragoman worker"
+JOIN = f"{WORKER} --join {{address}}"
+# Long enough for a busy machine, and for tests that do not wait for it.
+LONG_S = 60.0
+
+
+@asynccontextmanager
+async def open_port(timeout_s: float = LONG_S, **options: Any) -> AsyncIterator[WorkerPort]:
+    port = WorkerPort(
+        WorkerPortOptions(host="127.0.0.1", port=0, secret=SECRET.encode(), timeout_s=timeout_s, **options)
+    )
+    await port.start()
+    try:
+        yield port
+    finally:
+        await port.close()
+
+
+@asynccontextmanager
+async def joined(
+    port: WorkerPort, model: str, replicas: int = 1, launcher: str = "command", command: str = JOIN, **options: Any
+) -> AsyncIterator[ProcessPool]:
+    launch = LaunchOptions(launcher=launcher, command=command, replicas=replicas, min_ready=replicas)
+    pool = ProcessPool(spec_of(model, launch=launch, replicas=replicas, worker_port=port, **options), lambda: None)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def start_worker(address: str, *arguments: str, secret: str = SECRET, code: str = "") -> "subprocess.Popen[bytes]":
+    """Start a worker; `code` runs in it first."""
+    start = f"{code}\nimport sys; from dragoman.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", start, "worker", "--join", address, "--connect-timeout-s", "20", *arguments],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "DRAGOMAN_WORKER_SECRET": secret},
+    )
+
+
+async def end_of(worker: "subprocess.Popen[bytes]") -> tuple[int, str]:
+    """Return the exit code and the output of a worker that ends by itself."""
+    try:
+        _, output = await asyncio.to_thread(worker.communicate, timeout=30)
+        return worker.returncode, output.decode()
+    finally:
+        worker.kill()
+
+
+async def pids(pool: Pool, count: int) -> list[int]:
+    """Return the process ids of `count` workers."""
+    found: set[int] = set()
+    while len(found) < count:
+        responses = await asyncio.gather(*(call(pool, do="pid") for _ in range(4 * count)))
+        found |= {first_value(response) for response in responses}
+    return sorted(found)
+
+
+async def outcomes(pool: Pool, count: int) -> list[int | BaseException]:
+    """Return the results of calls from eight clients."""
+    numbers = iter(range(count))
+    found: list[int | BaseException] = []
+
+    async def client() -> None:
+        for n in numbers:
+            try:
+                response = await call(pool, n)
+                assert first_value(response) == n
+                found.append(n)
+            except (WorkerLost, ModelFailed) as error:
+                found.append(error)
+
+    await asyncio.gather(*(client() for _ in range(8)))
+    return found
+
+
+# --- the same as local workers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+async def test_tensors_of_every_datatype_are_unchanged(shares_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not shares_memory:
+        monkeypatch.setattr(worker_port, "create_arena_files", lambda: None)
+    sent = every_tensor()
+    large = Tensor.of(np.arange(1_000_000, dtype=np.float64))
+    async with open_port() as port, joined(port, "Echo") as pool:
+        (replica,) = pool.supervisor.running
+        assert (replica.channel.arena is not None) == shares_memory
+        response: Any = await complete(pool.call(Request(Infer({**sent, "large": large}))))
+    assert (response.outputs["large"].data == large.data).all()
+    for name, tensor in sent.items():
+        received = response.outputs[name]
+        assert (received.datatype, received.data.dtype) == (tensor.datatype, tensor.data.dtype), name
+        assert np.array_equal(received.data, tensor.data), name
+
+
+@pytest.mark.parametrize("model", ["Count", "AsyncCount"])
+async def test_streams_and_their_cancellation(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    async with open_port() as port, joined(port, model) as pool:
+        chunks = [first_value(chunk) async for chunk in pool.stream(make_request(50))]
+        assert chunks == list(range(50))
+        stream = pool.stream(make_request(10**6, trace=trace))
+        assert first_value(await anext(stream)) == 0
+        await stream.aclose()
+        await wait_until(Path(f"{trace}.closed").exists)
+        assert [first_value(chunk) async for chunk in pool.stream(make_request(2))] == [0, 1]
+
+
+async def test_deadlines_do_not_depend_on_the_clock_of_the_worker(tmp_path: Path) -> None:
+    """The worker's clock is an hour ahead: a deadline by the server's clock would have passed long ago."""
+    code = "import time; real = time.monotonic; time.monotonic = lambda: real() + 3600"
+    async with open_port() as port:
+        worker = start_worker(port.address, code=code)
+        async with joined(port, "Actions", launcher="join") as pool:
+            assert first_value(await call(pool, 5, time.monotonic() + LONG_S, do="pid")) == worker.pid
+            with pytest.raises(DeadlineExceeded):
+                await call(pool, 5, time.monotonic() - 1, do="pid")
+        assert (await end_of(worker))[0] == 0
+
+
+async def test_errors_of_a_model_are_the_same(tmp_path: Path) -> None:
+    async with open_port() as port, joined(port, "Actions") as pool:
+        with pytest.raises(InvalidInput, match="input 'x' is bad"):
+            await call(pool, do="input")
+        with pytest.raises(ModelFailed, match="seven is not allowed"):
+            await call(pool, do="value")
+
+
+# --- encryption and identity -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    files = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=dragoman", "-out", files[0], "-keyout", files[1]],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return files
+
+
+async def test_tls_with_a_certificate_of_no_authority(certificate: tuple[str, str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(worker_port, "create_arena_files", lambda: None)  # so that arrays are encrypted, too
+    cert, key = certificate
+    large = Tensor.of(np.arange(2_000_000, dtype=np.float64))
+    async with open_port(tls_cert=cert, tls_key=key) as port:
+        worker = start_worker(port.address, "--tls")
+        async with joined(port, "Echo", launcher="join") as pool:
+            for n in range(20):
+                assert first_value(await call(pool, n)) == n
+            responses = await asyncio.gather(*(pool.call(Request(Infer({"x": large}))) for _ in range(3)))
+            assert all((response.outputs["x"].data == large.data).all() for response in responses)
+            (replica,) = pool.supervisor.running
+            link: Any = replica.channel._sock
+            assert isinstance(link._sock, ssl.SSLSocket)
+        assert (await end_of(worker))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"secret": "another secret, not theirs"}, "the secrets of worker and server differ"),
+        ({"code": "import dragoman._version as v; v.__version__ = '0.0.9'"}, "the worker runs Dragoman 0.0.9 on"),
+        ({"code": "import platform; platform.python_version_tuple = lambda: ('3', '9', '1')"}, "on Python 3.9; "),
+        ({"arguments": ["--tls"]}, "the worker uses TLS, but the server has no certificate"),
+    ],
+    ids=["secret", "version of Dragoman", "version of Python", "TLS"],
+)
+async def test_both_sides_say_why_a_worker_is_not_accepted(
+    options: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_port() as port:
+        flags = options.pop("arguments", ())
+        code, output = await end_of(start_worker(port.address, *flags, **options))
+        assert code == 2
+        assert "Traceback" not in output
+        await wait_until(lambda: "worker not accepted" in caplog.text)
+    assert message in caplog.text
+    assert message in output or "TLS" in message
+    assert SECRET not in caplog.text + output
+
+
+async def test_a_worker_does_not_trust_a_server_without_the_secret() -> None:
+    """It would unpickle what such a server sends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = start_worker(f"127.0.0.1:{listener.getsockname()[1]}")
+        sock, _ = await asyncio.to_thread(listener.accept)
+        with sock:
+            server = Conversation(sock, time.monotonic() + LONG_S, b"")
+            await asyncio.to_thread(server.receive, Hello)
+            server.send(Challenge(bytes(32), bytes(32)))
+            with pytest.raises(JoinError, match="the secrets of worker and server differ"):
+                await asyncio.to_thread(server.receive, Proof)
+    code, output = await end_of(worker)
+    assert code == 2
+    assert "did not accept this worker: the secrets of worker and server differ" in output
+
+
+async def test_a_server_does_not_accept_a_worker_without_the_secret(caplog: pytest.LogCaptureFixture) -> None:
+    """It takes no notice of the server's proof, and repeats it as its own."""
+    async with open_port() as port:
+        with socket.create_connection(("127.0.0.1", port.port)) as sock:
+            worker = Conversation(sock, time.monotonic() + LONG_S, b"")
+            worker.send(Hello(bytes(32)))
+            challenge = await asyncio.to_thread(worker.receive, Challenge)
+            worker.send(Proof(challenge.proof))
+            with pytest.raises(JoinError, match="the secrets of worker and server differ"):
+                await asyncio.to_thread(worker.receive, Welcome)
+        await wait_until(lambda: "worker not accepted: address=127.0.0.1" in caplog.text)
+
+
+async def test_a_proxy_with_another_certificate_is_found(
+    certificate: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy that decrypts and forwards the handshake cannot use the proofs: they cover the certificate."""
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    other = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj",
+         "/CN=dragoman", "-out", other[0], "-keyout", other[1]], check=True, capture_output=True,
+    )  # fmt: skip
+    context.load_cert_chain(*other)
+    outwards = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outwards.check_hostname, outwards.verify_mode = False, ssl.CERT_NONE
+    async with open_port(tls_cert=cert, tls_key=key) as port, proxy(port.port, context, outwards) as (address, _):
+        code, output = await end_of(start_worker(address, "--tls"))
+    assert code == 2
+    assert "the secrets of worker and server differ" in output
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\5hello", b"\xff" * 100, b"\x16\3\1junk"])
+async def test_other_clients_are_rejected(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_port() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(data)
+        with suppress(OSError):  # it may have been rejected already
+            writer.write_eof()
+            assert await reader.read() == b""
+        writer.close()
+        await wait_until(lambda: "worker not accepted: address=127.0.0.1" in caplog.text)
+
+
+def test_addresses_that_other_machines_reach_need_tls() -> None:
+    with pytest.raises(InvalidInput, match=r"setting 'worker_port': address 0.0.0.0 is reachable .* expected TLS"):
+        WorkerPortOptions(host="0.0.0.0", port=0, secret=b"s")
+    WorkerPortOptions(host="0.0.0.0", port=0, secret=b"s", allow_plaintext=True)
+
+
+# --- losses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_killed_worker_fails_only_the_call_that_it_computes(idempotent: bool, tmp_path: Path) -> None:
+    count, begun = 200, tmp_path / "begun"
+    async with open_port() as port, joined(port, "Actions", 2, idempotent=idempotent) as pool:
+        held = asyncio.create_task(call(pool, do="hold", begun=begun, go=tmp_path / "go", then="pid"))
+        await wait_until(begun.exists)
+        (busy,) = [r for r in pool.supervisor.running if r.held]
+        running = asyncio.create_task(outcomes_of_pids(pool, count))
+        await asyncio.sleep(0.05)
+        os.kill(int(busy.description.split()[2]), signal.SIGKILL)
+        (tmp_path / "go").touch()  # for the one that computes it again
+        answered = await running
+        assert len(answered) == count
+        if idempotent:
+            assert first_value(await held) > 0
+        else:
+            with pytest.raises(WorkerLost, match=r"the worker process died \(its connection was closed"):
+                await held
+        assert len(await pids(pool, 2)) == 2  # another one has taken its place
+
+
+async def outcomes_of_pids(pool: Pool, count: int) -> list[int]:
+    return [first_value(response) for response in await asyncio.gather(*(call(pool, do="pid") for _ in range(count)))]
+
+
+async def test_a_call_that_ends_its_workers_is_not_repeated_for_ever(tmp_path: Path) -> None:
+    async with open_port() as port, joined(port, "Actions", idempotent=True) as pool:
+        with pytest.raises(WorkerLost):
+            await call(pool, do="kill")
+        await wait_until(lambda: pool.ready)
+        assert first_value(await call(pool, do="pid")) > 0
+        assert [f.samples[0].value for f in pool.measurements() if f.name == "dragoman_worker_restarts_total"] == [3]
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_frozen_worker_is_found(idempotent: bool) -> None:
+    """Its kernel still acknowledges data; only its heartbeats are missing."""
+    count = 100
+    async with open_port(3.0) as port, joined(port, "Actions", 2, idempotent=idempotent) as pool:
+        frozen = (await pids(pool, 2))[0]
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            results = await asyncio.gather(*(call(pool, do="pid") for _ in range(count)), return_exceptions=True)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(frozen, signal.SIGKILL)
+        lost = [result for result in results if isinstance(result, BaseException)]
+        assert len(results) == count
+        assert [type(error) for error in lost] == ([] if idempotent else [WorkerLost])
+        assert idempotent or "no heartbeat for 3 s" in str(lost[0])
+        assert len(await pids(pool, 2)) == 2
+
+
+@asynccontextmanager
+async def proxy(
+    port: int, context: ssl.SSLContext | None = None, outwards: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A proxy: its address, and an event after which it forwards nothing and closes nothing."""
+    frozen = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if frozen.is_set():
+                await asyncio.Event().wait()
+            writer.write(data)
+            await writer.drain()
+        if not frozen.is_set():
+            writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        their_reader, their_writer = await asyncio.open_connection("127.0.0.1", port, ssl=outwards)
+        writers.extend((writer, their_writer))
+        for pair in ((reader, their_writer), (their_reader, writer)):
+            tasks.add(asyncio.create_task(forward(*pair)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", frozen
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_silent_link_is_found_by_both_sides(busy: bool, tmp_path: Path) -> None:
+    """A proxy stops forwarding: no side sees an end. The worker ends itself, also while it computes."""
+    async with open_port(3.0) as port, proxy(port.port) as (address, frozen):
+        worker = start_worker(address)
+        async with joined(port, "Actions", launcher="join") as pool:
+            assert first_value(await call(pool, do="pid")) == worker.pid
+            do = {"do": "hold", "begun": tmp_path / "begun", "go": tmp_path / "go"} if busy else {"do": "pid"}
+            if busy:
+                held = asyncio.create_task(call(pool, **do))
+                await wait_until((tmp_path / "begun").exists)
+                frozen.set()
+            else:
+                frozen.set()
+                held = asyncio.create_task(call(pool, **do))
+            with pytest.raises(WorkerLost, match=r"no heartbeat for 3 s"):
+                await held
+            assert not pool.ready
+            assert pool.unavailable == f"waiting for workers that join {port.address}: 0 of 1 are loaded"
+            code, output = await end_of(worker)
+            assert code == 1
+            assert "the server has sent nothing for 3 s; this worker ends" in output
+            again = start_worker(port.address)
+            assert first_value(await call(pool, do="pid")) == again.pid
+        assert (await end_of(again))[0] == 0
+
+
+async def test_a_call_beyond_its_grace_period_ends_a_joined_worker(tmp_path: Path) -> None:
+    async with open_port() as port, joined(port, "Actions", cancel_grace_s=0.1) as pool:
+        first = first_value(await call(pool, do="pid"))
+        task = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
+        await wait_until((tmp_path / "begun").exists)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert first_value(await call(pool, do="pid")) != first
+        await wait_until(lambda: not Path(f"/proc/{first}").exists())
+
+
+# --- waiting for workers -----------------------------------------------------------------------------------------
+
+
+async def test_a_model_is_ready_with_its_first_workers() -> None:
+    async with open_port() as port:
+        launch = LaunchOptions(launcher="join", replicas=3, min_ready=2)
+        pool = ProcessPool(spec_of("Actions", launch=launch, replicas=3, worker_port=port), lambda: None)
+        starting = asyncio.create_task(pool.start())
+        workers = [start_worker(port.address)]
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        assert pool.waiting == f"waiting for workers that join {port.address}: 0 of 3 are loaded"
+        workers.append(start_worker(port.address, "--model", "m"))
+        other = start_worker(port.address, "--model", "another model")
+        await starting
+        assert pool.ready
+        assert states(pool) == {"loaded": 2, "waiting": 1}
+        workers.append(start_worker(port.address))
+        assert await pids(pool, 3) == sorted(worker.pid for worker in workers)
+        assert states(pool) == {"loaded": 3, "waiting": 0}
+        workers[0].kill()
+        workers[1].kill()
+        await wait_until(lambda: not pool.ready)
+        await pool.close()
+        assert (await end_of(workers[2]))[0] == 0
+        assert other.poll() is None
+    assert (await end_of(other))[0] == 0
+    for worker in workers[:2]:
+        worker.communicate()
+
+
+def states(pool: Pool) -> dict[str, float]:
+    (family,) = [family for family in pool.measurements() if family.name == "dragoman_workers"]
+    return {sample.labels["state"]: sample.value for sample in family.samples}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "setting 'placement.command' is missing"),
+        ("worker --join {adress}", "expected a command line with {address}"),
+        ("/no/such/program {address}", "cannot run '/no/such/program'"),
+        ("false {address}", "its command 'false' ended with exit code 1 before its worker joined"),
+    ],
+)
+async def test_wrong_commands(command: str, message: str) -> None:
+    async with open_port() as port:
+        with pytest.raises(Exception, match=message.replace("{", r"\{")):
+            async with joined(port, "Echo", command=command):
+                pass
+
+
+async def test_a_launcher_needs_a_port() -> None:
+    launch = LaunchOptions(launcher="join")
+    with pytest.raises(ModelFailed, match=r"launcher 'join' needs a port .* --worker-port"):
+        ProcessPool(spec_of("Echo", launch=launch), lambda: None)
