@@ -328,3 +328,10 @@ async def test_limits_need_load_on_demand(folder: Path, settings: dict[str, Any]
 async def test_load_on_demand_excludes_no_load_at_start(folder: Path) -> None:
     with pytest.raises(errors.InvalidInput, match="got both"):
         open_engine(folder, load_on_demand=True, load_at_start=False)
+
+
+async def test_a_model_that_describes_another_loads_it(folder: Path) -> None:
+    async with serve(folder) as engine, asyncio.timeout(10):
+        description = await asyncio.to_thread(engine.siblings("caller").describe, "a")
+        assert [tensor.name for tensor in description.signature.inputs] == ["x"]
+        assert await loaded(engine) == ["a"]

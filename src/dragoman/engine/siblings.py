@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from dragoman.core.calls import ModelDescription, Request
+from dragoman.core.calls import Describe, ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
 from dragoman.engine.registry import ModelRegistry
 from dragoman.system.call_times import get_times, set_observed
@@ -84,7 +84,10 @@ class SiblingRegistry:
                 return ModelDescription(name, (), loaded.platform, loaded.signature, loaded.calls, loaded.details)
             if deployment.state == "UNAVAILABLE":
                 raise NotReady(f"model '{name}' is not available: {deployment.reason}")
-            await self._wait_for_change()
+            if deployment.loads_on_demand:
+                await deployment.wait_until_loaded(Request(Describe(), name), time.monotonic())
+            else:
+                await self._wait_for_change()
 
     async def call(self, request: Request[A]) -> A:
         deployment = self._registry.route(request.model, request.version)
