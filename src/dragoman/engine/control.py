@@ -261,7 +261,7 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            raise InvalidInput(f"{error_texts.not_in_repository(name)}: it is not there")
+            raise InvalidInput(f"{error_texts.not_in_repository(name)}: it is not in the repository")
         return source
 
     def _initial_sources(self) -> Mapping[str, Source]:
