@@ -415,7 +415,8 @@ def environments(x: np.ndarray) -> list[str]:
 def test_models_do_not_see_keys_and_tokens(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "seen.py").write_text(ENVIRONMENTS)
     secrets = {"DRAGOMAN_CONTROL_TOKEN": "sesame", "DRAGOMAN_API_KEY": "sesame-of-twenty-characters"}
-    environment = {**secrets, "DRAGOMAN_MAX_QUEUE": "7"}
+    collector = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=tulip", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "api-key=tulip"}
+    environment = {**secrets, **collector, "DRAGOMAN_MAX_QUEUE": "7"}
     with running_server(f"{tmp_path}/seen.py:environments", *flags, environment=environment) as process:
         inputs = [{"name": "x", "shape": [1], "datatype": "FP64", "data": [1.0]}]
         key = {"authorization": f"Bearer {secrets['DRAGOMAN_API_KEY']}"}
@@ -425,8 +426,11 @@ def test_models_do_not_see_keys_and_tokens(tmp_path: Path, flags: tuple[str, ...
         for seen in body["outputs"][0]["data"]:
             assert "DRAGOMAN_MAX_QUEUE" in seen
             assert "sesame" not in seen
+            assert "tulip" not in seen
         for pid in process.workers():
-            assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
+            environ, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+            assert b"sesame" not in environ
+            assert (b"tulip" in environ) == (b"front_ends" in command)  # front ends run no models
         assert process.request("POST", "/v2/repository/index", {})[0] == 401
         assert process.request("POST", "/v2/repository/index", {}, {"authorization": "Bearer sesame"})[0] == 200
 

@@ -242,14 +242,29 @@ class WorkerOptions:
 # Settings whose values are secret, by name. Their environment variables stay in the server's process.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
+# OpenTelemetry's variables of HTTP headers for a collector, which may hold its key; the first that is set counts.
+_COLLECTOR_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+_forgotten: dict[str, str] = {}
 
 
-def child_environment() -> dict[str, str]:
-    """Return a copy of this process's environment without the server's secrets."""
-    return {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+def child_environment(*, runs_models: bool) -> dict[str, str]:
+    """Return a copy of this process's environment without the server's secrets.
+
+    Children that run no models get the headers for a collector of traces.
+    """
+    found = {name: value for name, value in os.environ.items() if name not in (*_VARIABLES, *_COLLECTOR_HEADERS)}
+    return found if runs_models else {**found, _COLLECTOR_HEADERS[1]: collector_headers()}
+
+
+def collector_headers() -> str:
+    """Return the headers for a collector of traces, as OpenTelemetry's variables have them."""
+    return next(filter(None, ({**os.environ, **_forgotten}.get(name) for name in _COLLECTOR_HEADERS)), "")
 
 
 def forget_secrets() -> None:
     """Remove the server's secrets from this process's environment, once they have been read."""
     for name in _VARIABLES:
         os.environ.pop(name, None)
+    for name in _COLLECTOR_HEADERS:
+        if name in os.environ:
+            _forgotten[name] = os.environ.pop(name)

@@ -141,7 +141,7 @@ class FrontEnd:
         """Return when it listens. Raises ServerError or InvalidInput, then nothing is left running."""
         self._listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            child = self._child = ChildProcess("dragoman.front_ends.process")
+            child = self._child = ChildProcess("dragoman.front_ends.process", runs_models=False)
         except OSError as error:
             raise ServerError(f"cannot start a process for a front end: {error}") from error
         self.exited = child.exited

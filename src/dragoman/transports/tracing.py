@@ -15,9 +15,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.util.re import parse_env_headers
 
 from dragoman._version import __version__
 from dragoman.core.metrics import Family, Sample
+from dragoman.core.options import collector_headers
 from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import request_id
 from dragoman.system.trace_context import Trace, new_span_id
@@ -54,7 +56,8 @@ class Tracer:
 
     def __init__(self, endpoint: str, scheme: str) -> None:
         self._scheme = scheme
-        self._exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+        headers = parse_env_headers(collector_headers(), liberal=True)
+        self._exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None, headers=headers)
         self._resource = _make_resource()
         self._max_queued = _number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
         self._max_batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)

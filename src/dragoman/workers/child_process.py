@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.options import child_environment
 from dragoman.system import logs
@@ -39,7 +39,14 @@ class ChildProcess:
 
     has_own_clock = False
 
-    def __init__(self, module: str, replicas: int = 1, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        replicas: int = 1,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+        *,
+        runs_models: bool = True,
+    ) -> None:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
         self._folder = folder
@@ -48,7 +55,8 @@ class ChildProcess:
         try:
             with theirs:
                 path = None if folder is None else folder.name
-                self._process = spawn(theirs.fileno(), replicas, self.memory or (), module, path)
+                environment = _environment(replicas, runs_models=runs_models)
+                self._process = spawn(theirs.fileno(), environment, self.memory or (), module, path)
         except OSError:
             self.socket.close()
             close_files(self.memory or ())
@@ -108,7 +116,7 @@ class ChildProcess:
 
 def spawn(
     fd: int,
-    replicas: int,
+    environment: Mapping[str, str],
     memory: Sequence[int] = (),
     module: str = "dragoman.workers.process_group",
     folder: str | None = None,
@@ -125,7 +133,7 @@ def spawn(
         [sys.executable, "-c", _START, module, str(fd), str(os.getpid()), ",".join(map(str, memory)), *path],
         pass_fds=[fd, *memory],
         stdin=subprocess.DEVNULL,
-        env=_environment(replicas),
+        env=environment,
         cwd=folder,
         process_group=0,
     )
@@ -142,8 +150,8 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _environment(replicas: int) -> dict[str, str]:
-    environment = child_environment()
+def _environment(replicas: int, *, runs_models: bool) -> dict[str, str]:
+    environment = child_environment(runs_models=runs_models)
     if replicas > 1:  # by default each would start a thread for every core
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment.setdefault(name, str(threads_per_replica(replicas)))

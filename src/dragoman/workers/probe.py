@@ -8,6 +8,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
+from dragoman.core.options import child_environment
 from dragoman.workers.child_process import kill, set_up_child, spawn
 
 
@@ -20,7 +21,7 @@ def probe(function: Callable[..., Any], arguments: Sequence[Any], timeout_s: flo
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            process = spawn(theirs.fileno(), 1, module=__name__)
+            process = spawn(theirs.fileno(), child_environment(runs_models=True), module=__name__)
         try:
             ours.settimeout(timeout_s)
             ours.sendall(json.dumps([path, *arguments]).encode())
