@@ -67,7 +67,7 @@ class CommandLauncher:
             command = subprocess.Popen(  # noqa: ASYNC220, S603 (it returns at once; the operator's own command)
                 self._fill(ticket),
                 stdin=subprocess.DEVNULL,
-                env={**child_environment(), SECRET_VARIABLE: self._port.secret},
+                env={**child_environment(runs_models=True), SECRET_VARIABLE: self._port.secret},
                 process_group=0,
             )
         except OSError as error:
