@@ -77,12 +77,13 @@ async def test_a_decorated_function_declares_its_placement(tmp_path: Path) -> No
         await deployment.close()
 
 
-async def test_further_models_of_a_class_start_no_process_to_find_out_their_placement(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uri", ["model.py:M", ""])
+async def test_models_start_no_process_to_find_out_a_known_placement(uri: str, tmp_path: Path) -> None:
     file, placements = tmp_path / "model.py", PreferredPlacements()
 
     async def placement_and_imports() -> tuple[str, int]:
         (tmp_path / "imports").write_text("")
-        spec = ModelSpec(name="m", runtime="python", uri=f"{file}:M")
+        spec = ModelSpec(name="m", runtime="python", uri=str(tmp_path / uri))
         deployment = Deployment(spec, lambda: None, placements=placements)
         try:
             await deployment.start()

@@ -40,12 +40,12 @@ class PreferredPlacements:
 
 
 def _code(spec: ModelSpec) -> _Code | None:
-    """Return what identifies the code of a model; None unless it is an object in a Python file."""
+    """Return what identifies the code of a model; None unless it is an object in a Python file, or a `model.py`."""
     file, separator, _ = spec.uri.rpartition(".py:")
-    if not separator:
+    if not separator and (spec.runtime or "python") != "python":
         return None
     try:
-        found = os.stat(f"{file}.py")
+        found = os.stat(f"{file}.py" if separator else os.path.join(spec.uri, "model.py"))
     except OSError:
         return None
     return spec.runtime, spec.uri, found.st_ino, found.st_size, found.st_mtime_ns
