@@ -18,10 +18,11 @@ import numpy as np
 import dragoman
 
 class Model(dragoman.Model):
+    batched = True
     inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
 
     def infer(self, call):
-        return {{"value": np.array([float({value!r})])}}
+        return {{"value": np.full(len(call.inputs["x"].data), float({value!r}))}}
 """
 
 
@@ -133,18 +134,24 @@ def test_a_link_to_a_folder_is_swapped(server: ServerProcess, folder: Path) -> N
     wait_for_value(server, "linked", 2.0)
 
 
-def test_sighup_updates_the_models_and_the_log_level(tmp_path: Path) -> None:
+def test_sighup_updates_the_models_and_the_settings_of_the_log(tmp_path: Path) -> None:
     write(tmp_path / "m" / "model.py", 1)
     (tmp_path / "dragoman.toml").write_text("[server]\nlog_level = 'error'\n")
-    with running_server(str(tmp_path), "--placement", "thread", "--control-open") as server:
-        (tmp_path / "dragoman.toml").write_text("[server]\nlog_level = 'info'\nmax_queue = 3\n")
+    options = ("--placement", "thread", "--control-open", "--max-batch-size", "4")
+    with running_server(str(tmp_path), *options) as server:
+        wait_for_value(server, "m", 1.0)
+        assert "batch dispatched" not in server.log()
+        text = "[server]\nlog_level = 'info'\nexplain_batches = true\nmax_queue = 3\n"
+        (tmp_path / "dragoman.toml").write_text(text)
         write(tmp_path / "m" / "model.py", 2)
         write(tmp_path / "new" / "model.py", 3)
         server.popen.send_signal(signal.SIGHUP)
         wait_for_value(server, "m", 2.0)
         wait_for_value(server, "new", 3.0)
         server.wait_for_log("model 'm': changed on disk")  # at level info
+        server.wait_for_log("batch dispatched: model=m")
         server.wait_for_log("setting 'max_queue' has changed, which needs a restart")
+        assert server.log().count("which needs a restart") == 1
         (tmp_path / "dragoman.toml").write_text("[server]\nlog_level = 'loud'\n")
         shutil.rmtree(tmp_path / "new")
         server.popen.send_signal(signal.SIGHUP)

@@ -317,6 +317,16 @@ async def test_the_warm_up_file_is_a_file_of_the_model(models: Models, tmp_path:
     assert "warm-up: request 1" in models.index()["m", "1"][1]
 
 
+async def test_the_files_of_class_labels_are_files_of_the_model(models: Models) -> None:
+    (models.folder / "m" / "dragoman.toml").write_text('[model.labels]\nvalue = "labels.txt"\n')
+    replace_file(models.folder / "m" / "labels.txt", "cat")
+    await models.sync()
+    replace_file(models.folder / "m" / "labels.txt", "dog")
+    await models.sync()
+    assert models.index() == {("m", "1"): READY}
+    assert models.registry.find("m", "1").labels["value"].names == ("dog",)
+
+
 async def test_calls_of_sync_are_apart_however_often_files_change(tmp_path: Path) -> None:
     times: list[float] = []
 

@@ -335,3 +335,24 @@ async def test_a_model_that_describes_another_loads_it(folder: Path) -> None:
         description = await asyncio.to_thread(engine.siblings("caller").describe, "a")
         assert [tensor.name for tensor in description.signature.inputs] == ["x"]
         assert await loaded(engine) == ["a"]
+
+
+async def test_versions_that_share_requests_are_compared_when_they_are_loaded(folder: Path) -> None:
+    for version, datatype in (("1", "FP64"), ("2", "FP32")):
+        (folder / "m" / version).mkdir(parents=True)
+        source = MODEL.replace('TensorSpec("y", dragoman.FP64', f'TensorSpec("y", dragoman.{datatype}')
+        (folder / "m" / version / "model.py").write_text(source)
+    (folder / "m" / "dragoman.toml").write_text('[model.version_weights]\n"1" = 1\n"2" = 1\n')
+    message = "model 'm'.*: versions '1' and '2' differ in outputs: expected 'y' FP64 .-1., got 'y' FP32"
+    call = Infer({"x": Tensor.of([1.0])})
+    async with serve(folder) as engine:
+        await engine.call(Request(call, "m", "1"))
+        for _ in range(2):
+            with pytest.raises(errors.NotReady, match=message):
+                await engine.call(Request(call, "m", "2"))
+        with pytest.raises(errors.NotReady, match=message):  # no version is chosen at random
+            await engine.call(Request(call, "m"))
+        assert (await engine.call(Request(call, "m", "1"))).answer.outputs["y"].data == [1.0]
+        entries = {e.version: e for e in (await engine.call(Request(Index("")))).answer if e.name == "m"}
+        assert (entries["1"].state, entries["1"].reason) == ("READY", "")
+        assert (entries["2"].state, "differ in outputs" in entries["2"].reason) == ("UNAVAILABLE", True)

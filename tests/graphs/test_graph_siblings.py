@@ -9,7 +9,8 @@ import pytest
 
 import dragoman
 from dragoman import ApplyHessian, Gradient, Infer, errors
-from dragoman.core.calls import Describe
+from dragoman.core.calls import Describe, Load, Request, Unload
+from dragoman.engine.deployment import Deployment
 from dragoman.engine.engine import Engine
 from vector_calls import call_model, vector
 
@@ -47,6 +48,11 @@ def write_graph(folder: Path, name: str, text: str, node: str, served: str) -> N
 async def evaluate(engine: Engine, *x: float, config: Any = None, model: str = "posterior") -> list[Any]:
     result = await call_model(engine, model, Infer({}, positional=(vector(*x),), config=config or {}))
     return [t.data.tolist() for t in result.outputs.values()]
+
+
+async def wait_for_readiness(deployment: Deployment, expected: bool) -> None:
+    while deployment.ready != expected:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_sibling_model_is_called_in_its_own_placement(folder: Path) -> None:
@@ -118,6 +124,23 @@ async def test_versions_of_a_graph_may_wait_at_the_same_time(folder: Path) -> No
     async with dragoman.open_engine(folder, version_policy="all") as engine:
         assert engine.ready(), [d.reason for d in engine.deployments()]
         assert await evaluate(engine, 2.0, 3.0, model="versions") == [[4.0, 9.0], [5.0]]
+
+
+async def test_a_graph_over_a_model_whose_weighted_versions_are_unloaded(folder: Path) -> None:
+    for version in ("1", "2"):
+        (folder / "weighted" / version).mkdir(parents=True)
+        (folder / "weighted" / version / "model.py").write_text(CODE.replace("PLACE", "thread"))
+    (folder / "weighted" / "dragoman.toml").write_text('[model.version_weights]\n"1" = 1\n"2" = 0\n')
+    write_graph(folder, "over", "edges = ['s.0 -> e']\noutputs = ['e']", "s", "weighted")
+    async with dragoman.open_engine(folder, control_open=True, placement="thread") as engine, asyncio.timeout(30):
+        (over,) = (d for d in engine.deployments() if d.spec.name == "over")
+        await wait_for_readiness(over, True)
+        await engine.call(Request(Unload(""), "weighted", "1"))
+        await wait_for_readiness(over, False)
+        assert over.reported_reason.startswith("node 's': model 'weighted': no version with a weight is loaded: ")
+        await engine.call(Request(Load(""), "weighted", "1"))
+        await wait_for_readiness(over, True)
+        assert await evaluate(engine, 0.0, 1.0, model="over") == [[1.0, np.e]]
 
 
 async def test_sibling_models_are_not_called_on_the_event_loop(folder: Path) -> None:
