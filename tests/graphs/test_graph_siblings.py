@@ -143,6 +143,21 @@ async def test_a_graph_over_a_model_whose_weighted_versions_are_unloaded(folder:
         assert await evaluate(engine, 0.0, 1.0, model="over") == [[1.0, np.e]]
 
 
+async def test_a_graph_loads_its_models_on_demand(folder: Path) -> None:
+    (folder / "other").mkdir()
+    (folder / "other" / "model.py").write_text(CODE)
+    options: dict[str, Any] = {"load_on_demand": True, "load_wait_s": 0.2, "placement": "thread"}
+    async with dragoman.open_engine(folder, max_loaded_models=2, **options) as engine:
+        for _ in range(2):
+            assert await evaluate(engine, 0.5, 1.0) == [[np.exp(0.25), np.e], [2.25]]
+            assert await evaluate(engine, 0.5, 1.0, model="other") == [[0.25, 1.0], [1.5]]
+            states = {d.spec.name: d.state for d in engine.deployments()}
+            assert states == {"other": "READY", "posterior": "READY", "squares": "UNLOADED"}
+    async with dragoman.open_engine(folder, max_loaded_models=1, **options) as engine:
+        with pytest.raises(errors.NotReady, match="node 's': model 'squares' is not ready: no room to load it within"):
+            await evaluate(engine, 0.5, 1.0)
+
+
 async def test_sibling_models_are_not_called_on_the_event_loop(folder: Path) -> None:
     async with dragoman.open_engine(folder) as engine:
         with pytest.raises(errors.ModelFailed, match="model 'me' called another model on the event loop"):
