@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
+import pytest
 import requests
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
@@ -233,10 +234,18 @@ def test_the_dashboard_names_only_metrics_that_exist() -> None:
 
 def test_the_documentation_lists_exactly_the_metrics_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BATCHED)
-    options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret"]
+    (tmp_path / "secret").write_text("a-secret-of-twenty-characters")
+    for name, more in {"Slow": "", "Remote": '[model.placement]\nlauncher = "join"\n'}.items():
+        (tmp_path / "models" / name).mkdir(parents=True)
+        settings = f'[model]\nuri = "{tmp_path}/model.py:Slow"\n{more}'
+        (tmp_path / "models" / name / "dragoman.toml").write_text(settings)
+    options = ["--max-batch-size", "4", "--access-log", "-", "--control-token", "secret", "--load-on-demand"]
     options += ["--response-cache-bytes", "9999", "--tracing-endpoint", "http://127.0.0.1:9", "--tracing-ratio", "0"]
-    with running_server(str(tmp_path / "model.py:Slow"), *options) as process:
+    options += ["--worker-port", "0", "--worker-secret-file", str(tmp_path / "secret")]
+    with running_server(str(tmp_path / "models"), *options) as process:
         assert process.infer("Slow", [1.0])[0] == 200
+        with pytest.raises(requests.Timeout):  # no worker joins
+            requests.get(f"http://{process.url}/v2/models/Remote", timeout=0.5)
         text = requests.get(f"http://{process.url}/metrics", timeout=30).text
     exported = {*re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)}
     documentation = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

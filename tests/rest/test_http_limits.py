@@ -164,7 +164,6 @@ async def test_slow_headers_behind_a_slow_response() -> None:
         b"GET /v2 HTTP/1.1\r\nno colon\r\n\r\n",
         b"GET /v2 HTTP/1.1\r\nx: a\x00b\r\n\r\n",
         b"GET /v2\xff HTTP/1.1\r\n\r\n",
-        b"CONNECT a:1 HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nSN\r\n\r\n",
         request("POST", INFER, b"{}", {"Content-Length": "2"}),
