@@ -1,6 +1,7 @@
 """API keys over gRPC, on its own port and on the one of HTTP."""
 
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -61,6 +62,19 @@ async def test_health_is_open(channel: Any) -> None:
         ("/grpc.health.v1.Health/Check", b""),
     ):
         assert (await call(channel, None, method, body))[0] is grpc.StatusCode.OK
+
+
+async def test_a_key_that_expires_is_rejected_on_open_connections(
+    channel: Any, server: RestServer, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = keys.add("short", expires_s=time.time() + 1000)
+    server.dragoman.reload()
+    ok, denied = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
+    for later_s, status in ((0, ok), (0, ok), (1001, denied), (0, ok)):
+        now_s = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda now_s=now_s + later_s: now_s)
+            assert (await call(channel, key))[0] is status
 
 
 async def test_roles_and_models_hold(channel: Any, server: RestServer, keys: KeyFile) -> None:

@@ -129,6 +129,10 @@ class AccessControl:
             raise Forbidden(f"key '{grant.name}' does not have the role '{role}' that this request needs")
         return grant
 
+    def is_current(self, version: int, expires_s: float) -> bool:
+        """Return whether what `authorize` returned when `version` was that of the keys still holds."""
+        return version == self.version and time.time() < expires_s
+
     def _resolve(self, credential: str, grant: Grant | None, address: Callable[[], str]) -> Grant:
         """Return the grant of the control token or of a JSON Web Token, neither of which is tried without limit."""
         if not credential:

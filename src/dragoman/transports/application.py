@@ -92,7 +92,7 @@ class Authorization(msgspec.Struct, frozen=True):
     expires_s: float = math.inf
 
     def is_valid(self) -> bool:
-        return self.access is None or (self.version == self.access.version and time.time() < self.expires_s)
+        return self.access is None or self.access.is_current(self.version, self.expires_s)
 
 
 Progress = EndpointResult | StartedCall | CompressibleResponse

@@ -155,7 +155,7 @@ class GrpcCalls:
         error = call_headers.error
         if self._access is not None and error is None and not call_headers.health:
             try:
-                call_headers = self._authorize(self._access, call_headers, headers.path, stream.connection)
+                call_headers = self._authorize_again(self._access, call_headers, headers, stream.connection)
             except GrpcError as denied:
                 error = denied
         error = error or self._admission.enter(stream.connection, call_headers.health)
@@ -169,23 +169,39 @@ class GrpcCalls:
             call.receive(b"", 0, 0, True)
         return call
 
+    def _authorize_again(
+        self, access: AccessControl, call: CallHeaders, headers: Http2Headers, connection: StreamConnection
+    ) -> CallHeaders:
+        """Return the headers with the handler for this caller, from the last call with these headers if that holds.
+
+        Raises GrpcError.
+        """
+        note = headers.note
+        if len(note) > 1 and access.is_current(note[1], note[2]):
+            authorized: CallHeaders = note[3]
+            return authorized
+        version = access.version
+        authorized, expires_s = self._authorize(access, call, headers.path, connection)
+        note[1:] = version, expires_s, authorized
+        return authorized
+
     def _authorize(
         self, access: AccessControl, call: CallHeaders, path: str, connection: StreamConnection
-    ) -> CallHeaders:
-        """Return the headers with the handler for this caller. Raises GrpcError."""
+    ) -> tuple[CallHeaders, float]:
+        """Return the headers with the handler for this caller, and until when they hold. Raises GrpcError."""
         assert call.handler is not None, "an unknown method is an error"
         try:
             grant = access.authorize(call.handler.role, call.metadata, lambda: connection.address)
         except DragomanError as error:
             raise status_error(self._protocols[0], error) from error
         if not grant.is_restricted:
-            return call
+            return call, grant.expires_s
         handlers = self._restricted.get(grant)
         if handlers is None:
             engine = RestrictedEngine(self._engine, grant)
             handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
             self._restricted[grant] = handlers
-        return replace(call, handler=handlers[path])
+        return replace(call, handler=handlers[path]), grant.expires_s
 
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
         headers.statuses[error.status] += 1
