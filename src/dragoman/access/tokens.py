@@ -188,7 +188,7 @@ class TokenVerifier:
 
 
 def _is_secure(url: str) -> bool:
-    """Return whether nobody between this machine and the host of a URL can replace what it returns."""
+    """Return whether what a URL returns cannot be replaced between its host and this machine."""
     parts = urlsplit(url)
     if parts.scheme == "http":
         with suppress(ValueError):

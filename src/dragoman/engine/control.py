@@ -16,7 +16,7 @@ from dragoman.engine.model_changes import ModelChanges
 from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry
-from dragoman.engine.repository import ModelState, Repository, Source
+from dragoman.engine.repository import ModelOnDisk, Repository, Source
 from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
@@ -58,7 +58,7 @@ class ModelControl:
         self._sources = sources
         self._loads_new_models = loads_new_models
         self._loaded_models = loaded_models
-        self.on_disk: dict[str, ModelState] = {}  # as the models of the repository were read last
+        self.on_disk: dict[str, ModelOnDisk] = {}  # as the models of the repository were read last
         self._unserved: dict[str, dict[str, IndexEntry]] = {}  # by name and version; ignored for those in the registry
         self._changes = ModelChanges()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -69,7 +69,7 @@ class ModelControl:
             self._list(name, source.state())
         self._on_change()
 
-    def _list(self, name: str, state: ModelState) -> None:
+    def _list(self, name: str, state: ModelOnDisk) -> None:
         """List the versions of a model that is not loaded; an invalid model does not affect the others."""
         self.on_disk[name] = state
         versions = [spec.version for spec in state.specs] or [""]
@@ -95,7 +95,7 @@ class ModelControl:
         tasks: list[asyncio.Task[None]] = []
         for name, source in self._initial_sources().items():
             specs = source.specs()
-            self.on_disk[name] = ModelState(tuple(specs), source.routing)
+            self.on_disk[name] = ModelOnDisk(tuple(specs), source.routing)
             versions = self._deployments(specs)
             self._registry.put(name, versions, source.routing)  # LOADING from now on
             at_start = [d for d in versions.values() if not d.loads_on_demand]
@@ -175,7 +175,7 @@ class ModelControl:
             loading.cancel()
         return loading is None
 
-    def update(self, name: str, state: ModelState | None) -> None:
+    def update(self, name: str, state: ModelOnDisk | None) -> None:
         """Start to serve a model as it is on disk now; None if it was removed from there.
 
         Versions that have not changed stay, others are replaced once the new ones are loaded. If one cannot be

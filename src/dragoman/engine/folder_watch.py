@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.control import ModelControl
-from dragoman.engine.repository import ModelState, Repository
+from dragoman.engine.repository import ModelOnDisk, Repository
 
 log = logging.getLogger("dragoman.engine")
 
 # The state of each model that has changed on disk; None if it was removed.
-Changes = Mapping[str, ModelState | None]
+Changes = Mapping[str, ModelOnDisk | None]
 
 # A folder, whether folders below it are watched, and its inode.
 _Folder = tuple[Path, bool, int]
@@ -57,8 +57,8 @@ class FolderSync:
             self._report("")
             return self._apply(found, seen)
 
-    def _apply(self, found: Mapping[str, ModelState], seen: Changes | None) -> Changes:
-        waiting: dict[str, ModelState | None] = {}
+    def _apply(self, found: Mapping[str, ModelOnDisk], seen: Changes | None) -> Changes:
+        waiting: dict[str, ModelOnDisk | None] = {}
         for name in sorted({*found, *self._control.on_disk}):
             state = found.get(name)
             if state == self._control.on_disk.get(name):
@@ -70,7 +70,7 @@ class FolderSync:
                 waiting[name] = state
         return waiting
 
-    def _read(self) -> dict[str, ModelState]:
+    def _read(self) -> dict[str, ModelOnDisk]:
         return {name: source.state() for name, source in self._repository.scan().items()}
 
     def _report(self, error: str) -> None:

@@ -30,16 +30,16 @@ class Source:
     specs: Callable[[], list[ModelSpec]]
     routing: VersionRouting = field(default_factory=VersionRouting)
 
-    def state(self) -> "ModelState":
+    def state(self) -> "ModelOnDisk":
         """Return the versions on disk, or the error that prevents loading them."""
         try:
-            return ModelState(tuple(self.specs()), self.routing)
+            return ModelOnDisk(tuple(self.specs()), self.routing)
         except (DragomanError, OSError) as error:
-            return ModelState((), self.routing, str(error))
+            return ModelOnDisk((), self.routing, str(error))
 
 
 @dataclass(frozen=True, slots=True)
-class ModelState:
+class ModelOnDisk:
     """A model as it is on disk: the versions that are to be served, with their files, or an error."""
 
     specs: tuple[ModelSpec, ...]

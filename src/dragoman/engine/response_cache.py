@@ -188,7 +188,7 @@ def _describe(value: Any, text: list[str], arrays: list[Any]) -> None:
     if kind is Tensor or kind is BytesTensor:
         _describe_tensor(value, text, arrays)
     elif kind in (str, int, float, bool, bytes, type(None)):
-        text.append(repr(value))  # has no line break, and tells 1, 1.0, True and "1" apart
+        text.append(repr(value))  # without line breaks; 1, 1.0, True and "1" differ
     elif isinstance(value, Mapping):
         text.append(f"table {len(value)}")
         for key, item in value.items():
