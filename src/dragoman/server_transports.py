@@ -29,8 +29,6 @@ from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
 from dragoman.transports.tls import TlsFiles
-from dragoman.workers.handshake import read_secret
-from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
 
 log = logging.getLogger("dragoman.server")
 
@@ -326,10 +324,13 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     return found
 
 
-def make_worker_port(settings: Settings) -> WorkerPort | None:
-    """Return the port that workers join, None if it is off. Raises InvalidInput."""
+def make_worker_port(settings: Settings) -> Any:
+    """Return the `WorkerPort` that workers join, None if it is off. Raises InvalidInput."""
     if settings.worker_port < 0:
         return None
+    from dragoman.workers.handshake import read_secret
+    from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
+
     return WorkerPort(
         WorkerPortOptions(
             host=settings.worker_host or settings.host,

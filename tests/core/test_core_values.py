@@ -424,6 +424,15 @@ def test_child_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch)
     forget_secrets()
 
 
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
+def test_only_child_processes_without_models_get_the_headers_for_a_collector(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "api-key=secret")
+    assert "api-key=secret" not in child_environment(runs_models=True).values()
+    assert child_environment(runs_models=False)["OTEL_EXPORTER_OTLP_HEADERS"] == "api-key=secret"
+
+
 def test_thread_pools_reject_jobs_after_shutdown() -> None:
     threads = DaemonThreads(1, "done")
     threads.shutdown()

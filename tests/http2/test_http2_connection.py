@@ -577,3 +577,15 @@ def test_long_headers_are_sent_with_continuation() -> None:
     assert "END_STREAM" in received[0].flags
     found = wire.decoder.decode(b"".join(f.data for f in received), raw=True)
     assert [(bytes(n), bytes(v)) for n, v in found] == fields
+
+
+def test_the_rest_of_a_frame_is_skipped_once_its_stream_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire()
+    wire.headers(1)
+    wire.send(frames.frame(frames.DATA, 0, 1, b"x" * 100)[:60])
+    wire.connection.streams.abort(wire.connection.streams.open[1], frames.CANCEL)
+    assert wire.frame_names() == ["RstStream"]
+    wire.send(b"x" * 49)
+    assert wire.frame_names() == []
+    assert wire.still_responds()
+    assert not caplog.records

@@ -13,7 +13,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, build_opener
 
 from dragoman.access.grants import Grant
 from dragoman.access.keys import expand_roles
@@ -28,8 +27,6 @@ _MAX_KEPT = 10_000
 _LEEWAY_S = 60
 # Interval of reading a URL anew, and the shortest one, for tokens signed by an unknown key.
 REFRESH_S, COOLDOWN_S = 300.0, 30.0
-_FETCH_TIMEOUT_S = 10.0
-_MAX_JWKS_BYTES = 1 << 20
 _TICK_S = 1.0
 
 
@@ -62,7 +59,7 @@ class TokenVerifier:
         self._keys: dict[str, Any] = {}
         self._kept: dict[bytes, Grant] = {}
         self.is_remote = "://" in rules.jwks
-        if self.is_remote and not _is_secure(rules.jwks):
+        if self.is_remote and not is_secure(rules.jwks):
             raise InvalidInput(
                 f"setting 'jwt_jwks': expected a file or an https URL (http for this machine only), got {rules.jwks!r}"
             )
@@ -108,7 +105,11 @@ class TokenVerifier:
 
     def _fetch(self) -> dict[str, Any] | None:
         try:
-            return self._parse(_download(self._rules.jwks))
+            from dragoman.access.download import (
+                download,  # few servers need urllib's client, which takes 12 ms to import
+            )
+
+            return self._parse(download(self._rules.jwks))
         except Exception as error:  # whatever the issuer sends, the URL is read again later
             log.error("JWKS cannot be read, the last keys stay: url=%s error=%r", self._rules.jwks, error)
             return None
@@ -187,31 +188,13 @@ class TokenVerifier:
         return Grant(subject, expand_roles(roles), None if models is None else frozenset(models), expires_s=expires_s)
 
 
-def _is_secure(url: str) -> bool:
+def is_secure(url: str) -> bool:
     """Return whether what a URL returns cannot be replaced between its host and this machine."""
     parts = urlsplit(url)
     if parts.scheme == "http":
         with suppress(ValueError):
             return parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
     return parts.scheme == "https" and bool(parts.hostname)
-
-
-class _SecureRedirects(HTTPRedirectHandler):
-    """Follows redirects to secure URLs only."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not _is_secure(newurl):
-            raise ValueError(f"redirect to {newurl!r}, which is not an https URL")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _download(url: str) -> bytes:
-    """Return the body at a URL. Raises OSError, ValueError, HTTPException."""
-    with build_opener(_SecureRedirects).open(url, timeout=_FETCH_TIMEOUT_S) as response:
-        text: bytes = response.read(_MAX_JWKS_BYTES + 1)
-    if len(text) > _MAX_JWKS_BYTES:
-        raise ValueError(f"expected at most {_MAX_JWKS_BYTES} bytes, got more")
-    return text
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
