@@ -238,6 +238,7 @@ def test_json_of_a_configuration(plain: ServerProcess) -> None:
                 "kind": "KIND_MODEL",
                 "profile": [],
                 "passive": False,
+                "secondary_devices": [],
                 "host_policy": "",
             }
         ],
@@ -245,6 +246,10 @@ def test_json_of_a_configuration(plain: ServerProcess) -> None:
         "cc_model_filenames": {},
         "metric_tags": {},
         "parameters": {},
+        "model_warmup": [],
+        "batch_input": [],
+        "batch_output": [],
+        "runtime": "",
         "optimization": {
             "priority": "PRIORITY_DEFAULT",
             "input_pinned_memory": {"enable": True},
