@@ -43,7 +43,9 @@ class LaunchOptions:
     """Where the worker processes of a model come from: the table `[model.placement]`.
 
     launcher: `local`, `join`, `command` or another plug-in. command: the command line that starts a worker.
-    min_ready: number of workers with which the model is ready.
+    replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
+    min_ready: number of workers with which the model is ready; 0 if calls may wait for the first one.
+    devices: GPUs of this machine, one for each worker of launcher `local`.
     """
 
     launcher: Annotated[
@@ -53,8 +55,21 @@ class LaunchOptions:
     command: Annotated[
         str, Option("command line that starts a worker, as ssh node1 dragoman worker --join {address}")
     ] = ""
-    replicas: Annotated[int, Option("number of workers", least=1)] = 1
-    min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=1)] = 1
+    replicas: Annotated[int, Option('number of workers, or a range as "0..16" that follows the load', least=1)] = 1
+    min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=0)] = 1
+    idle_s: Annotated[float, Option("seconds without a call after which a worker beyond the fewest is ended")] = 300.0
+    cost: Annotated[
+        float, Option("seconds of waiting that a further worker must save to be started; 0: start it for any wait")
+    ] = 0.0
+    devices: Annotated[
+        tuple[str, ...], Option("GPUs, one for each worker of launcher local, in its CUDA_VISIBLE_DEVICES")
+    ] = ()
+    min_replicas: int | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers follows the load."""
+        return self.min_replicas is not None and self.min_replicas < self.replicas
 
 
 # Model names and versions: safe in a URL and as the name of a folder.

@@ -31,6 +31,7 @@ class _ModelTable(ModelSpec):
 
 
 MODEL_SETTINGS: Mapping[str, Option] = options(_ModelTable)
+_REPLICAS = options(LaunchOptions)["replicas"]
 _TABLES = ("server", "model", "models")
 
 
@@ -118,16 +119,47 @@ def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if key not in known:
             raise InvalidInput(f"{path}: unknown setting 'placement.{key}'{suggestion(key, known)}")
         try:
+            if key == "replicas":
+                values["min_replicas"], value = _parse_range(value)
             values[key] = known[key].parse(value)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: [placement] {error.message}") from error
-    launch = LaunchOptions(**values)
-    if launch.min_ready > launch.replicas:
+    fewest = values.get("min_replicas", 1)
+    launch = LaunchOptions(**{"min_ready": min(1, fewest), **values, "devices": _device_names(values, path)})
+    if launch.min_ready > fewest:
         raise InvalidInput(
-            f"{path}: setting 'placement.min_ready': expected at most the number of replicas, {launch.replicas}, "
+            f"{path}: setting 'placement.min_ready': expected at most the fewest replicas, {fewest}, "
             f"got {launch.min_ready}"
         )
     return {"placement": "process", "replicas": launch.replicas, "launch": launch}
+
+
+def _parse_range(value: Any) -> tuple[int, Any]:
+    """Return the fewest and the most replicas of a number or a range as `0..16`. Raises InvalidInput."""
+    fewest, separator, most = str(value).partition("..")
+    if not separator:
+        return _REPLICAS.parse(value), value
+    try:
+        lower, upper = int(fewest), int(most)
+    except ValueError:
+        lower, upper = 1, 0
+    if not 0 <= lower <= upper or not upper:
+        raise InvalidInput(f"setting 'replicas': expected a number or a range as 0..16, got {value!r}")
+    return lower, upper
+
+
+def _device_names(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the GPUs of `placement.devices`. Raises InvalidInput unless each local worker has one."""
+    devices = tuple(map(str, values.get("devices", ())))
+    launcher, replicas = values.get("launcher", "local"), values.get("replicas", 1)
+    if devices and launcher != "local":
+        raise InvalidInput(f"{path}: setting 'placement.devices': expected launcher 'local', got '{launcher}'")
+    if devices and len(devices) < replicas:
+        raise InvalidInput(
+            f"{path}: setting 'placement.devices': expected a device for each of {replicas} replicas, got "
+            f"{len(devices)}: repeat one that several share"
+        )
+    return devices
 
 
 def _parse(key: str, value: Any, path: Path) -> Any:

@@ -34,6 +34,7 @@ class ChildProcess:
 
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
     closed: set by the owner when the child has closed its end. exited: set when the child has exited and was reaped.
+    device: the GPU that it sees, "" for those of this process.
     folder: its working directory, deleted when it has exited; by default that of this process.
     """
 
@@ -46,6 +47,7 @@ class ChildProcess:
         folder: tempfile.TemporaryDirectory[str] | None = None,
         *,
         runs_models: bool = True,
+        device: str = "",
     ) -> None:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
@@ -55,7 +57,7 @@ class ChildProcess:
         try:
             with theirs:
                 path = None if folder is None else folder.name
-                environment = _environment(replicas, runs_models=runs_models)
+                environment = _environment(replicas, device, runs_models=runs_models)
                 self._process = spawn(theirs.fileno(), environment, self.memory or (), module, path)
         except OSError:
             self.socket.close()
@@ -150,8 +152,10 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _environment(replicas: int, *, runs_models: bool) -> dict[str, str]:
+def _environment(replicas: int, device: str, *, runs_models: bool) -> dict[str, str]:
     environment = child_environment(runs_models=runs_models)
+    if device:
+        environment["CUDA_VISIBLE_DEVICES"] = device
     if replicas > 1:  # by default each would start a thread for every core
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment.setdefault(name, str(threads_per_replica(replicas)))

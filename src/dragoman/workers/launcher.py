@@ -50,7 +50,13 @@ class WorkerProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts the worker processes of one model. Created with its spec; raises ModelFailed if that has wrong options."""
+    """Starts the worker processes of one model. Created with its spec; raises ModelFailed if that has wrong options.
+
+    starts_workers: whether `launch` starts a process; otherwise it only waits for one, and the pool lets as many join
+    as may, and ends none for being idle.
+    """
+
+    starts_workers: bool
 
     @property
     def waiting_for(self) -> str:
@@ -63,18 +69,35 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts child processes of this one."""
 
+    starts_workers = True
     waiting_for = "worker processes"
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        self._devices = spec.launch.devices if spec.launch is not None else ()
+        self._processes: list[tuple[str, ChildProcess]] = []  # with the device that each has
 
     async def launch(self) -> ChildProcess:
         folder = None
         try:
             if self._spec.working_directory == "own":
                 folder = tempfile.TemporaryDirectory(prefix=f"dragoman-{self._spec.name}-", ignore_cleanup_errors=True)
-            return ChildProcess("dragoman.workers.process_group", self._spec.replicas, folder)
+            device = self._free_device()
+            process = ChildProcess("dragoman.workers.process_group", self._spec.replicas, folder, device=device)
         except OSError as error:
             if folder is not None:
                 folder.cleanup()
             raise load_error(self._spec.name, f"cannot start a process: {error}", error) from error
+        if device:
+            self._processes.append((device, process))
+        return process
+
+    def _free_device(self) -> str:
+        """Return the device that fewest processes have, "" if the workers have no devices."""
+        self._processes = [each for each in self._processes if not each[1].exited.is_set()]
+        used = [device for device, _ in self._processes]
+        free = [*self._devices]
+        for device in used:
+            if device in free:
+                free.remove(device)
+        return next(iter(free or self._devices), "")

@@ -20,6 +20,8 @@ _FIELDS = ("address", "host", "port", "ticket", "model")
 class JoinLauncher:
     """Takes workers that somebody starts with `dragoman worker --join`."""
 
+    starts_workers = False
+
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
         self._port, _ = _port_and_launch(spec)
@@ -34,6 +36,8 @@ class JoinLauncher:
 
 class CommandLauncher:
     """Starts a command for each worker, which joins from wherever the command brings it."""
+
+    starts_workers = True
 
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
