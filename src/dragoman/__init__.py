@@ -25,6 +25,7 @@ _HOME = {
     "TensorSpec": "core.signature",
     "Signature": "core.signature",
     "ModelSpec": "core.spec",
+    "SequenceOptions": "core.options",
     "Runtime": "core.runtime",
     "Datatype": "core.datatypes",
     "BOOL": "core.datatypes",

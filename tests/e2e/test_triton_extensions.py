@@ -266,8 +266,8 @@ def test_json_of_a_configuration(plain: ServerProcess) -> None:
 def test_only_extensions_that_are_on_are_listed(plain: ServerProcess, batched: ServerProcess) -> None:
     common = ["schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics"]
     for process, expected in (
-        (plain, ["classification", *common]),
-        (batched, ["classification", "model_repository", *common]),
+        (plain, ["classification", "sequence", *common]),
+        (batched, ["classification", "sequence", "model_repository", *common]),
     ):
         for module in CLIENTS:
             with connect(module, process) as client:

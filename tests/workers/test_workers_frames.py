@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
-from dragoman.core.calls import Infer, Request
+from dragoman.core.calls import Infer, Request, SequenceStep
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
 from dragoman.core.errors import ModelFailed
 from dragoman.core.tensor import Tensor, object_array
@@ -69,6 +69,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     "parameters": {"p": 1},
     "config": {"k": [1]},
     "content_types": {"y": "str"},
+    "sequences": (SequenceStep(5, start=True, slot=2, number=3),),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dragoman.core.metrics import Family
+from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
@@ -54,12 +55,28 @@ class Inference(msgspec.Struct, frozen=True):
         return Inference, (self.outputs, self.parameters, self.metadata)
 
 
+class SequenceStep(msgspec.Struct):
+    """One request of a sequence: requests that a stateful model answers one after the other, with a state of their own.
+
+    `id` is what the client named the sequence, `start` and `end` mark its first and its last request. `state` lasts as
+    long as the sequence: a dictionary for the model, empty at the start. `slot` and `number` locate it in the replica.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+    slot: int = 0
+    number: int = 0
+    state: dict[str, Any] | None = None
+
+
 class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
     """Run the model on named tensors. `outputs` names the requested outputs; empty means the default ones.
 
     `raw` holds the bytes of the model's only input, instead of `inputs`. `positional` holds the inputs in the
     model's order, instead of `inputs`. `bind` converts both to named tensors. `config` configures a simulator.
-    `content_types` maps names of outputs to the codec that encodes them.
+    `content_types` maps names of outputs to the codec that encodes them. `sequences` has, for a stateful model, the
+    sequence of the call, or of each row of a batch.
     """
 
     inputs: Tensors
@@ -69,12 +86,20 @@ class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
     positional: tuple[Tensor, ...] | None = None
     config: Config = NONE
     content_types: Mapping[str, Any] = NONE
+    sequences: tuple[SequenceStep, ...] = ()
+
+    @property
+    def sequence(self) -> SequenceStep:
+        """The sequence of a call to a stateful model that answers one sequence at a time."""
+        (step,) = self.sequences
+        return step
 
     def __reduce__(self) -> tuple[type["Infer"], tuple[Any, ...]]:
         plain = (self.inputs, self.outputs, self.parameters)
-        if self.raw is None and self.positional is None and self.config is NONE and not self.content_types:
+        rest = (self.raw, self.positional, self.config, self.content_types, self.sequences)
+        if self.raw is None and self.positional is None and self.config is NONE and not any(rest[3:]):
             return Infer, plain
-        return Infer, (*plain, self.raw, self.positional, self.config, self.content_types)
+        return Infer, (*plain, *rest)
 
 
 class SignatureFor(msgspec.Struct, ModelCall[Signature], frozen=True):
@@ -189,7 +214,7 @@ class ModelDescription:
     `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
     `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
     waits for more rows. `streams`: its response to Infer is a stream. `caches`: repeated calls are answered from a
-    cache. `labels` are the class labels of outputs.
+    cache. `labels` are the class labels of outputs. `sequences`: it is stateful.
     """
 
     name: str
@@ -206,6 +231,7 @@ class ModelDescription:
     streams: bool = False
     caches: bool = False
     labels: Mapping[str, ClassLabels] = field(default_factory=dict)
+    sequences: SequenceOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,23 @@ def too_many_rows(model: str, max_rows: int) -> str:
     return f"inference request batch-size must be <= {max_rows} for '{model}'"
 
 
+def missing_start(model: str) -> str:
+    return (
+        f"inference request for sequence ID to model '{model}' must specify the START flag on the first request of the "
+        "sequence"
+    )
+
+
+def missing_sequence_id(model: str) -> str:
+    return f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+
+
+def too_many_rows_of_sequence(model: str) -> str:
+    return f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+
+
+LONG_SEQUENCE_ID = "string correlation ID cannot be longer than 128 characters"
+
 TOO_MANY_CLASSES = "classification output tensor too large"
 
 

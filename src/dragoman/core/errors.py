@@ -70,6 +70,10 @@ class PathNotFound(ModelNotFound):
     """No model has a handler for this path."""
 
 
+class SequenceLost(InvalidInput):
+    """The state of a sequence is gone with the worker that had it."""
+
+
 class NotSupported(CallerError):
     """The model does not support the call or the form of its response."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from dragoman.core import calls
 from dragoman.core.datatypes import Array
 from dragoman.core.metrics import Family
+from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
@@ -30,6 +31,9 @@ class Model:
       models that is "process", and "thread" for objects that are passed to `dragoman.serve`.
     - `handlers`: paths that `handle` answers, e.g. "POST /scores/{name}".
     - `takes_request`: methods get the whole `Request`, with request id and metadata, instead of the call.
+    - `sequences`: the model is stateful. Requests need a `sequence_id`; those of one sequence come one after the other
+      to the same replica, and share `call.sequence.state`, a dictionary. With `batched` a call has rows of several
+      sequences, `call.sequences[i]` is that of row i.
 
     `spec` is the configuration of the model: its `uri`, `parameters` and so on.
     """
@@ -42,6 +46,7 @@ class Model:
     placement: Placement = ""
     handlers: tuple[str, ...] = ()
     takes_request: bool = False
+    sequences: SequenceOptions | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import ModelOptions, Option
+from dragoman.core.options import ModelOptions, Option, SequenceOptions
 from dragoman.core.options import Placement as Placement
 from dragoman.core.signature import TensorSpec
 
@@ -94,6 +94,7 @@ class ModelSpec(ModelOptions):
     parameters: further settings for the runtime.
     protocols: settings for protocols, by their names, e.g. how LMI formats responses.
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
+    sequences: how it serves sequences, instead of what the model declares.
     launch: where worker processes come from, if not from this machine. worker_port: the port that workers on other
     machines join; set by the server.
     replicas: number of copies that run concurrently.
@@ -121,6 +122,7 @@ class ModelSpec(ModelOptions):
     siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
     files: tuple[FileState, ...] = field(default=(), repr=False)
     launch: LaunchOptions | None = None
+    sequences: SequenceOptions | None = None
     worker_port: Any = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
-from dragoman import plugins
 from dragoman.core.calls import Call, ClassLabels, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.metrics import Family
@@ -25,6 +24,7 @@ from dragoman.engine.deadlines import before, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
+from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.warmup import check_protocols, read_labels, warm_up
 from dragoman.system.coroutines import begin, complete, ensure_task
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
@@ -67,6 +67,7 @@ class Deployment:
         self._starting: Pool | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
+        self._merger: Batcher | SequencePool | None = None  # merges calls into batches, also those of sequences
         self.response_cache: ResponseCache | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
@@ -96,6 +97,7 @@ class Deployment:
             raise
         self._pool, self._loaded, self._binder = pool, loaded, binder
         self._batcher = self._make_batcher(pool, loaded)
+        self._merger = pool if isinstance(pool, SequencePool) else self._batcher
         self._compute = pool.call if self._batcher is None else self._compute_in_batches
         if self.spec.response_cache_bytes:
             self._add_cache(self.spec.response_cache_bytes, loaded)
@@ -107,6 +109,8 @@ class Deployment:
         settings.
         """
         spec = self.spec
+        if loaded.sequences is not None:
+            return None
         if spec.max_batch_size > 1 and loaded.signature.batched:
             return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger, spec.name)
         self._model_batch_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
@@ -115,8 +119,10 @@ class Deployment:
         return None
 
     def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
-        if loaded.streams or not CACHED_CALLS & loaded.calls:
-            log.warning("response cache not used, the model streams or generates text: model=%s", self.spec.name)
+        if loaded.streams or loaded.sequences is not None or not CACHED_CALLS & loaded.calls:
+            log.warning(
+                "response cache not used, the model streams, generates text or is stateful: model=%s", self.spec.name
+            )
             return
         self.response_cache = ResponseCache(max_bytes, self._compute)
         self._compute = self.response_cache.call
@@ -142,13 +148,11 @@ class Deployment:
     async def _start_pool(self, placement: Placement, spec: ModelSpec) -> tuple[Pool, Loaded]:
         if self._siblings is not None and placement in ("inline", "thread"):
             spec = replace(spec, siblings=self._siblings(spec.name))
-        pool: Pool = plugins.find("pools", placement)(spec, self._on_change)
-        self._starting = pool if spec.launch is not None else None
-        try:
-            return pool, await pool.start()
-        except BaseException:
-            await pool.close()
-            raise
+
+        def set_starting(pool: Pool) -> None:
+            self._starting = pool if spec.launch is not None else None
+
+        return await start_pool(placement, spec, self._on_change, set_starting)
 
     async def _warm_up(self, pool: Pool, loaded: Loaded, binder: Binder) -> None:
         try:
@@ -247,12 +251,12 @@ class Deployment:
 
     @property
     def batch_counters(self) -> BatchCounters | None:
-        return None if self._batcher is None else self._batcher.counters
+        return None if self._merger is None else self._merger.counters
 
     @property
     def max_batch_size(self) -> int:
         """The largest batch in rows, 0 if calls are not merged."""
-        return 0 if self._batcher is None else self._batcher.max_rows
+        return 0 if self._merger is None else self._merger.max_rows
 
     @property
     def replicas(self) -> int:

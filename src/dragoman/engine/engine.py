@@ -405,6 +405,7 @@ class Engine:
             streams=loaded.streams,
             caches=deployment.response_cache is not None,
             labels=deployment.labels,
+            sequences=loaded.sequences,
         )
 
     @property

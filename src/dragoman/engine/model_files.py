@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from dragoman.compat import files, serving
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import Option, options, suggestion
+from dragoman.core.options import Option, SequenceOptions, options, suggestion
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.engine.version_routing import parse_weights
@@ -83,7 +83,7 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
         raise InvalidInput(f"{path}: expected a table for a model, got {table!r}")
     settings: dict[str, Any] = {}
     for key, value in table.items():
-        settings |= _parse_launch(value, path) if _is_launch(key, value) else {key: _parse(key, value, path)}
+        settings |= _parse_setting(key, value, path)
     _check_protocols(settings.get("protocols", {}), path)
     if "version_weights" in settings:
         parse_weights(settings["version_weights"], f"{path}: setting 'version_weights'")
@@ -100,30 +100,31 @@ def _parse_table(table: Any, path: Path) -> dict[str, Any]:
     return settings
 
 
+def _parse_setting(key: str, value: Any, path: Path) -> dict[str, Any]:
+    """Return the setting of a key, or those that the table `[model.placement]` stands for. Raises InvalidInput."""
+    if key == "placement" and isinstance(value, dict):
+        return _parse_launch(value, path)
+    if key == "sequences":
+        return {key: SequenceOptions(**_parse_options(SequenceOptions, key, value, path))}
+    return {key: _parse(key, value, path)}
+
+
 def _check_protocols(protocols: Mapping[str, Any], path: Path) -> None:
     for name, parameters in protocols.items():
         if not isinstance(parameters, dict):
             raise InvalidInput(f"{path}: setting 'protocols.{name}': expected a table, got {parameters!r}")
 
 
-def _is_launch(key: str, value: Any) -> bool:
-    """Return whether a setting is the table `[model.placement]`, not the name of a placement."""
-    return key == "placement" and isinstance(value, dict)
-
-
 def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the settings that the table `[model.placement]` stands for. Raises InvalidInput."""
-    known = options(LaunchOptions)
     values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in known:
-            raise InvalidInput(f"{path}: unknown setting 'placement.{key}'{suggestion(key, known)}")
+    if "replicas" in table:
         try:
-            if key == "replicas":
-                values["min_replicas"], value = _parse_range(value)
-            values[key] = known[key].parse(value)
+            values["min_replicas"], replicas = _parse_range(table["replicas"])
         except InvalidInput as error:
             raise InvalidInput(f"{path}: [placement] {error.message}") from error
+        table = {**table, "replicas": replicas}
+    values |= _parse_options(LaunchOptions, "placement", table, path)
     fewest = values.get("min_replicas", 1)
     launch = LaunchOptions(**{"min_ready": min(1, fewest), **values, "devices": _device_names(values, path)})
     if launch.min_ready > fewest:
@@ -160,6 +161,22 @@ def _device_names(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
             f"{len(devices)}: repeat one that several share"
         )
     return devices
+
+
+def _parse_options(kind: type, name: str, table: Any, path: Path) -> dict[str, Any]:
+    """Return the options of a table within that of a model, by name. Raises InvalidInput."""
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{path}: setting '{name}': expected a table, got {table!r}")
+    known = options(kind)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise InvalidInput(f"{path}: unknown setting '{name}.{key}'{suggestion(key, known)}")
+        try:
+            values[key] = known[key].parse(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: [{name}] {error.message}") from error
+    return values
 
 
 def _parse(key: str, value: Any, path: Path) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
+from msgspec import structs
+
 from dragoman import plugins
 from dragoman.core.calls import (
     ApplyHessian,
@@ -43,6 +45,7 @@ from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread
 from dragoman.workers.pool import Loaded, WrongPlacement, load_error
 from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged
+from dragoman.workers.sequence_states import SequenceStates
 
 log = logging.getLogger("dragoman.model")
 
@@ -89,6 +92,10 @@ class Executor:
             for call, (method, convert) in _METHODS.items()
             if call in self.loaded.calls and self._kinds[call] == "value"
         }
+        self._states = SequenceStates(spec.name) if self.loaded.sequences is not None else None
+        if self._states is not None and Infer in self._functions:
+            method, convert = self._functions[Infer]
+            self._functions[Infer] = (lambda argument: method(self._with_state(argument)), convert)
 
     @classmethod
     async def load(cls, spec: ModelSpec, placement: Placement, *, in_thread: bool = True) -> "Executor":
@@ -230,7 +237,17 @@ class Executor:
         return method
 
     def _argument(self, request: Request[Any]) -> Any:
-        return request if self.model.takes_request else request.call
+        argument = request if self.model.takes_request else request.call
+        return argument if self._states is None else self._with_state(argument)
+
+    def _with_state(self, argument: Any) -> Any:
+        """Return the argument of a method of a stateful model with the states of its sequences."""
+        assert self._states is not None
+        if isinstance(argument, Infer):
+            return self._states.attach(argument)
+        if isinstance(argument, Request) and isinstance(argument.call, Infer):
+            return structs.replace(argument, call=self._states.attach(argument.call))
+        return argument
 
     def _response(self, result: Any, request: Request[Any]) -> Any:
         signature = self.loaded.signature
@@ -311,6 +328,7 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         merges=model.merges,
         details=dict(model.details()),
         handlers=tuple(model.handlers),
+        sequences=spec.sequences or model.sequences,
     )
 
 

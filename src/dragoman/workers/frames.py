@@ -87,7 +87,7 @@ def _fields(value: object, arrays: list[Any]) -> tuple[Any, ...] | None:
 
 def _has_only_tensors(call: Infer) -> bool:
     """Return whether a call has no fields but named inputs, names of outputs and parameters."""
-    return call.raw is None and call.positional is None and not (call.config or call.content_types)
+    return call.raw is None and call.positional is None and not (call.config or call.content_types or call.sequences)
 
 
 def _rows(tensors: Tensors, arrays: list[Any]) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from dragoman.core.calls import Call, Request
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
+from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 
@@ -35,6 +36,7 @@ class Loaded:
     calls: the types of call that it supports. streams: its response to Infer is a stream of chunks.
     concurrent: one replica computes many calls concurrently, because its methods are `async`.
     merges: the default of `max_batch_size`. details: further metadata. handlers: URL paths that the model serves.
+    sequences: it is stateful.
     """
 
     signature: Signature
@@ -45,6 +47,7 @@ class Loaded:
     merges: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
+    sequences: SequenceOptions | None = None
 
 
 class WrongPlacement(Exception):

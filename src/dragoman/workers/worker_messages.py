@@ -18,6 +18,7 @@ from dragoman.core.bytes_tensor import GAP, MANY, BytesTensor, came_as_text
 from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
@@ -32,7 +33,9 @@ _SpecRow = tuple[str, str | None, tuple[int, ...] | None, list[str], bool, str]
 # Inputs, outputs, open_inputs, open_outputs, batched, decodes, content_type, unchecked.
 _SignatureRow = tuple[list[_SpecRow], list[_SpecRow], bool, bool, bool, bool, str, bool]
 # Signature, platform, calls, streams, concurrent, merges, details, handlers.
-_LoadedRow = tuple[_SignatureRow, str, list[str], bool, bool, int, dict[str, Any], tuple[str, ...]]
+_LoadedRow = tuple[
+    _SignatureRow, str, list[str], bool, bool, int, dict[str, Any], tuple[str, ...], SequenceOptions | None
+]
 
 # Times of a traced call: seconds in the queue and of computing, batch, ages, nested calls with the same fields.
 _Ages = tuple[
@@ -227,7 +230,7 @@ def _spec(row: _SpecRow) -> TensorSpec:
 
 def _loaded_row(loaded: Loaded, _arrays: list[Any]) -> tuple[Any, ...]:
     calls = [call.__name__ for call in loaded.calls]
-    rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers)
+    rest = (loaded.streams, loaded.concurrent, loaded.merges, loaded.details, loaded.handlers, loaded.sequences)
     return (_signature_row(loaded.signature), loaded.platform, calls, *rest)
 
 

@@ -19,6 +19,7 @@ def extensions(*, has_control: bool) -> tuple[str, ...]:
     """Return the extensions that are on, in Triton's order."""
     return (
         "classification",
+        "sequence",
         *(("model_repository",) if has_control else ()),
         "schedule_policy",
         "model_configuration",

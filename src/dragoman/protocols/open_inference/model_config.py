@@ -8,6 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 
 from dragoman.core.calls import ModelDescription
+from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference.extensions import metadata_tensors
@@ -49,7 +50,9 @@ def config_message(model: ModelDescription) -> Any:
         config.version_policy.specific.versions.extend(numbers)
     else:
         config.version_policy.latest.num_versions = 1
-    if model.max_batch_size:
+    if model.sequences is not None:
+        _add_sequences(config.sequence_batching, model.sequences, model.max_batch_size)
+    elif model.max_batch_size:
         config.dynamic_batching.preferred_batch_size.append(model.max_batch_size)
         config.dynamic_batching.max_queue_delay_microseconds = round(model.max_batch_wait_s * 1e6)
     if model.caches:
@@ -57,6 +60,15 @@ def config_message(model: ModelDescription) -> Any:
     if model.streams:
         config.model_transaction_policy.decoupled = True
     return config
+
+
+def _add_sequences(batching: Any, options: SequenceOptions, max_batch_size: int) -> None:
+    batching.max_sequence_idle_microseconds = round(options.idle_s * 1e6)
+    if options.strategy == "oldest":
+        batching.oldest.max_candidate_sequences = options.max_candidates
+        batching.oldest.preferred_batch_size.append(max(1, max_batch_size))
+    else:
+        batching.direct.SetInParent()
 
 
 def config_json(config: Any) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Sequences of a stateful model: their parameters, their requests, and the slots of replicas that they have."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+
+from dragoman.core import error_texts
+from dragoman.core.calls import Infer, Request, SequenceStep
+from dragoman.core.errors import InvalidInput, NotReady
+from dragoman.core.metrics import Family, Sample
+from dragoman.system.call_times import CallTimes, get_times
+from dragoman.system.request_context import Context, get_context
+from dragoman.workers.pool import Pool
+
+SequenceId = int | str
+_PARAMETERS = "sequence_id", "sequence_start", "sequence_end"
+_MAX_ID_BYTES = 128
+
+
+def pop_step(call: Infer, model: str) -> tuple[Infer, SequenceStep]:
+    """Return the call without Triton's parameters of sequences, and the step that they describe.
+
+    Raises InvalidInput if they are invalid or there is no id.
+    """
+    parameters = dict(call.parameters)
+    id_, start, end = (parameters.pop(name, False) for name in _PARAMETERS)
+    if not id_:  # also 0 and "", which clients send for no sequence
+        raise InvalidInput(error_texts.missing_sequence_id(model))
+    if isinstance(id_, bool) or not isinstance(id_, int | str) or (isinstance(id_, int) and id_ < 0):
+        raise InvalidInput(f"parameter 'sequence_id': expected a positive integer or text, got {id_!r}")
+    if isinstance(id_, str) and len(id_.encode()) > _MAX_ID_BYTES:
+        raise InvalidInput(error_texts.LONG_SEQUENCE_ID)
+    return structs.replace(call, parameters=parameters), SequenceStep(id_, _flag("start", start), _flag("end", end))
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"parameter 'sequence_{name}': expected true or false, got {value!r}")
+    return value
+
+
+@dataclass(slots=True, eq=False)
+class SequenceTurn:
+    """A request that waits for its turn in its sequence. A stream's `response` is the pool that computes it."""
+
+    request: Request[Any]
+    call: Infer
+    response: asyncio.Future[Any]
+    stream_ended: asyncio.Event | None
+    arrived_s: float
+    context: Context = field(default_factory=get_context)
+    times: CallTimes | None = field(default_factory=get_times)
+
+
+class LiveSequence:
+    """A sequence. `worker` is None while it waits for a slot; `is_over` once no further request can join it."""
+
+    def __init__(self, id_: SequenceId, number: int) -> None:
+        self.id = id_
+        self.number = number
+        self.worker: SequenceWorker | None = None
+        self.slot = 0
+        self.turns: deque[SequenceTurn] = deque()
+        self.running: asyncio.Task[None] | None = None
+        self.is_over = False
+        self.last_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.turns and self.running is None and self.worker is not None
+
+
+class SequenceWorker:
+    """A pool of one replica, its free slots, and its sequences that have a request to compute."""
+
+    def __init__(self, pool: Pool, slots: int) -> None:
+        self.pool = pool
+        self.free = list(range(slots, 0, -1))
+        self.ready: deque[LiveSequence] = deque()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+
+def earlier_request_cancelled(model: str) -> InvalidInput:
+    return InvalidInput(f"{error_texts.missing_start(model)}; an earlier request of it was cancelled")
+
+
+def unloading_error(model: str) -> NotReady:
+    return NotReady(f"model '{model}' is unloading")
+
+
+def sum_families(families: Sequence[Family]) -> Family:
+    """Return one family of metrics with the sums of several of the same name."""
+    totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        key = sample.name, tuple(sample.labels.items())
+        totals[key] = totals.get(key, 0) + sample.value
+    samples = tuple(Sample(name, dict(labels), value) for (name, labels), value in totals.items())
+    return replace(families[0], samples=samples)
