@@ -545,7 +545,7 @@ async def test_streams_are_not_stored(engine: Engine, caplog: pytest.LogCaptureF
         async with open_engine(Streaming, response_cache_bytes=SIZE) as streaming:
             assert await measured(streaming) == {}
     assert [r.getMessage() for r in caplog.records] == [
-        "response cache not used, the model streams, generates text or is stateful: model=Streaming"
+        "response cache not used, model streams, generates text or is stateful: Streaming"
     ]
 
 

@@ -120,9 +120,7 @@ class Deployment:
 
     def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
         if loaded.streams or loaded.sequences is not None or not CACHED_CALLS & loaded.calls:
-            log.warning(
-                "response cache not used, the model streams, generates text or is stateful: model=%s", self.spec.name
-            )
+            log.warning("response cache not used, model streams, generates text or is stateful: %s", self.spec.name)
             return
         self.response_cache = ResponseCache(max_bytes, self._compute)
         self._compute = self.response_cache.call
