@@ -19,7 +19,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
-from dragoman.protocols import openapi
+from dragoman.protocols.openapi import routes as openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
@@ -222,7 +222,10 @@ def with_openapi(http: Sequence[HttpProtocol], settings: Settings, access: Acces
     """Return the protocols of an address, and the one that describes them."""
     root_path = transport_limits(settings).root_path
     is_guarded = access.is_guarded if access is not None else lambda role: False
-    return [*http, openapi.protocol(http, version=__version__, root_path=root_path, is_guarded=is_guarded)]
+    own = openapi.protocol(
+        http, version=__version__, root_path=root_path, is_guarded=is_guarded, has_page=settings.api_page
+    )
+    return [*http, own]
 
 
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:

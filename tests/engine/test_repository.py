@@ -216,6 +216,12 @@ def test_an_implementation_in_the_folder_of_the_model(tmp_path: Path) -> None:
     assert (spec.runtime, spec.uri) == ("mlserver", f"{file}:Mine")
 
 
+def test_an_object_of_a_file_in_the_folder_of_the_model(tmp_path: Path) -> None:
+    file = write(tmp_path / "m" / "code.py")
+    write(tmp_path / "m" / "dragoman.toml", '[model]\nuri = "code.py:Mine"\n')
+    assert only_spec(scan_specs(tmp_path)).uri == f"{file}:Mine"
+
+
 def test_dragoman_toml_for_one_model_and_for_a_repository(tmp_path: Path) -> None:
     write(tmp_path / "a" / "model.onnx")
     write(tmp_path / "a" / "dragoman.toml", '[model]\nreplicas = 2\nplacement = "process"\nmax_queue = 5\n')

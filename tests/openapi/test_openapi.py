@@ -33,7 +33,9 @@ async def test_the_document_is_valid_and_describes_each_route_of_open_inference(
     described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
     tables = [p for p in load_protocols(Settings())[0] if p.name.startswith(("Open Inference", "metrics"))]
     assert len(tables) == 3
-    assert described == {(r.method, r.pattern) for p in tables for r in p.routes} | {("GET", PATH)}
+    model = "/v2/models/{model}"
+    own = {("GET", f"{base}{PATH}") for base in ("", model, f"{model}/versions/{{version}}")}
+    assert described == {(r.method, r.pattern) for p in tables for r in p.routes} | own
     names = [operation["operationId"] for item in document["paths"].values() for operation in item.values()]
     assert len(set(names)) == len(names)
 

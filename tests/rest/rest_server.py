@@ -238,7 +238,7 @@ async def read_headers(reader: asyncio.StreamReader) -> tuple[int, dict[str, str
 
 async def read_response(reader: asyncio.StreamReader, *, head: bool = False) -> RawResponse:
     status, headers = await read_headers(reader)
-    if head or status in (100, 204):
+    if head or status in (100, 204, 304):
         return RawResponse(status, headers, b"")
     if headers.get("transfer-encoding") == "chunked":
         return RawResponse(status, headers, b"".join([chunk async for chunk in read_chunks(reader)]))

@@ -214,8 +214,14 @@ def _select_versions(versions: list[str], policy: str, name: str) -> list[str]:
 
 
 def _with_runtime(spec: ModelSpec, path: Path | None) -> ModelSpec:
-    """Return the spec with its file and runtime: those of its settings, else those recognised from the file."""
+    """Return the spec with its file and runtime: those of its settings, else those recognised from the file.
+
+    A relative file is one of the model's folder; `file.py:object` may also be relative to the working directory.
+    """
     if path is None or ":" in spec.uri:
+        source, _, attribute = spec.uri.rpartition(":")
+        if path is not None and source.endswith(".py") and (path / source).is_file():
+            spec = replace(spec, uri=f"{path / source}:{attribute}")
         spec = replace(spec, runtime=spec.runtime or "python", uri=spec.uri or str(path))
         script = Path(spec.uri.rpartition(":")[0])
         return _with_files(spec, *filter(None, [path]), *[script] * (script.suffix == ".py"))

@@ -138,10 +138,10 @@ class Application:
     def authorize(self, match: Match, headers: Mapping[str, str], address: Callable[[], str]) -> "Authorization":
         """Return the application as the caller of a request may use it, and how long that is valid.
 
-        Raises Unauthorized, Forbidden, RateLimited or NotReady. Health checks and OPTIONS, which browsers send without
+        Raises Unauthorized, Forbidden, RateLimited or NotReady. Public paths and OPTIONS, which browsers send without
         credentials, are open.
         """
-        if self._access is None or match.health or match.endpoint is None:
+        if self._access is None or match.is_public or match.endpoint is None:
             return Authorization(self)
         grant = self._access.authorize(match.role, headers, address)
         application = self if not grant.is_restricted else self._restricted.get(grant) or self._restrict(grant)

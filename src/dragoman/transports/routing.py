@@ -22,8 +22,8 @@ class _Node:
 class Match(msgspec.Struct, frozen=True):
     """The endpoint of a path; None for OPTIONS, whose response is `allow`.
 
-    `health`: it is a health check. `role`: what a caller with a key needs. `statuses` counts the responses of
-    the protocol by status. `route`: the pattern of the path, "" if it has none.
+    `health`: it is a health check. `role`: what a caller with a key needs, unless the path `is_public`. `statuses`
+    counts the responses of the protocol by status. `route`: the pattern of the path, "" if it has none.
     """
 
     endpoint: Endpoint | None
@@ -34,6 +34,7 @@ class Match(msgspec.Struct, frozen=True):
     role: Role = "infer"
     statuses: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
     route: str = ""
+    is_public: bool = False
 
 
 class Router:
@@ -93,7 +94,8 @@ class Router:
         if found is not None:
             route, protocol = found
             statuses = self._counters.statuses(protocol.name)
-            return Match(route.endpoint, protocol, params, "", route.health, route.role, statuses, route.pattern)
+            health, is_public = route.health, route.health or route.is_public
+            return Match(route.endpoint, protocol, params, "", health, route.role, statuses, route.pattern, is_public)
         methods = {*node.endpoints, "OPTIONS"} | ({"HEAD"} if "GET" in node.endpoints else set())
         allow = ", ".join(sorted(methods))
         protocol = next(iter(node.endpoints.values()))[1]

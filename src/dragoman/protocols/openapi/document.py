@@ -2,25 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from dragoman.protocols.wire import (
-    JSON_TYPE,
-    Bodies,
-    HttpProtocol,
-    HttpRequest,
-    HttpResponse,
-    Operation,
-    Role,
-    Route,
-)
+from dragoman.protocols.wire import Bodies, HttpProtocol, Operation, Role, Route
 
-PATH = "/openapi.json"
-_SCHEMAS = "#/components/schemas/{name}"
+SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 # Errors of every request: of HTTP itself, of limits, of a stopping server.
 _EVERY_STATUS = frozenset((400, 408, 413, 415, 431, 500, 503))
@@ -32,28 +21,6 @@ _SECURITY_SCHEMES = {
 _ERROR_HEADERS: Mapping[int, str] = {401: "www-authenticate", 429: "retry-after", 503: "retry-after"}
 _Described = Sequence[tuple[HttpProtocol, Route, Operation]]
 _Schemas = Callable[[Bodies], dict[str, Any]]  # media types with schemas, of bodies
-_OPERATION = Operation("Describe this interface as an OpenAPI document", {200: {JSON_TYPE[1]: dict[str, Any]}})
-
-
-def protocol(
-    protocols: Sequence[HttpProtocol], *, version: str, root_path: str, is_guarded: Callable[[Role], bool]
-) -> HttpProtocol:
-    """Return the route of the document that describes these protocols and itself.
-
-    `is_guarded` returns whether routes for a role need a credential. The document names no models.
-    """
-
-    @cache
-    def text() -> bytes:
-        return msgspec.json.encode(document((*protocols, ours), version, root_path, is_guarded))
-
-    def endpoint(_: HttpRequest) -> HttpResponse:
-        return HttpResponse(200, (text(),), (JSON_TYPE,))
-
-    errors, format_error = protocols[0].errors, protocols[0].format_error
-    route = Route("GET", PATH, endpoint, role="read", operation=_OPERATION)
-    ours = HttpProtocol("openapi", (route,), format_error, errors=errors)
-    return ours
 
 
 def document(
@@ -64,7 +31,7 @@ def document(
     schemas, components = _schemas([*_bodies(protocols, described)])
     paths: dict[str, dict[str, Any]] = {}
     for protocol, route, operation in described:
-        secured = not route.health and is_guarded(route.role)
+        secured = not (route.health or route.is_public) and is_guarded(route.role)
         paths.setdefault(route.pattern, {}).setdefault(
             route.method.lower(), _operation(protocol, route, operation, schemas, is_secured=secured)
         )
@@ -88,7 +55,7 @@ def _bodies(protocols: Sequence[HttpProtocol], described: _Described) -> Iterato
 def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
     """Return a function from bodies to media types with schemas, and the schemas that these refer to."""
     types = [each for bodies in every for body in bodies.values() for each in _types(body)]
-    found, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
+    found, components = msgspec.json.schema_components(types, ref_template=SCHEMAS)
     by_type = {id(body): schema for body, schema in zip(types, found, strict=True)}
 
     def content(bodies: Bodies) -> dict[str, Any]:
