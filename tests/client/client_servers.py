@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -167,8 +167,12 @@ class BlockingAsyncClient:
         self.client = loop_thread.run(create())
 
     def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
-        results = self.client.stream(*args, **options)
+        return self._iterate(self.client.stream(*args, **options))
 
+    def map(self, *args: Any, **options: Any) -> Iterator[Any]:
+        return self._iterate(self.client.map(*args, **options))
+
+    def _iterate(self, results: AsyncGenerator[Any, None]) -> Iterator[Any]:
         async def next_result() -> Any:
             return await anext(results, None)
 

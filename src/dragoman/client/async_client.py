@@ -1,10 +1,12 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from os import PathLike
 from typing import Any, Self, overload
 
-from dragoman.client.calls import ClientBase, ClientTransport, InferArguments
+from dragoman.client.calls import ClientBase, ClientTransport, InferArguments, RetryPolicy
+from dragoman.client.mapping import MapOptions, MapRun, PointResult, map_in_tasks
 from dragoman.client.messages import Address
 from dragoman.client.tensors import OutputNames, Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
@@ -60,6 +62,32 @@ class AsyncClient(ClientBase):
         """See `Client.stream`. Wrap the generator in `contextlib.aclosing` if the loop may end early."""
         arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
         return self._calls.stream(arguments)
+
+    def map(
+        self,
+        model: str,
+        points: Iterable[Any] | AsyncIterable[Any],
+        *,
+        version: str = "",
+        outputs: OutputNames = None,
+        parameters: Mapping[str, Scalar] | None = None,
+        timeout_s: float | None = None,
+        decode: bool = True,
+        concurrency: int = 32,
+        window: int | None = None,
+        ordered: bool = False,
+        retries: int | None = None,
+        idempotent: bool = False,
+        journal: str | PathLike[str] | None = None,
+        journal_fsync: bool = True,
+        progress: bool | None = None,
+    ) -> AsyncGenerator[PointResult, None]:
+        """See `Client.map`; `points` may be an async iterable. Wrap the generator in `contextlib.aclosing`."""
+        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode)
+        options = MapOptions.of(concurrency, window, ordered, journal, journal_fsync, progress)
+        retry = RetryPolicy(retries, idempotent)
+        calls = self._new_calls(self._calls.transport, asyncio.sleep, retry)
+        return map_in_tasks(MapRun(calls, arguments, options, points, asyncio.to_thread), points)
 
     # --- health and metadata -------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from os import PathLike
 from typing import Any, Protocol, TypeVar
 
@@ -47,6 +48,7 @@ class ClientTransport(Protocol):
     async def send(self, request: Any, deadline: Deadline) -> Any: ...
     def stream(self, request: Any, deadline: Deadline) -> AsyncGenerator[Any, None]: ...
     async def close(self) -> None: ...
+    def interrupt(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,29 @@ class InferArguments:
     decode: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Which calls are sent again, and how often.
+
+    retries: None for no limit. idempotent: also a call whose connection was lost, which may have been computed.
+    """
+
+    retries: int | None
+    idempotent: bool = False
+
+    def allows(self, error: DragomanError) -> bool:
+        """Return whether a failed call may be sent again: it was not started, or may be computed twice."""
+        if isinstance(error, ServerUnreachable) and (self.idempotent or error.refused):
+            return True
+        return error.retry_after_s is not None
+
+    def delays_s(self) -> Iterator[float]:
+        """Yield the delay before each retry in seconds: exponential back-off with jitter."""
+        for attempt in count() if self.retries is None else range(self.retries):
+            longest = min(_FIRST_WAIT_S * 2 ** min(attempt, 30), _LONGEST_WAIT_S)
+            yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
 class ClientCalls:
     """Calls to one server. Metadata of models are cached until the server rejects a request based on them."""
 
@@ -72,25 +97,29 @@ class ClientCalls:
         transport: ClientTransport,
         sleep: Callable[[float], Awaitable[None]],
         timeout_s: float | None,
-        retries: int,
+        retry: RetryPolicy,
     ) -> None:
         self._wire = wire
-        self._transport = transport
+        self.transport = transport
         self._sleep = sleep
         self._timeout_s = timeout_s
-        self._retries = retries
+        self._retry = retry
         self._descriptions: dict[tuple[str, str], ModelDescription] = {}
 
     async def infer(self, arguments: InferArguments) -> Result:
-        deadline = self._deadline(arguments.timeout_s)
+        deadline = self.deadline(arguments.timeout_s)
+        request = await self.request(arguments, deadline)
+        return Result(await self.send(arguments, request, deadline), arguments.decode)
+
+    async def send(self, arguments: InferArguments, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Send a request that `request` built from the arguments."""
         with self._forget_if_rejected(arguments):
-            call = self._wire.infer(arguments.model, arguments.version, await self._request(arguments, deadline))
-            return Result(await self._call(call, deadline), arguments.decode)
+            return await self._call(self._wire.infer(arguments.model, arguments.version, request), deadline)
 
     async def stream(self, arguments: InferArguments) -> AsyncGenerator[Result, None]:
-        deadline = self._deadline(arguments.timeout_s)
+        deadline = self.deadline(arguments.timeout_s)
         with self._forget_if_rejected(arguments):
-            call = self._wire.stream(arguments.model, arguments.version, await self._request(arguments, deadline))
+            call = self._wire.stream(arguments.model, arguments.version, await self.request(arguments, deadline))
             first, rest = await self._with_retries(lambda: self._open(call, deadline), deadline)
         async with aclosing(rest):
             for response in first:
@@ -115,25 +144,25 @@ class ClientCalls:
 
     async def load(self, model: str, timeout_s: float | None) -> None:
         self._descriptions.clear()
-        await self._call(self._wire.load(model), self._deadline(timeout_s))
+        await self._call(self._wire.load(model), self.deadline(timeout_s))
 
     async def unload(self, model: str, timeout_s: float | None) -> None:
         self._descriptions.clear()
-        await self._call(self._wire.unload(model), self._deadline(timeout_s))
+        await self._call(self._wire.unload(model), self.deadline(timeout_s))
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self.transport.close()
 
     # --- shared ------------------------------------------------------------------------------------------------
 
-    def _deadline(self, timeout_s: float | None = None) -> Deadline:
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
 
     async def _once(self, call: RemoteCall[T], deadline: Deadline) -> T:
-        return call.read(await self._transport.send(call.request, deadline))
+        return call.read(await self.transport.send(call.request, deadline))
 
     async def _call(self, call: RemoteCall[T], deadline: Deadline | None = None) -> T:
-        until = deadline or self._deadline()
+        until = deadline or self.deadline()
         return await self._with_retries(lambda: self._once(call, until), until)
 
     async def _health(self, call: RemoteCall[bool]) -> bool:
@@ -142,7 +171,7 @@ class ClientCalls:
         A server that refuses connections is neither live nor ready, and an unknown model is not ready.
         """
         try:
-            return await self._once(call, self._deadline())
+            return await self._once(call, self.deadline())
         except ModelNotFound:
             return False
         except ServerUnreachable as error:
@@ -151,31 +180,33 @@ class ClientCalls:
             raise
 
     async def _with_retries(self, attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
-        """Call `attempt`, and call it again after a wait if the server did not start the request and allows a retry."""
-        for wait_s in retry_delays(self._retries):
+        """Call `attempt`, and call it again after a wait as long as the policy allows and time is left."""
+        for wait_s in self._retry.delays_s():
             try:
                 return await attempt()
             except DragomanError as error:
-                refused = isinstance(error, ServerUnreachable) and error.refused
-                if error.retry_after_s is None and not refused:
+                if not self._retry.allows(error):
                     raise
                 wait_s += error.retry_after_s or 0.0
                 if not deadline.allows(wait_s):
                     raise  # more informative than DeadlineExceeded
+                last_error = error
             await self._sleep(wait_s)
+            if not deadline.allows(0.0):
+                raise last_error
         return await attempt()
 
     # --- inference ---------------------------------------------------------------------------------------------
 
-    async def _request(self, arguments: InferArguments, deadline: Deadline) -> InferenceRequest:
-        signature = None
-        if request_inputs.needs_signature(arguments.inputs):
-            key = arguments.model, arguments.version
-            if key not in self._descriptions:
-                self._descriptions[key] = await self._call(self._wire.model(*key), deadline)
-            signature = self._descriptions[key].signature
-        request = request_inputs.request(arguments.inputs, signature, arguments.model)
-        return request_inputs.with_options(request, arguments.outputs, arguments.parameters, arguments.id)
+    async def request(self, arguments: InferArguments, deadline: Deadline) -> InferenceRequest:
+        signature, key = None, (arguments.model, arguments.version)
+        with self._forget_if_rejected(arguments):
+            if request_inputs.needs_signature(arguments.inputs):
+                if key not in self._descriptions:
+                    self._descriptions[key] = await self._call(self._wire.model(*key), deadline)
+                signature = self._descriptions[key].signature
+            request = request_inputs.request(arguments.inputs, signature, arguments.model)
+            return request_inputs.with_options(request, arguments.outputs, arguments.parameters, arguments.id)
 
     async def _open(self, call: RemoteStream, deadline: Deadline) -> OpenStream:
         """Open a stream and wait for its first response, if any, so that an earlier error can be retried."""
@@ -184,7 +215,7 @@ class ClientCalls:
 
     async def _responses(self, call: RemoteStream, deadline: Deadline) -> AsyncGenerator[InferenceResponse, None]:
         read = call.reader()
-        async with aclosing(self._transport.stream(call.request, deadline)) as chunks:
+        async with aclosing(self.transport.stream(call.request, deadline)) as chunks:
             async for chunk in chunks:
                 for response in read(chunk):
                     yield response
@@ -197,12 +228,6 @@ class ClientCalls:
         except (InvalidInput, ModelNotFound):
             self._descriptions.pop((arguments.model, arguments.version), None)
             raise
-
-
-def retry_delays(retries: int) -> Iterator[float]:
-    """Yield the delay before each retry in seconds: exponential back-off with jitter."""
-    for attempt in range(retries):
-        yield min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 class ClientBase:
@@ -221,8 +246,14 @@ class ClientBase:
         tls_verify: bool = True,
     ) -> None:
         self.url = url
-        where = address(url, token, headers, compression, str(tls_ca or ""), tls_verify)
-        self._calls = ClientCalls(_wire(where), self._transport(where), self._sleep, timeout_s, retries)
+        self._address = address(url, token, headers, compression, str(tls_ca or ""), tls_verify)
+        self._timeout_s = timeout_s
+        self._calls = self._new_calls(self._transport(self._address), self._sleep, RetryPolicy(retries))
+
+    def _new_calls(
+        self, transport: ClientTransport, sleep: Callable[[float], Awaitable[None]], retry: RetryPolicy
+    ) -> ClientCalls:
+        return ClientCalls(_wire(self._address), transport, sleep, self._timeout_s, retry)
 
     def _transport(self, where: Address) -> ClientTransport:
         raise NotImplementedError

@@ -1,10 +1,13 @@
 """Blocking client."""
 
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from os import PathLike
 from typing import Any, Self, overload
 
-from dragoman.client.calls import ClientBase, ClientTransport, InferArguments
+from dragoman.client.calls import ClientBase, ClientTransport, InferArguments, RetryPolicy
 from dragoman.client.http_sync import iterate_blocking, run_blocking, sleep
+from dragoman.client.mapping import MapOptions, MapRun, PointResult, map_in_threads
 from dragoman.client.messages import Address
 from dragoman.client.tensors import OutputNames, Result
 from dragoman.core.calls import IndexEntry, ModelDescription, ServerDescription
@@ -83,6 +86,65 @@ class Client(ClientBase):
         """
         arguments = InferArguments(model, inputs, version, outputs, parameters, id, timeout_s, decode)
         return iterate_blocking(self._calls.stream(arguments))
+
+    def map(
+        self,
+        model: str,
+        points: Iterable[Any],
+        *,
+        version: str = "",
+        outputs: OutputNames = None,
+        parameters: Mapping[str, Scalar] | None = None,
+        timeout_s: float | None = None,
+        decode: bool = True,
+        concurrency: int = 32,
+        window: int | None = None,
+        ordered: bool = False,
+        retries: int | None = None,
+        idempotent: bool = False,
+        journal: str | PathLike[str] | None = None,
+        journal_fsync: bool = True,
+        progress: bool | None = None,
+    ) -> Generator[PointResult, None, None]:
+        """Call a model for each of many points and return the outcomes as they arrive.
+
+        points: an iterable of the `inputs` of `infer`; it may be lazy or endless. At most `window` points (2 *
+        `concurrency` by default) are read before their outcomes have been taken from the iterator. Leaving the loop
+        or calling `close` cancels the calls in progress.
+        parameters: those of every call, such as {"derivative": "gradient"} and {"config": "{...}"} of a simulator.
+        timeout_s: limit of each point, including retries.
+        concurrency: number of calls at a time.
+        ordered: return the outcomes in the order of the points.
+        retries: how often a point is sent again after 429 or 503 with Retry-After, and if nothing listens; None until
+        `timeout_s`. idempotent=True: also after a lost connection, when the model may have computed the point.
+        journal: file of finished points. A run that is started again with the same file, model and arguments does not
+        compute them again. journal_fsync=False does not wait for the disk: faster, but a crash of the machine, not
+        of the process, may lose the last points.
+        progress: show a line on stderr; by default if it is a terminal.
+
+        A point that fails has an `error`, and its `result` raises it. Raises InvalidInput if the journal is of another
+        model or call, and ServerUnreachable after the other outcomes if nothing listens until the timeout.
+        """
+        arguments = InferArguments(model, None, version, outputs, parameters, "", timeout_s, decode)
+        options = MapOptions.of(concurrency, window, ordered, journal, journal_fsync, progress)
+        retry = RetryPolicy(retries, idempotent)
+        transport = self._transport(self._address)
+        stopped = threading.Event()
+
+        def interrupt() -> None:
+            stopped.set()
+            transport.interrupt()
+            run_blocking(transport.close())
+
+        async def wait(delay_s: float) -> None:
+            if stopped.wait(delay_s):
+                raise ConnectionAbortedError("the iterator was closed")
+
+        async def run_here(function: Callable[..., Any], *args: Any) -> Any:
+            return function(*args)
+
+        run = MapRun(self._new_calls(transport, wait, retry), arguments, options, points, run_here)
+        return map_in_threads(run, points, interrupt)
 
     # --- health and metadata -------------------------------------------------------------------------------------
 

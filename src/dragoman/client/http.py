@@ -173,6 +173,9 @@ class Connection(Protocol):
 
     def abort(self) -> None: ...
 
+    def interrupt(self) -> None:
+        """End a call in progress from another thread."""
+
     async def wait_closed(self) -> None:
         """Wait until it is closed."""
 
@@ -184,6 +187,8 @@ class HttpTransport:
         self._address = address
         self._connect = connect
         self._idle: list[Connection] = []
+        self._active: set[Connection] = set()
+        self._is_interrupted = False
 
     async def send(self, request: RestRequest, deadline: Deadline) -> RestResponse:
         """Return the response of any status. Raises ServerUnreachable, DeadlineExceeded or ServerError."""
@@ -213,19 +218,31 @@ class HttpTransport:
                 connection.abort()
                 await connection.wait_closed()
 
+    def interrupt(self) -> None:
+        """End the calls of all threads, and any later one, with an error."""
+        self._is_interrupted = True
+        for connection in list(self._active):
+            connection.interrupt()
+
     @asynccontextmanager
     async def _call(self, request: RestRequest, deadline: Deadline, *, streams: bool) -> AsyncIterator[Connection]:
         """Send a request and yield its connection; keep the connection if the response was read completely."""
         try:
             connection = self._idle_connection() or await self._connect(self._address, deadline)
             connection.begin(streams=streams)
+            self._active.add(connection)
             try:
+                if self._is_interrupted:
+                    raise ConnectionAbortedError("the client was closed")
                 await connection.send(serialize(request, self._address.authority), deadline)
                 yield connection
             finally:
+                self._active.discard(connection)
                 if connection.parser.done and connection.parser.keep_alive and len(self._idle) < _MAX_IDLE:
                     connection.idle()
                     self._idle.append(connection)
+                    if self._is_interrupted:
+                        await self.close()
                 else:
                     connection.abort()
         except OSError as error:

@@ -80,6 +80,8 @@ class _AsyncConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self.transport.abort()
 
+    interrupt = abort
+
     async def wait_closed(self) -> None:
         await self._lost
 

@@ -87,4 +87,8 @@ class _Connection:
     def abort(self) -> None:
         self._socket.close()
 
+    def interrupt(self) -> None:
+        with suppress(OSError):  # closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     async def wait_closed(self) -> None: ...

@@ -229,6 +229,10 @@ class GrpcTransport:
         if inspect.isawaitable(closing):
             await closing
 
+    def interrupt(self) -> None:
+        """End the calls of all threads with an error; only for a blocking client."""
+        self._channel.close()
+
     def _options(self, deadline: Deadline, metadata: Headers) -> dict[str, Any]:
         compression = _COMPRESSION[self._address.compression]
         return {"timeout": deadline.left_s(), "metadata": metadata, "compression": compression}
