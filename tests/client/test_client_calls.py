@@ -294,3 +294,21 @@ def test_the_blocking_client_within_a_running_event_loop(server: dragoman.Server
 
     for wire in ("rest", "grpc"):
         assert asyncio.run(cell(url_of(server, wire)), debug=True) == [0, 1, 2]
+
+
+def test_a_slow_network_during_the_handshake(loop_thread: LoopThread, server: dragoman.Server) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        there, back = await asyncio.open_connection(*server.grpc_url.rsplit(":", 1))
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            sink.write(data)
+        sink.close()
+
+    proxy = loop_thread.run(asyncio.start_server(forward, "127.0.0.1", 0))
+    port = proxy.sockets[0].getsockname()[1]
+    with dragoman.Client(f"grpc://127.0.0.1:{port}") as client:
+        assert client.infer("Echo", X)["x"].tolist() == [1]
+    loop_thread.call(proxy.close)

@@ -183,7 +183,7 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     # Reconnect as soon as our own retries need it.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # in fact the time limit of one attempt to connect
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
 
