@@ -154,9 +154,9 @@ async def test_open_inference_generates(server: TextServer) -> None:
         (b"{", 422, "not valid JSON"),
         ({"text_input": ""}, 422, "`text_input` must be a text that is not empty"),
         (
-            {"text_input": "a", "parameters": {"max_tokens": 513}},
+            {"text_input": "a", "parameters": {"max_tokens": -1}},
             422,
-            "`max_tokens` must be an integer >= 0 and <= 512",
+            "`max_tokens` must be an integer >= 0",
         ),
         ({"text_input": "a", "parameters": {"temperature": -1}}, 422, "`temperature`"),
         ({"text_input": "a", "parameters": {"top_p": 1.5}}, 422, "`top_p`"),
@@ -166,8 +166,11 @@ async def test_open_inference_generates(server: TextServer) -> None:
             "`best_of` must be <= `num_beams`; got 4 and 2",
         ),
         ({"text_input": "a", "parameters": {"logit_bias": {"1" * 5000: 1}}}, 422, "`logit_bias` must be an object of"),
-        ({"text_input": "a", "parameters": {"stop": ["a"] * 6}}, 422, "`stop` must be a list of at most 5"),
+        ({"text_input": "a", "parameters": {"stop": ["a"] * 65}}, 422, "`stop` must be a list of at most 64"),
         ({"text_input": "a !fault"}, 424, "generated !fault"),
+        ({"text_input": "a", "max_tokens": "5"}, 422, "`max_tokens` must be an integer >= 0"),
+        ({"text_input": "a", "sampling_parameters": {}}, 422, "`sampling_parameters` must be a JSON object as a text"),
+        ({"text_input": "a", "sampling_parameters": "[1]"}, 422, "must be a JSON object; got a list"),
     ],
 )
 async def test_open_inference_rejects(server: TextServer, body: Any, status: int, message: str) -> None:
@@ -180,6 +183,32 @@ async def test_open_inference_rejects(server: TextServer, body: Any, status: int
     assert set(events(streamed.body)[-1]) == {"error"}
     missing = await server.post("/v2/models/missing/generate", {"text_input": "a"})
     assert missing.status == 404
+
+
+async def test_triton_names_of_parameters(server: TextServer) -> None:
+    path = "/v2/models/ReverseModel/generate"
+    body = {"text_input": "a b c", "max_tokens": 2, "bad_words": "", "stop_words": "", "stream": False, "other": 1}
+    response = await server.post(path, body)
+    assert response.json["text_output"] == "c b"
+    assert response.headers["x-ignored-parameters"] == "other"
+    options = {"exclude_input_in_output": False, "sampling_parameters": '{"max_tokens": 600, "seed": 3}'}
+    response = await server.post(path, {"text_input": "a b", "random_seed": 5, "stop_words": ["x", ""], **options})
+    assert response.json["text_output"] == "a bb a"
+    sampling = server.model().calls[-1].sampling
+    assert (sampling.max_new_tokens, sampling.stop, sampling.seed) == (600, ("x",), 5)
+
+
+async def test_details_of_a_completion(server: TextServer) -> None:
+    body = {"text_input": "a b", "parameters": {"details": True, "max_tokens": 1}}
+    response = await server.post("/v2/models/ReverseModel/generate", body)
+    details = response.json["details"]
+    assert details["finish_reason"] == "length"
+    assert [token["text"] for token in details["logprobs"]] == ["b"]
+    assert details["logprobs"][0].keys() == {"id", "text", "logprob", "special"}
+    response = await server.post("/v2/models/ReverseModel/generate_stream", body)
+    streamed = [each["details"] for each in events(response.body)]
+    assert [each.get("finish_reason") for each in streamed][-1] == "length"
+    assert [token["text"] for each in streamed for token in each["logprobs"]] == ["b"]
 
 
 # --- texts and their tokens ----------------------------------------------------------------------------------
