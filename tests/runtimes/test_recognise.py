@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import DiskRepository
+from dragoman.plugins import runtime
 from dragoman.runtimes.recognise import model_file, recognise
 
 XGBOOST_JSON = b'{"learner":{"attributes":{}}}'
@@ -146,3 +148,40 @@ def test_a_decoder_that_was_exported_to_openvino(tmp_path: Path) -> None:
     assert recognise(tmp_path) == "openvino_genai"
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert recognise(tmp_path) == "llm"
+
+
+def test_engines_of_tensorrt(tmp_path: Path) -> None:
+    for name in ("m.plan", "m.engine"):
+        (tmp_path / name).write_bytes(b"ftrt")
+        assert recognise(tmp_path / name) == "tensorrt"
+    spec = ModelSpec(name="m", runtime="tensorrt", uri=str(tmp_path / "m.plan"))
+    with pytest.raises(ModelFailed, match="can run code when loaded; start with --allow-pickle"):
+        runtime("tensorrt").load(spec).load()
+
+
+def test_an_engine_needs_a_gpu(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (tmp_path / "m.plan").write_bytes(b"ftrt")
+    spec = ModelSpec(name="m", runtime="tensorrt", uri=str(tmp_path / "m.plan"), allow_pickle=True)
+    with pytest.raises(ModelFailed, match=r"'m\.plan' needs an NVIDIA GPU, and there is none"):
+        runtime("tensorrt").load(spec).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("m.netdef", "Caffe2 is retired; convert"), ("m.params", "MXNet is retired; convert"), ("m.pmml", "as ONNX")],
+)
+def test_retired_formats(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InvalidInput, match=f"{name}: .*{reason}"):
+        DiskRepository([str(tmp_path)], {}).scan()
+
+
+@pytest.mark.parametrize(("name", "content"), [("m.onnx", b""), ("model.ubj", XGBOOST_UBJ), ("m.lgb", LIGHTGBM)])
+def test_formats_in_folders_of_versions(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "iris" / "2").mkdir(parents=True)
+    (tmp_path / "iris" / "2" / name).write_bytes(content)
+    (spec,) = DiskRepository([str(tmp_path)], {}).scan()["iris"].state().specs
+    assert (spec.version, Path(spec.uri).name, spec.runtime) == ("2", name, recognise(tmp_path / "iris" / "2" / name))

@@ -117,3 +117,26 @@ def test_invalid_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("hello")
     with pytest.raises(ModelFailed, match="cannot be loaded by ONNX Runtime"):
         _load(tmp_path / "model.onnx")
+
+
+def test_execution_providers_and_options(tmp_path: Path) -> None:
+    _graph(tmp_path / "m.onnx", TensorProto.FLOAT, [1])
+
+    def load(**parameters: Any) -> None:
+        OnnxModel(ModelSpec(name="m", uri=str(tmp_path / "m.onnx"), parameters=parameters)).load()
+
+    load(providers=["cpu"], intra_op_thread_count=1, execution_mode=1, graph_optimization_level="basic")
+    load(providers=["CPUExecutionProvider"])
+    with pytest.raises(
+        ModelFailed, match=r"'CUDAExecutionProvider' is not available: expected one of .*; pip install onnxruntime-gpu"
+    ):
+        load(providers=["cuda", "cpu"])
+    with pytest.raises(ModelFailed, match="'NewExecutionProvider' is not available"):
+        load(providers=["NewExecutionProvider"])
+    for wrong in ("cpu", [], [3]):
+        with pytest.raises(ModelFailed, match="parameter 'providers': expected a list of names"):
+            load(providers=wrong)
+    with pytest.raises(ModelFailed, match="'graph_optimization_level': expected one of disabled, basic"):
+        load(graph_optimization_level="most")
+    with pytest.raises(ModelFailed, match="'inter_op_thread_count': expected an integer from 0, got -1"):
+        load(inter_op_thread_count=-1)

@@ -13,6 +13,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.recognise import recognise, why_not
 from dragoman.runtimes.tensorflow import TensorFlowModel
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -87,3 +88,52 @@ def test_invalid_models_are_rejected(saved: Path, tmp_path: Path) -> None:
         _load(saved, signature_name="none")
     with pytest.raises(ModelFailed, match=r"saved_model\.pb"):
         _load(tmp_path)
+
+
+# --- frozen graphs ---------------------------------------------------------------------------------------
+
+
+def _frozen(path: Path) -> Path:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+        total = tf.reduce_sum(x, axis=1, keepdims=True, name="total")
+        tf.multiply(total, 2.0, name="doubled")
+        tf.identity(x, name="copy")
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    return path
+
+
+def _load_frozen(path: Path, **parameters: Any) -> TensorFlowModel:
+    model = TensorFlowModel(ModelSpec(name="m", uri=str(path), parameters=parameters))
+    model.load()
+    return model
+
+
+def test_a_frozen_graph(tmp_path: Path) -> None:
+    path = _frozen(tmp_path / "m.pb")
+    assert recognise(path) == "tensorflow"
+    model = _load_frozen(path)
+    assert model.platform == "tensorflow_graphdef"
+    assert model.signature().inputs == (TensorSpec("x", FP32, (-1, 2)),)
+    assert model.signature().outputs == (TensorSpec("doubled", FP32, (-1, 1)), TensorSpec("copy", FP32, (-1, 2)))
+    call = Infer({"x": Tensor.of(np.array([[1, 2], [3, 4]], np.float32))}, ("doubled",))
+    assert {name: array.tolist() for name, array in model.infer(call).items()} == {"doubled": [[6.0], [14.0]]}
+    inner = _load_frozen(path, outputs=["total"])
+    assert {name: array.tolist() for name, array in inner.infer(Infer(call.inputs)).items()} == {
+        "total": [[3.0], [7.0]]
+    }
+
+
+def test_faults_of_frozen_graphs(tmp_path: Path) -> None:
+    path = _frozen(tmp_path / "m.graphdef")
+    with pytest.raises(ModelFailed, match=r"'m\.graphdef' cannot be loaded as a frozen graph: .*nowhere"):
+        _load_frozen(path, outputs=["nowhere"])
+    with pytest.raises(ModelFailed, match="parameter 'outputs': expected a list of names"):
+        _load_frozen(path, outputs="total")
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ModelFailed, match="cannot be loaded as a frozen graph"):
+        _load_frozen(path)
+    for name, content in (("saved_model.pb", b"\x08\x01\x12"), ("net.pb", b"\x0a\x03net"), ("empty.pb", b"")):
+        (tmp_path / name).write_bytes(content)
+        assert recognise(tmp_path / name) is None, name
+    assert "a saved_model.pb is served as its folder" in why_not(tmp_path / "saved_model.pb")

@@ -1,4 +1,4 @@
-"""Settings in files next to models: `model-settings.json`, `serving.properties`, and tables of `dragoman.toml`."""
+"""Settings in files next to models: config.pbtxt, model-settings.json, serving.properties, and dragoman.toml."""
 
 import json
 import os
@@ -42,6 +42,10 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     if path.is_file():
         table: dict[str, Any] = files.model_table(_read_json(path), path)
         settings |= _parse_table(table, path)
+    if (folder / "config.pbtxt").is_file():
+        from dragoman.compat.triton.config import model_table  # imports protobuf
+
+        settings |= _parse_table(model_table(folder), folder / "config.pbtxt")
     lmi = serving.model_table(folder)
     if lmi is not None:
         settings |= _parse_table(lmi, folder / "serving.properties")

@@ -37,8 +37,9 @@ _ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 class OnnxModel(Model):
     """A graph with its own names, datatypes and shapes; its strings are BYTES in UTF-8.
 
-    `parameters.providers` names execution providers of ONNX Runtime; the CPU by default. An output that is not a tensor
-    (a classifier's list of maps) is omitted with a warning; a graph without other outputs is rejected.
+    `parameters.providers` names execution providers of ONNX Runtime (`cpu`, `cuda`, `openvino`, ..., or their full
+    names); the CPU by default. An output that is not a tensor (a classifier's list of maps) is omitted with a warning;
+    a graph without other outputs is rejected.
     """
 
     platform = "onnx_onnxv1"
@@ -46,11 +47,16 @@ class OnnxModel(Model):
     def load(self) -> None:
         ort = RUNTIME.require("onnxruntime")
         path = model_path(self.spec)
-        providers = list(self.spec.parameters.get("providers", ("CPUExecutionProvider",)))
+        providers = _providers(ort, self.spec.parameters)
+        options = _session_options(ort, self.spec.parameters)
         try:
-            self._session = ort.InferenceSession(path, providers=providers)
+            self._session = ort.InferenceSession(path, options, providers=providers)
         except Exception as error:  # ONNX Runtime's errors share no class of their own.
             raise ModelFailed(f"'{path.name}' cannot be loaded by ONNX Runtime: {error}") from error
+        # ONNX Runtime falls back to the CPU, with a line in its log, if a provider cannot be started.
+        for name in providers:
+            if name not in self._session.get_providers():
+                raise ModelFailed(f"execution provider '{name}' cannot be started: is its device available?")
         self._values = ort.OrtValue
         self._signature = _signature(self._session, path.name)
         self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))
@@ -76,6 +82,64 @@ class OnnxModel(Model):
             bits = np.ascontiguousarray(tensor.data).view(np.uint16)
             return self._values.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
         return self._values.ortvalue_from_numpy(_to_onnx(name, tensor))
+
+
+_PROVIDERS: Mapping[str, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+# The packages of ONNX Runtime that contain a provider.
+_PACKAGES = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+}
+
+
+def _providers(ort: Any, parameters: Mapping[str, Any]) -> list[str]:
+    """Return the execution providers in the parameters. Raises ModelFailed if one is not available."""
+    given = parameters.get("providers", ("cpu",))
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(name, str) for name in given):
+        raise ModelFailed(f"parameter 'providers': expected a list of names, got {given!r}")
+    names: list[str] = [_PROVIDERS.get(name.lower(), name) for name in given]
+    available = ort.get_available_providers()
+    for name in names:
+        if name not in available:
+            package = f"; pip install {_PACKAGES[name]} instead of onnxruntime" if name in _PACKAGES else ""
+            raise ModelFailed(
+                f"execution provider '{name}' is not available: expected one of {', '.join(available)}{package}"
+            )
+    return names
+
+
+def _session_options(ort: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return the options of a session in the parameters, by Triton's names of them. Raises ModelFailed."""
+    options = ort.SessionOptions()
+    level, levels = parameters.get("graph_optimization_level"), ort.GraphOptimizationLevel
+    if level is not None:
+        known = {"disabled": levels.ORT_DISABLE_ALL, "basic": levels.ORT_ENABLE_BASIC}
+        known |= {"extended": levels.ORT_ENABLE_EXTENDED, "all": levels.ORT_ENABLE_ALL}
+        if level not in known:
+            raise ModelFailed(f"parameter 'graph_optimization_level': expected one of {', '.join(known)}, got {level}")
+        options.graph_optimization_level = known[level]
+    for name, attribute in (
+        ("intra_op_thread_count", "intra_op_num_threads"),
+        ("inter_op_thread_count", "inter_op_num_threads"),
+    ):
+        if name in parameters:
+            setattr(options, attribute, _integer(parameters, name))
+    if "execution_mode" in parameters and _integer(parameters, "execution_mode"):
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    return options
+
+
+def _integer(parameters: Mapping[str, Any], name: str) -> int:
+    value = str(parameters[name])
+    if not value.isdecimal():
+        raise ModelFailed(f"parameter '{name}': expected an integer from 0, got {value}")
+    return int(value)
 
 
 def _to_onnx(name: str, tensor: Tensor) -> Array:

@@ -23,9 +23,9 @@ _UNSUPPORTED: Mapping[str, str] = {
     ".h5": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
     ".keras": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
     ".tflite": "TensorFlow Lite is not supported; write a SavedModel folder or ONNX",
-    ".pmml": "PMML is not supported; save the model by joblib or as ONNX",
-    ".engine": "TensorRT engines are not supported; serve the ONNX file that it was built from",
-    ".plan": "TensorRT engines are not supported; serve the ONNX file that it was built from",
+    ".pmml": "PMML is not supported, as its evaluators need a Java machine; save the model by joblib or as ONNX",
+    ".netdef": "Caffe2 is retired; convert the network to ONNX with caffe2.python.onnx of PyTorch before 2.0",
+    ".params": "MXNet is retired; convert the network to ONNX with mxnet.onnx.export_model of MXNet 1.9",
 }
 
 

@@ -1,7 +1,8 @@
-"""TensorFlow SavedModels."""
+"""TensorFlow SavedModels and frozen graphs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dragoman.core.calls import Infer
@@ -28,15 +29,22 @@ _DATATYPES: Mapping[str, Datatype] = {
 
 
 class TensorFlowModel(Model):
-    """One signature of a SavedModel: `parameters.signature_name`, `serving_default` by default."""
+    """One signature of a SavedModel: `parameters.signature_name`, `serving_default` by default.
+
+    Or a frozen graph (GraphDef), whose inputs are its placeholders and whose outputs are the nodes that no other node
+    uses; `parameters.outputs` names others.
+    """
 
     platform = "tensorflow_savedmodel"
 
     def load(self) -> None:
         path = model_path(self.spec)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if path.is_file():
+            self._load_graph(path)
+            return
         if not (path / "saved_model.pb").is_file():
             raise ModelFailed(f"'{path.name}' is no SavedModel; expected a folder that holds saved_model.pb")
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         self._tensorflow = RUNTIME.require("tensorflow")
         # The functions hold their variables only weakly: the loaded object has to live as long as the model.
         self._loaded = self._tensorflow.saved_model.load(str(path))
@@ -49,6 +57,25 @@ class TensorFlowModel(Model):
         self._function = self._loaded.signatures[wanted]
         self._inputs: Mapping[str, Any] = self._function.structured_input_signature[1]
         self._signature = _signature(self._inputs, self._function.structured_outputs)
+
+    def _load_graph(self, path: Path) -> None:
+        self.platform = "tensorflow_graphdef"
+        self._tensorflow = tensorflow = RUNTIME.require("tensorflow")
+        graph = tensorflow.compat.v1.GraphDef()
+        try:
+            graph.ParseFromString(path.read_bytes())
+            inputs, outputs = _graph_ends(graph.node)
+            outputs = [*_names(self.spec.parameters.get("outputs"), "outputs")] or outputs
+            wrapped = tensorflow.compat.v1.wrap_function(
+                lambda: tensorflow.graph_util.import_graph_def(graph, name=""), []
+            )
+            tensors = {name: wrapped.graph.get_tensor_by_name(_tensor_name(name)) for name in (*inputs, *outputs)}
+            pruned = wrapped.prune([tensors[name] for name in inputs], {name: tensors[name] for name in outputs})
+        except Exception as error:  # TensorFlow and protobuf have many classes of errors
+            raise ModelFailed(f"'{path.name}' cannot be loaded as a frozen graph: {error}") from error
+        self._inputs = {name: tensors[name] for name in inputs}
+        self._function = lambda **feed: pruned(*(feed[name] for name in inputs))
+        self._signature = _signature(self._inputs, {name: tensors[name] for name in outputs})
 
     def signature(self) -> Signature:
         return self._signature
@@ -79,11 +106,49 @@ def _spec(name: str, spec: Any) -> TensorSpec:
     return TensorSpec(name, _DATATYPES.get(spec.dtype.name), shape)
 
 
+# --- frozen graphs -----------------------------------------------------------------------------------------
+
+
+def _graph_ends(nodes: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Return the names of the placeholders, and those of the nodes that no other node uses."""
+    found = list(nodes)
+    used = {_node_name(name) for node in found for name in node.input}
+    inputs = [node.name for node in found if node.op == "Placeholder"]
+    passive = ("Placeholder", "NoOp", "Const", "Assert")
+    return inputs, [node.name for node in found if node.name not in used and node.op not in passive]
+
+
+def _node_name(name: str) -> str:
+    """Return the node of the input of another one: `node`, `node:1`, or `^node` for a control dependency."""
+    return name.removeprefix("^").partition(":")[0]
+
+
+def _tensor_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _names(given: Any, parameter: str) -> Sequence[str]:
+    if given is not None and not (isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)):
+        raise ModelFailed(f"parameter '{parameter}': expected a list of names, got {given!r}")
+    return given or ()
+
+
+def _is_graph(path: Path) -> bool:
+    """Return whether a file begins like a GraphDef: field 1 is a message whose field 1 is the name of a node."""
+    with path.open("rb") as file:
+        start = file.read(12)
+    length = next((i for i, byte in enumerate(start[1:6], 1) if byte < 0x80), 0)  # the end of a varint
+    return start[:1] == b"\n" and length > 0 and start[length + 1 : length + 2] == b"\n"
+
+
 RUNTIME = Runtime(
     load=TensorFlowModel,
     packages=("tensorflow",),
     extra="tensorflow",
     folder_files=("saved_model.pb",),
+    shared_suffixes=(".pb", ".graphdef"),
+    is_model_file=_is_graph,
+    expected="a frozen graph of TensorFlow (GraphDef); a saved_model.pb is served as its folder",
     priority=30,
     placement="thread",
 )

@@ -12,6 +12,7 @@ from dragoman.core.calls import ConcurrentCalls, Describe, Inference, ModelDescr
 from dragoman.core.datatypes import BYTES, Array
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Parameters, Tensor, numpy_numbers, object_array
+from dragoman.protocols.open_inference.extensions import configuration
 from dragoman.protocols.wire import EngineCall
 
 Out = TypeVar("Out")
@@ -79,7 +80,12 @@ def _replace_by_top_classes(model: ModelDescription, name: str, tensor: Tensor, 
 
 
 def _has_batch_axis(model: ModelDescription, name: str, rank: int) -> bool:
-    """Return whether the first axis counts rows. With one axis that is so only for models whose requests are merged."""
+    """Return whether the first axis counts rows, which a `config.pbtxt` tells.
+
+    Without one and with one axis that is so only for models whose requests are merged.
+    """
+    if (config := configuration(model)) is not None:
+        return rank > 0 and config["max_batch_size"] > 0
     spec = model.signature.output(name)
     is_free = spec is None or spec.shape is None or spec.shape[:1] == (-1,)
     return rank > 0 and (model.max_batch_size > 0 or (rank > 1 and is_free))

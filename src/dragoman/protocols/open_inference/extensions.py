@@ -3,8 +3,9 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from dragoman.core.calls import Infer
+from dragoman.core.calls import Infer, ModelDescription
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters
@@ -27,6 +28,12 @@ def extensions(*, has_control: bool) -> tuple[str, ...]:
         "parameters",
         "statistics",
     )
+
+
+def configuration(model: ModelDescription) -> Mapping[str, Any] | None:
+    """Return the `config.pbtxt` of a model in its JSON form; None if it has none."""
+    settings = model.protocols.get("triton")
+    return None if settings is None else settings["config"]
 
 
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import MessageToDict
-
 from dragoman.core.calls import ModelDescription
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import TensorSpec
+from dragoman.core.spec import ModelSpec
 from dragoman.formats import oip_messages as m
-from dragoman.protocols.open_inference.extensions import metadata_tensors
+from dragoman.formats.model_config import config_from_json
+from dragoman.protocols.open_inference.extensions import configuration, metadata_tensors
 
 # Triton's platform and backend, by the part of our platform before the first underscore.
 _PLATFORMS = {
@@ -21,14 +21,52 @@ _PLATFORMS = {
     "openvino": ("openvino", "openvino"),
     "python": ("python", "python"),
 }
-_WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
 def config_message(model: ModelDescription) -> Any:
     """Return the ModelConfig of a model, with the defaults that Triton fills in.
 
-    With a positive `max_batch_size` the dims lack the first axis.
+    It is that of its `config.pbtxt`, else made from its signature. With a positive `max_batch_size` the dims lack the
+    first axis.
     """
+    given = configuration(model)
+    return _generated(model) if given is None else _completed(config_from_json(given, "config.pbtxt"), model)
+
+
+def check(spec: ModelSpec) -> None:
+    """Check the configuration in the settings of a model. Raises ModelFailed."""
+    try:
+        config_from_json(spec.protocols["triton"]["config"], "config.pbtxt")
+    except (KeyError, TypeError, InvalidInput) as error:
+        raise ModelFailed(f"setting 'protocols.triton.config': expected a configuration: {error}") from error
+
+
+def _completed(config: Any, model: ModelDescription) -> Any:
+    """Return the configuration of a file with Triton's defaults for the fields that it leaves out."""
+    generated = _generated(model)
+    config.name = model.name
+    for field in ("input", "output", "instance_group"):
+        if not getattr(config, field):
+            getattr(config, field).extend(getattr(generated, field))
+    if config.HasField("ensemble_scheduling"):
+        del config.instance_group[:]
+    for number, group in enumerate(config.instance_group):
+        group.name, group.count = group.name or f"{model.name}_{number}", group.count or 1
+        group.kind = group.kind or group.KIND_CPU
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+    for name in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(name):
+            getattr(config.optimization, name).enable = True
+    if model.max_batch_size and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.SetInParent()
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    return config
+
+
+def _generated(model: ModelDescription) -> Any:
+    """Return the ModelConfig of a model without `config.pbtxt`."""
     platform, backend = _PLATFORMS.get(model.platform.partition("_")[0], (model.platform, model.platform))
     signature, skipped_axes = model.signature, 1 if model.max_batch_size else 0
     config = m.ModelConfig(
@@ -71,12 +109,6 @@ def _add_sequences(batching: Any, options: SequenceOptions, max_batch_size: int)
         batching.direct.SetInParent()
 
 
-def config_json(config: Any) -> dict[str, Any]:
-    """Return a ModelConfig as JSON with Triton's names: all plain fields, and 64-bit integers as numbers."""
-    fields = MessageToDict(config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return _with_numbers(fields, config.DESCRIPTOR)
-
-
 def _file_name(path: str) -> str:
     """Return the name of a model's file, "" for a folder or an object of a module."""
     name = PurePath(path).name
@@ -91,23 +123,3 @@ def _tensors(specs: tuple[TensorSpec, ...], skipped_axes: int) -> Iterable[tuple
     for spec, (name, datatype, shape, _) in zip(known, metadata_tensors(known), strict=True):
         data_type = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
         yield {"name": name, "data_type": data_type, "dims": shape[skipped_axes:]}, spec
-
-
-def _with_numbers(fields: dict[str, Any], message: Any) -> dict[str, Any]:
-    """Return the JSON of a message with its 64-bit integers as numbers, which protobuf writes as strings."""
-    return {name: _value(value, message.fields_by_name[name]) for name, value in fields.items()}
-
-
-def _value(value: Any, field: Any) -> Any:
-    entry = field.message_type
-    if entry is not None and entry.GetOptions().map_entry:
-        return {key: _value(each, entry.fields_by_name["value"]) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_scalar(each, field) for each in value]
-    return _scalar(value, field)
-
-
-def _scalar(value: Any, field: Any) -> Any:
-    if field.message_type is not None:
-        return _with_numbers(value, field.message_type)
-    return int(value) if field.cpp_type in _WIDE_INTEGERS else value

@@ -41,6 +41,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
 from dragoman.formats.json_text import json_chunks
+from dragoman.formats.model_config import config_json
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.open_inference import messages
 from dragoman.protocols.open_inference.classification import classified_call, classify
@@ -61,7 +62,7 @@ from dragoman.protocols.open_inference.messages import (
     ServerMetadata,
     TensorMetadata,
 )
-from dragoman.protocols.open_inference.model_config import config_json, config_message
+from dragoman.protocols.open_inference.model_config import config_message
 from dragoman.protocols.open_inference.rest_request import (
     RestOutputOptions,
     parse_control_request,

@@ -1,0 +1,138 @@
+"""Checks of a `config.pbtxt`: Triton does not load models whose configuration fails them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dragoman.compat.triton.backends import ENSEMBLE, Backend
+from dragoman.formats.model_config import ConfigFile
+
+
+def check_config(file: ConfigFile, backend: Backend) -> None:
+    """Raise InvalidInput naming file, line and field for a configuration that Triton does not load."""
+    config = file.message
+    if config.max_batch_size < 0:
+        raise file.error("max_batch_size", f"expected 0 or more, got {config.max_batch_size}")
+    if "/" in config.default_model_filename or config.default_model_filename == "..":
+        raise file.error("default_model_filename", "expected the name of a file in the version folder")
+    _check_tensors(file, is_declared_by_file=backend.runtime != "torch")
+    for number, group in enumerate(config.instance_group):
+        if group.count < 0:
+            raise file.error(f"instance_group[{number}].count", f"expected 1 or more, got {group.count}")
+    for number, warmup in enumerate(config.model_warmup):
+        _check_warmup(file, f"model_warmup[{number}]", warmup)
+    if backend.runtime == ENSEMBLE:
+        _check_ensemble(file)
+
+
+def _check_tensors(file: ConfigFile, *, is_declared_by_file: bool) -> None:
+    config = file.message
+    for side, tensors in (("input", config.input), ("output", config.output)):
+        if not tensors and not is_declared_by_file:
+            raise file.error(side, "expected the tensors of the model, which a TorchScript file does not declare")
+        names: set[str] = set()
+        for number, tensor in enumerate(tensors):
+            path = f"{side}[{number}]"
+            if tensor.name in names:
+                raise file.error(f"{path}.name", f"expected unique names, got '{tensor.name}' twice")
+            names.add(tensor.name)
+            _check_tensor(file, path, tensor)
+            if tensor.HasField("reshape"):
+                _check_reshape(file, path, tensor, has_batch_axis=config.max_batch_size > 0)
+
+
+def _check_tensor(file: ConfigFile, path: str, tensor: Any) -> None:
+    if not tensor.name:
+        raise file.error(f"{path}.name", "expected the name of the tensor")
+    if not tensor.data_type:
+        raise file.error(f"{path}.data_type", f"expected the datatype of '{tensor.name}', as TYPE_FP32")
+    if not tensor.dims:
+        raise file.error(f"{path}.dims", f"expected the dims of '{tensor.name}', as [ 16 ]; [ 1 ] for one element")
+    if wrong := [n for n in tensor.dims if not _is_dim(n)]:
+        raise file.error(f"{path}.dims", f"expected integers from 1, or -1 for any length, got {wrong[0]}")
+    if path.startswith("input") and tensor.format and len(tensor.dims) != 3:
+        raise file.error(f"{path}.format", f"expected 3 dims for NHWC and NCHW, got {len(tensor.dims)}")
+
+
+def _is_dim(n: int) -> bool:
+    return n == -1 or n > 0
+
+
+def _check_reshape(file: ConfigFile, path: str, tensor: Any, *, has_batch_axis: bool) -> None:
+    shape = list(tensor.reshape.shape)
+    if not shape and not has_batch_axis:
+        raise file.error(f"{path}.reshape", "expected a shape: without max_batch_size it cannot be empty")
+    if not all(map(_is_dim, shape)):
+        raise file.error(f"{path}.reshape.shape", f"expected integers from 1, or -1 for any length, got {shape}")
+    if _sizes_between_free_axes(tensor.dims) != _sizes_between_free_axes(shape):
+        raise file.error(
+            f"{path}.reshape.shape", f"expected as many elements as dims {list(tensor.dims)} have, got {shape}"
+        )
+
+
+def _sizes_between_free_axes(dims: Sequence[int]) -> list[int]:
+    """Return the number of elements before, between and after the free axes, each of which keeps its length."""
+    sizes: list[int] = []
+    group: list[int] = []
+    for n in dims:
+        if n == -1:
+            sizes.append(math.prod(group))
+            group = []
+        else:
+            group.append(n)
+    return [*sizes, math.prod(group)]
+
+
+def _check_warmup(file: ConfigFile, path: str, warmup: Any) -> None:
+    if not warmup.name:
+        raise file.error(f"{path}.name", "expected the name of the warm-up request")
+    limit = max(1, file.message.max_batch_size)
+    if not 1 <= warmup.batch_size <= limit:
+        raise file.error(f"{path}.batch_size", f"expected 1 to {limit}, got {warmup.batch_size}")
+    for name, given in warmup.inputs.items():
+        where = f"{path}.inputs"
+        if not given.data_type or any(n < 1 for n in given.dims):
+            raise file.error(where, f"'{name}': expected a data_type and dims from 1")
+        if given.WhichOneof("input_data_type") is None:
+            raise file.error(where, f"'{name}': expected zero_data, random_data or input_data_file")
+
+
+# --- ensembles -------------------------------------------------------------------------------------------
+
+
+def _check_ensemble(file: ConfigFile) -> None:
+    config = file.message
+    for name in ("instance_group", "model_warmup", "optimization"):
+        if name in {descriptor.name for descriptor, _ in config.ListFields()}:
+            raise file.error(name, "not allowed in an ensemble: set it in its steps")
+    steps = config.ensemble_scheduling.step
+    if not steps:
+        raise file.error("ensemble_scheduling", "expected one step or more")
+    produced = {tensor.name for tensor in config.input}
+    for path, tensor in _step_outputs(file):
+        if tensor in produced:
+            raise file.error(path, f"expected tensors that nothing else produces, got '{tensor}'")
+        produced.add(tensor)
+    used = {tensor for step in steps for tensor in step.input_map.values()}
+    for side, tensors, known, verb in (
+        ("input", config.input, used, "used"),
+        ("output", config.output, produced, "produced"),
+    ):
+        for number, tensor in enumerate(tensors):
+            if tensor.name not in known:
+                raise file.error(f"{side}[{number}]", f"'{tensor.name}' is not {verb} by any step")
+    if missing := used - produced:
+        raise file.error("ensemble_scheduling", f"no step and no input produces {', '.join(sorted(missing))}")
+
+
+def _step_outputs(file: ConfigFile) -> Iterator[tuple[str, str]]:
+    """Yield each tensor that a step produces, with the path of its field. Raises InvalidInput for incomplete steps."""
+    for number, step in enumerate(file.message.ensemble_scheduling.step):
+        path = f"ensemble_scheduling.step[{number}]"
+        if not step.model_name:
+            raise file.error(f"{path}.model_name", "expected the name of a model")
+        for side in ("input_map", "output_map"):
+            if not getattr(step, side):
+                raise file.error(f"{path}.{side}", "expected a pair of tensors or more")
+        for tensor in step.output_map.values():
+            yield f"{path}.output_map", tensor

@@ -1,0 +1,178 @@
+"""Ensembles of Triton: models of the server whose outputs are the inputs of others."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
+from dragoman.core.model import Model
+from dragoman.core.signature import Shape, Signature, TensorSpec
+from dragoman.core.spec import ModelSpec, SiblingModels
+from dragoman.core.tensor import Tensor
+from dragoman.runtimes.triton.tensors import Configuration
+from dragoman.system.threads import DaemonThreads
+
+# Requests that are computed at a time, and calls of step models; each has a thread.
+_REQUESTS, _CALLS = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A model and its tensors. inputs: from its names to those of the ensemble; outputs: from those of the ensemble.
+
+    optional: names of its inputs that a request may leave out.
+    """
+
+    model: str
+    version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    optional: frozenset[str] = frozenset()
+
+
+class EnsembleModel(Model):
+    """An ensemble. A step runs as soon as its inputs exist, and only if a requested output depends on it."""
+
+    takes_request = True
+    platform = "ensemble"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._config = Configuration(spec.parameters["config"])
+        self._requests = DaemonThreads(_REQUESTS, f"ensemble-{spec.name}")
+        self._calls = DaemonThreads(_CALLS, f"ensemble-{spec.name}-step")
+
+    def load(self) -> None:
+        if self.spec.siblings is None:
+            raise ModelFailed("an ensemble runs in the server's process: expected placement 'inline' or none")
+        self._siblings: SiblingModels = self.spec.siblings
+        tensors = {t.spec.name: t.spec for t in (*self._config.inputs, *self._config.outputs)}
+        steps = self.spec.parameters["config"]["ensemble_scheduling"]["step"]
+        self._steps = [self._load_step(step, tensors) for step in steps]
+
+    def _load_step(self, table: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> _Step:
+        """Wait for the model of a step, and check its tensors against `tensors`, to which new ones are added."""
+        name, number = str(table["model_name"]), int(table["model_version"])
+        try:
+            signature = self._siblings.describe(name).signature
+        except ModelNotFound as error:
+            raise ModelFailed(f"step '{name}': model not found: serve it in the same folder") from error
+        optional = set()
+        for theirs, ours in table["input_map"].items():
+            spec = signature.input(theirs)
+            if spec is None and not signature.open_inputs:
+                raise ModelFailed(f"step '{name}': it has no input '{theirs}'")
+            if spec is not None:
+                optional |= {theirs} if spec.optional else set()
+                _check_agreement(name, ours, spec, tensors)
+        for spec in signature.inputs:
+            if not spec.optional and spec.name not in table["input_map"]:
+                raise ModelFailed(f"step '{name}': its input '{spec.name}' is not in input_map")
+        for theirs, ours in table["output_map"].items():
+            spec = signature.output(theirs)
+            if spec is None and not signature.open_outputs:
+                raise ModelFailed(f"step '{name}': it has no output '{theirs}'")
+            if spec is not None:
+                _check_agreement(name, ours, spec, tensors)
+        outputs = {ours: theirs for theirs, ours in table["output_map"].items()}
+        version = "" if number < 0 else str(number)
+        return _Step(name, version, dict(table["input_map"]), outputs, frozenset(optional))
+
+    def signature(self) -> Signature:
+        return self._config.signature()
+
+    def unavailable(self) -> str:
+        reasons = (self._siblings.unavailable(step.model) for step in self._steps)
+        return next(filter(None, reasons), "")
+
+    def close(self) -> None:
+        for threads in (self._requests, self._calls):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
+        call: Any = request.call
+        self._config.rows(call)
+        loop = asyncio.get_running_loop()
+        # In the context of the request, for log lines and for the trace of calls of other models.
+        return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
+
+    def _run(self, request: Request[Inference], call: Infer) -> Inference:
+        wanted = tuple(call.outputs or (t.spec.name for t in self._config.outputs))
+        tensors: dict[str, Tensor] = dict(call.inputs)
+        waiting = self._needed_steps(wanted)
+        missing = {t.spec.name for t in self._config.inputs} - set(tensors)
+        running: dict[Future[Inference], _Step] = {}
+        while waiting or running:
+            for step in [step for step in waiting if _is_ready(step, tensors, missing)]:
+                waiting.remove(step)
+                work = self._calls.submit(copy_context().run, self._siblings.call, _request(request, step, tensors))
+                running[work] = step
+            if not running:
+                raise InvalidInput(self._text(f"no step can produce {self._names(waiting)}: its inputs are missing"))
+            for work in wait(running, return_when=FIRST_COMPLETED).done:
+                step = running.pop(work)
+                tensors |= self._outputs_of(step, work)
+                missing |= set(step.outputs) - set(tensors)
+        if absent := [name for name in wanted if name not in tensors]:
+            raise InvalidOutput(self._text(f"no step returned {', '.join(map(repr, absent))}"))
+        return Inference({name: tensors[name] for name in wanted})
+
+    def _outputs_of(self, step: _Step, work: "Future[Inference]") -> dict[str, Tensor]:
+        try:
+            outputs = work.result().outputs
+        except DragomanError as error:
+            raise type(error)(self._text(error.message)) from error
+        return {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
+
+    def _needed_steps(self, wanted: Sequence[str]) -> list[_Step]:
+        """Return the steps on which outputs depend, in the order of the configuration."""
+        needed, names = [], set(wanted)
+        for _ in self._steps:
+            for step in self._steps:
+                if step not in needed and names & set(step.outputs):
+                    needed.append(step)
+                    names |= set(step.inputs.values())
+        return [step for step in self._steps if step in needed]
+
+    def _names(self, steps: Sequence[_Step]) -> str:
+        return ", ".join(repr(name) for step in steps for name in step.outputs)
+
+    def _text(self, message: str) -> str:
+        return f"in ensemble '{self.spec.name}', {message}"
+
+
+def _is_ready(step: _Step, tensors: Mapping[str, Tensor], missing: set[str]) -> bool:
+    """Return whether all inputs of a step exist, but for optional ones that will not."""
+    return all(ours in tensors or (theirs in step.optional and ours in missing) for theirs, ours in step.inputs.items())
+
+
+def _request(request: Request[Inference], step: _Step, tensors: Mapping[str, Tensor]) -> Request[Inference]:
+    inputs = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
+    call: Any = request.call
+    parameters = {name: value for name, value in call.parameters.items() if name != "timeout"}
+    sub_call = Infer(inputs, tuple(step.outputs.values()), parameters)
+    return Request(sub_call, step.model, step.version, request.id, request.deadline_s, request.metadata)
+
+
+def _check_agreement(step: str, tensor: str, spec: TensorSpec, tensors: dict[str, TensorSpec]) -> None:
+    """Raise ModelFailed unless a tensor has the same datatype and shape in all steps that use it."""
+    known = tensors.setdefault(tensor, spec)
+    if known.datatype and spec.datatype and known.datatype is not spec.datatype:
+        raise ModelFailed(
+            f"step '{step}': inconsistent data type of tensor '{tensor}': {known.datatype} and {spec.datatype}"
+        )
+    if not _may_be_equal(known.shape, spec.shape):
+        raise ModelFailed(
+            f"step '{step}': inconsistent shape of tensor '{tensor}': {list(known.shape or ())} and "
+            f"{list(spec.shape or ())}"
+        )
+
+
+def _may_be_equal(first: Shape | None, second: Shape | None) -> bool:
+    if first is None or second is None:
+        return True
+    return len(first) == len(second) and all(a == b or -1 in (a, b) for a, b in zip(first, second, strict=True))

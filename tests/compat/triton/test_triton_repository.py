@@ -1,0 +1,169 @@
+"""A model repository of Triton is served unchanged: ONNX, Python backend, calls of other models, and ensembles."""
+
+import json
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from compat.triton.repository import write_repository
+from e2e.server_process import ServerProcess, running_server
+
+A = np.arange(1, 9, dtype=np.int32).reshape(2, 4)
+B = np.array([[1, 1, 1, 1], [2, 2, 2, 2]], np.int32)
+CLIENTS = (triton_http, triton_grpc)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("repository")
+    write_repository(root)
+    with running_server(str(root)) as process:
+        yield process
+
+
+def connect(module: Any, process: ServerProcess) -> Any:
+    if module is triton_http:
+        return triton_http.InferenceServerClient(process.url, concurrency=8)
+    return triton_grpc.InferenceServerClient(process.grpc_url)
+
+
+def inputs(module: Any, a: Any = A, b: Any = B) -> list[Any]:
+    tensors = []
+    for name, array in (("INPUT0", a), ("INPUT1", b)):
+        tensor = module.InferInput(name, list(array.shape), "INT32")
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return tensors
+
+
+def infer(process: ServerProcess, model: str, a: Any = A, b: Any = B, module: Any = triton_http, **options: Any) -> Any:
+    with connect(module, process) as client:
+        return client.infer(model, inputs(module, a, b), **options)
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+@pytest.mark.parametrize(
+    ("model", "first", "second"),
+    [
+        ("simple", A + B, A - B),
+        ("py", A + B, A - B),
+        ("bls", 10 * (A + B), 10 * (A - B)),
+        ("ensemble", 2 * A, 2 * (A + B)),
+    ],
+)
+def test_models_compute(served: ServerProcess, module: Any, model: str, first: Any, second: Any) -> None:
+    result = infer(served, model, module=module)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), first, strict=True)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), second, strict=True)
+
+
+def test_versions_and_labels(served: ServerProcess) -> None:
+    _, metadata, _ = served.request("GET", "/v2/models/simple")
+    assert (metadata["versions"], metadata["platform"]) == (["1", "3"], "onnxruntime_onnx")
+    result = infer(served, "simple", outputs=[triton_http.InferRequestedOutput("OUTPUT0", class_count=1)])
+    assert result.as_numpy("OUTPUT0").tolist() == [[b"5:3:three"], [b"10:3:three"]]
+
+
+@pytest.mark.parametrize("model", ["simple", "py", "ensemble"])
+def test_more_rows_than_max_batch_size(served: ServerProcess, model: str) -> None:
+    rows = np.ones((9, 4), np.int32)
+    with pytest.raises(InferenceServerException, match=f"request batch-size must be <= 8 for '{model}'"):
+        infer(served, model, rows, rows)
+    assert infer(served, model, rows[:8], rows[:8]).as_numpy("OUTPUT0").shape == (8, 4)
+
+
+@pytest.mark.parametrize("model", ["simple", "py", "bls", "ensemble"])
+def test_datatypes_and_dims_are_enforced(served: ServerProcess, model: str) -> None:
+    with pytest.raises(InferenceServerException, match=r"input 'INPUT0': expected shape \[-1, 4\], got \[2, 3\]"):
+        infer(served, model, np.ones((2, 3), np.int32), np.ones((2, 3), np.int32))
+    tensor = {"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    body = {"inputs": [tensor, {**tensor, "name": "INPUT1", "datatype": "INT32"}]}
+    status, answer, _ = served.request("POST", f"/v2/models/{model}/infer", body)
+    assert (status, answer["error"]) == (400, "input 'INPUT0': expected datatype INT32, got FP32")
+
+
+def test_configuration_is_that_of_the_file(served: ServerProcess) -> None:
+    _, config, _ = served.request("GET", "/v2/models/py/config")
+    assert (config["max_batch_size"], config["backend"], config["default_model_filename"]) == (8, "python", "model.py")
+    assert config["input"][0]["dims"] == [4]
+    assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 20000
+    assert config["parameters"] == {"unit": {"string_value": "m"}}
+    (group,) = config["instance_group"]
+    assert (group["name"], group["count"]) == ("py", 1)
+    with connect(triton_grpc, served) as client:
+        config = client.get_model_config("ensemble", as_json=True)["config"]
+    assert (config["platform"], len(config["ensemble_scheduling"]["step"])) == ("ensemble", 3)
+
+
+# --- Python backend --------------------------------------------------------------------------------------
+
+
+def test_a_python_model_sees_its_request_and_its_configuration(served: ServerProcess) -> None:
+    result = infer(
+        served,
+        "py",
+        request_id="r1",
+        parameters={"unit": "km"},
+        outputs=[triton_http.InferRequestedOutput("OUTPUT1")],
+        timeout=30_000_000,
+    ).get_response()
+    assert [output["name"] for output in result["outputs"]] == ["OUTPUT1"]
+    seen = result["parameters"]
+    assert (seen["id"], seen["wanted"], seen["unit"], seen["dims"], seen["version"]) == ("r1", "OUTPUT1", "m", 4, "1")
+    assert json.loads(seen["given"]) == {"unit": "km"}  # without the reserved `timeout`
+    assert seen["warm"] == 2  # rows of the warm-up request
+
+
+def test_requests_come_together_and_stay_apart(served: ServerProcess) -> None:
+    rows = [np.full((1, 4), n, np.int32) for n in range(1, 25)]
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda a: infer(served, "py", a, a), rows))
+    for a, result in zip(rows, results, strict=True):
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), 2 * a)
+    counts = [result.get_response()["parameters"]["count"] for result in results]
+    assert 1 < max(counts) <= 8
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (66, "Failed to process the request(s) for model 'py', message: TritonModelException: 66 is too much"),
+        (77, "no 77"),
+        (88, "model 'py' failed: output 'OUTPUT0': expected datatype INT32, got FP32"),
+    ],
+)
+def test_errors_of_a_python_model(served: ServerProcess, value: int, text: str) -> None:
+    with pytest.raises(InferenceServerException) as error:
+        infer(served, "py", np.full((1, 4), value, np.int32), B[:1])
+    assert text in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
+def test_errors_of_calls_between_models(served: ServerProcess) -> None:
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nowhere' is not found"):
+        infer(served, "bls", np.full((1, 4), 44, np.int32), B[:1])
+    with pytest.raises(InferenceServerException, match="model 'bls' called itself"):
+        infer(served, "bls", np.full((1, 4), 55, np.int32), B[:1])
+    with pytest.raises(InferenceServerException, match="in ensemble 'ensemble', no 77"):
+        infer(served, "ensemble", np.full((1, 4), 70, np.int32), np.full((1, 4), 7, np.int32))
+
+
+def test_a_decoupled_model_streams(served: ServerProcess) -> None:
+    responses: queue.Queue[Any] = queue.Queue()
+    tensor = triton_grpc.InferInput("IN", [3], "INT32")
+    tensor.set_data_from_numpy(np.array([4, 5, 6], np.int32))
+    with connect(triton_grpc, served) as client:
+        client.start_stream(lambda result, error: responses.put(error or result.as_numpy("OUT").tolist()))
+        client.async_stream_infer("repeat", [tensor])
+        assert [responses.get(timeout=30) for _ in range(3)] == [[4], [5], [6]]
+        client.stop_stream()
+    _, config, _ = served.request("GET", "/v2/models/repeat/config")
+    assert config["model_transaction_policy"] == {"decoupled": True}
