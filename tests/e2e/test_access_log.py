@@ -113,6 +113,7 @@ def test_each_grpc_call_has_a_line(tmp_path: Path) -> None:
     message = m.ModelInferRequest(model_name="Quick")
     message.inputs.add(name="x", datatype="FP64", shape=[1]).contents.fp64_contents.append(1.0)
     data, service = message.SerializeToString(), "/inference.GRPCInferenceService/"
+    message.model_name = "Slow"
     with serve(tmp_path, "--access-log-format", "json") as server:
         with grpc.insecure_channel(server.grpc_url) as channel:
             sent = channel.unary_unary(service + "ModelInfer")(data, metadata=(("x-request-id", "mine"),))
@@ -120,13 +121,15 @@ def test_each_grpc_call_has_a_line(tmp_path: Path) -> None:
                 with pytest.raises(grpc.RpcError):
                     channel.unary_unary(service + path)(body)
             assert len([*channel.stream_stream(service + "ModelStreamInfer")(iter([data, data]))]) == 2
-        ok, invalid, unknown, stream = lines(tmp_path / "access.log", 4)
+            channel.unary_unary(service + "ModelInfer")(message.SerializeToString())
+        ok, invalid, unknown, stream, slow = lines(tmp_path / "access.log", 5)
     assert (ok["request_id"], ok["protocol"], ok["path"]) == ("mine", service.strip("/"), service + "ModelInfer")
     assert (ok["model"], ok["status"]) == ("Quick", "OK")
     assert (ok["received_bytes"], ok["sent_bytes"]) == (len(data), len(sent))
     assert 0 < ok["compute_ms"] < ok["total_ms"]
     assert (invalid["status"], invalid["model"]) == ("INVALID_ARGUMENT", "")
     assert (unknown["status"], unknown["protocol"]) == ("UNIMPLEMENTED", "none")
+    assert (slow["model"], slow["compute_ms"] >= 199) == ("Slow", True)
     assert (stream["status"], stream["model"], stream["received_bytes"]) == ("OK", "Quick", 2 * len(data))
 
 

@@ -6,22 +6,22 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family, Sample
 from dragoman.system.request_context import PREFIX, values
-from dragoman.transports.observation import Exchange
+from dragoman.transports.observation import EXCHANGE, Begun, Exchange
 
 log = logging.getLogger("dragoman.access_log")
 _STANDARD_OUTPUT: Final = "-"
 _MAX_QUEUED: Final = 20_000
 _INTERVAL_S: Final = 0.2
 _WARN_EVERY_S: Final = 10.0
-_Record = tuple[Any, ...]
+# Lines that are written at once; between them other threads run.
+_MAX_WRITTEN: Final = 1000
 
 
 class AccessLog:
@@ -35,8 +35,8 @@ class AccessLog:
 
     def __init__(self, path: str, style: str) -> None:
         self._path = path
-        self._style = _JSON if style == "json" else _TEXT
-        self._queue: deque[_Record] = deque()
+        self._formatter = _LineFormatter(_JSON if style == "json" else _TEXT)
+        self._queue: list[Begun] = []
         self._lines = self._dropped = 0
         self._warned_s = -_WARN_EVERY_S
         self._is_closed = threading.Event()
@@ -48,24 +48,14 @@ class AccessLog:
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         self._thread.start()
 
-    def record(self, exchange: Exchange) -> None:
+    def add(self, begun: Begun) -> None:
         if len(self._queue) < _MAX_QUEUED:
-            # A tuple of plain values costs the garbage collector nothing while it waits.
-            e = exchange
-            self._queue.append(
-                (
-                    e.started_s,
-                    e.context,
-                    (e.protocol, e.method, e.path, e.model, e.version, e.status),
-                    e.received,
-                    e.sent,
-                    e.queue_s,
-                    e.responded_s - e.engine_s if e.responded_s else 0.0,
-                    e.ended_s - e.started_s,
-                )
-            )
+            self._queue.append(begun)
         else:
             self._dropped += 1
+
+    def record(self, exchange: Exchange) -> None:
+        self.add([exchange])
 
     def families(self) -> Iterable[Family]:
         for name, line, value in (
@@ -89,19 +79,24 @@ class AccessLog:
             os.close(self._file)
 
     def _flush(self) -> None:
-        exchanges = [self._queue.popleft() for _ in range(len(self._queue))]
-        if not exchanges:
-            return
-        clock_s = time.time() - time.monotonic()
-        data = "".join([_format(self._style, each, clock_s) for each in exchanges]).encode(errors="replace")
+        """Write what is queued now; each step on the queue is one that no other thread interrupts."""
+        left = len(self._queue)
+        while left > 0:
+            requests = self._queue[: min(left, _MAX_WRITTEN)]
+            del self._queue[: len(requests)]
+            left -= len(requests)
+            self._write(requests)
+
+    def _write(self, requests: list[Begun]) -> None:
+        data = self._formatter.format(requests, time.time() - time.monotonic()).encode(errors="replace")
         try:
             self._reopen_if_moved()
             written = 0
             while written < len(data):
                 written += os.write(self._file, data[written:])
-            self._lines += len(exchanges)
+            self._lines += len(requests)
         except OSError as error:
-            self._dropped += len(exchanges)
+            self._dropped += len(requests)
             now_s = time.monotonic()
             if now_s - self._warned_s >= _WARN_EVERY_S:
                 self._warned_s = now_s
@@ -127,66 +122,84 @@ class AccessLog:
 
 
 class _Style(NamedTuple):
-    """How a line is formatted: the whole, a field in it, what separates fields, and the field of a generated id."""
+    """How a line is formatted: the whole, a field in it, and what separates fields."""
 
     line: str
     field: str
     separator: str
-    generated_id: str
 
 
 # Filling in a string takes a third of the time of `json.dumps` for the whole line. Numbers look the same in both.
 _JSON: Final = _Style(
-    '{"time": "%s.%03dZ", %s, %s, "received_bytes": %d, "sent_bytes": %d, "queue_ms": %r, "compute_ms": %r, '
-    '"total_ms": %r}\n',
+    '{"time": "%sZ", %s, %s, "received_bytes": %s, "sent_bytes": %s, "queue_ms": %s, "compute_ms": %s, '
+    '"total_ms": %s}\n',
     '"%s": %s',
     ", ",
-    f'"request_id": "{PREFIX.decode()}%d"',
 )
 # JSON's escapes keep a path with line breaks or quotation marks within its line and its quotation marks.
 _TEXT: Final = _Style(
-    'time="%s.%03dZ" %s %s received_bytes=%d sent_bytes=%d queue_ms=%r compute_ms=%r total_ms=%r\n',
+    'time="%sZ" %s %s received_bytes=%s sent_bytes=%s queue_ms=%s compute_ms=%s total_ms=%s\n',
     "%s=%s",
     " ",
-    f'request_id="{PREFIX.decode()}%d"',
 )
 _SUBJECT: Final = ("protocol", "method", "path", "model", "version", "status")
-# Longer paths are not cached, so that clients cannot fill the memory with them.
-_MAX_CACHED_PATH: Final = 256
+# Subjects of lines that are cached, and the longest one, so that clients cannot fill the memory with them.
+_MAX_CACHED: Final = 1024
+_MAX_CACHED_TEXT: Final = 512
+# Times in milliseconds by microseconds. To format such a number takes five times as long.
+_MAX_TABLE: Final = 5000
+_TIMES: Final = tuple(str(microseconds / 1000) for microseconds in range(_MAX_TABLE))
 
 
-def _format(style: _Style, record: _Record, clock_s: float) -> str:
-    """Return a line. `clock_s` is the time of day when the monotonic clock was 0."""
-    started_s, context, subject, received, sent, queue_s, engine_s, total_s = record
-    milliseconds = int((clock_s + started_s) * 1000)
-    if type(context) is int:
-        ids = style.generated_id % context
-    else:
-        ids = _format_fields(style, ("request_id", "trace_id"), values(context)[:2])
-    format_subject = _format_cached if len(subject[2]) <= _MAX_CACHED_PATH else _format_fields
-    return style.line % (
-        _format_second(milliseconds // 1000),
-        milliseconds % 1000,
-        ids,
-        format_subject(style, _SUBJECT, subject),
-        received,
-        sent,
-        _milliseconds(queue_s),
-        _milliseconds(engine_s - queue_s) if engine_s > queue_s else 0.0,
-        _milliseconds(total_s),
-    )
+class _LineFormatter:
+    """Formats the lines of requests."""
 
+    def __init__(self, style: _Style) -> None:
+        self._style = style
+        # The line of a request with a generated id, of which only the number differs.
+        generated_id = style.field % ("request_id", f'"{PREFIX.decode()}%s"')
+        self._generated = style.line % ("%s", generated_id, *["%s"] * 6)
+        self._subjects: dict[tuple[str | int, ...], str] = {}
 
-def _milliseconds(seconds: float) -> float:
-    """Return a time of at least 0 rounded to microseconds; `round` takes three times as long."""
-    return int(seconds * 1e6 + 0.5) / 1e3
+    def format(self, requests: list[Begun], clock_s: float) -> str:
+        """Return a line for each request. `clock_s` is the time of day when the monotonic clock was 0."""
+        lines: list[str] = []
+        add, find_subject, last, moment = lines.append, self._subjects.get, -1, ""
+        for begun in requests:
+            exchange: Exchange | None = begun[EXCHANGE]
+            (
+                _, _, started_s, context, protocol, method, path, received, _, call, status, sent, ended_s,
+            ) = begun if exchange is None else exchange.to_list()  # fmt: skip
+            model, version, engine_s, responded_s, queue_s = call
+            milliseconds = int((clock_s + started_s) * 1000)
+            if milliseconds != last:
+                last, moment = milliseconds, f"{_format_second(milliseconds // 1000)}.{milliseconds % 1000:03d}"
+            line, ids = self._generated, context
+            if type(context) is not int:
+                line, ids = self._style.line, self._format(("request_id", "trace_id"), values(context)[:2])
+            subject = (protocol, method, path, model, version, status)
+            queue = int(queue_s * 1e6) if queue_s else 0
+            compute = max(int((responded_s - engine_s) * 1e6) - queue, 0) if responded_s else 0
+            total = int((ended_s - started_s) * 1e6)
+            numbers = (
+                _TIMES[queue] if queue < _MAX_TABLE else queue / 1000,
+                _TIMES[compute] if compute < _MAX_TABLE else compute / 1000,
+                _TIMES[total] if total < _MAX_TABLE else total / 1000,
+            )
+            add(line % (moment, ids, find_subject(subject) or self._format_subject(subject), received, sent, *numbers))
+        return "".join(lines)
 
+    def _format_subject(self, subject: tuple[str | int, ...]) -> str:
+        text = self._format(_SUBJECT, subject)
+        if len(text) <= _MAX_CACHED_TEXT:
+            if len(self._subjects) >= _MAX_CACHED:
+                self._subjects.clear()
+            self._subjects[subject] = text
+        return text
 
-def _format_fields(style: _Style, names: tuple[str, ...], found: tuple[str | int, ...]) -> str:
-    return style.separator.join([style.field % (name, json.dumps(v)) for name, v in zip(names, found, strict=False)])
-
-
-_format_cached: Final = lru_cache(maxsize=1024)(_format_fields)
+    def _format(self, names: tuple[str, ...], found: tuple[str | int, ...]) -> str:
+        field = self._style.field
+        return self._style.separator.join([field % (n, json.dumps(v)) for n, v in zip(names, found, strict=False)])
 
 
 @lru_cache(maxsize=2)

@@ -4,10 +4,10 @@ Nothing here runs unless something is observed: `ObservedApplication`, `Observed
 calls are chosen when the server starts.
 """
 
-import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from time import monotonic
+from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from dragoman.access.control import AccessControl
@@ -17,9 +17,9 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import Family
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpProtocol, HttpRequest, HttpResponse
-from dragoman.system.call_times import CallTimes, observed
+from dragoman.system.call_times import CallTimes, get_times, observed
 from dragoman.system.request_context import Context, get_context, request_id, running_in_thread, set_context
-from dragoman.system.trace_context import PARENT, Sampler, Trace, new_lower_half
+from dragoman.system.trace_context import PARENT, Sampler, Trace
 from dragoman.transports.application import Application, Progress, RequestSummary
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
@@ -27,6 +27,17 @@ from dragoman.transports.response_writer import ForwardingWriter, ResponseWriter
 from dragoman.transports.routing import Match
 
 A = TypeVar("A")
+
+# A request before it needs an `Exchange`, which takes ten times as long to create as this list: the exchange or None;
+# `make_exchange`; `started_s`, `context`, `protocol`, `method`, `path`, `received`, `route`; a tuple of `model`,
+# `version`, `engine_s`, `responded_s`, `queue_s`; and once it has ended `status`, `sent`, `ended_s`.
+Begun = list[Any]
+EXCHANGE: Final = 0
+_MAKE: Final = 1
+CONTEXT: Final = 3
+RECEIVED: Final = 7
+_CALL: Final = 9
+NO_CALL: Final = ("", "", 0.0, 0.0, 0.0)
 
 
 class Exchange(CallTimes):
@@ -42,23 +53,34 @@ class Exchange(CallTimes):
         "responded_s", "route", "sent", "status", "trace",
     )  # fmt: skip
 
-    def __init__(self, protocol: str, method: str, path: str, received: int, trace: Trace | None) -> None:
-        # Not by `super().__init__()`, which takes longer than all the rest.
-        self.model = self.version = self.route = ""
-        self.ended_s = self.queue_s = self.dispatched_s = self.computed_s = self.compute_s = 0.0
-        self.engine_s = self.responded_s = self.first_chunk_s = 0.0
-        self.batch = None
-        self.nested = ()
-        self.context: Context = ()
+    def __init__(self, begun: Begun, *, is_grpc: bool = False) -> None:
+        super().__init__()
+        (
+            _, _, self.started_s, self.context, self.protocol, self.method, self.path, self.received, self.route,
+            (self.model, self.version, self.engine_s, self.responded_s, _),
+        ) = begun  # fmt: skip
         self.status: int | str = 0
         self.sent = 0
-        self.is_grpc = self.is_rejected = False
-        self.protocol, self.method, self.path, self.received, self.trace = protocol, method, path, received, trace
-        self.started_s = time.monotonic()
+        self.first_chunk_s = 0.0
+        self.is_rejected = False
+        self.is_grpc = is_grpc
+        self.trace: Trace | None = None
 
-    def identify(self, context: Context) -> Context:
-        """Set the context of the request, and return it with the trace of the request if it has one."""
-        trace = self.trace
+    def set_call(self, call: tuple[str, str, float, float, float]) -> None:
+        """Record a call of the engine that was answered at once."""
+        self.model, self.version, self.engine_s, self.responded_s, _ = call
+
+    def to_list(self) -> Begun:
+        """Return the list of a request that has ended."""
+        call = self.model, self.version, self.engine_s, self.responded_s, self.queue_s
+        return [
+            self, None, self.started_s, self.context, self.protocol, self.method, self.path, self.received, self.route,
+            call, self.status, self.sent, self.ended_s,
+        ]  # fmt: skip
+
+    def identify(self, context: Context, trace: Trace | None) -> Context:
+        """Set context and trace of the request; return its context, which has the ids of the trace if there is one."""
+        self.trace = trace
         if trace is not None:
             context = (request_id(context), trace.trace_id, trace.span_id, trace.flags, trace.state)
         self.context = context
@@ -66,8 +88,23 @@ class Exchange(CallTimes):
 
     def set_responded(self, response: Response[Any]) -> None:
         """Record the response of the engine."""
-        self.responded_s = time.monotonic()
+        self.responded_s = monotonic()
         self.model, self.version = response.model or self.model, response.version or self.version
+
+
+def make_exchange(begun: Begun) -> Exchange:
+    """Make the exchange of a request over HTTP."""
+    exchange = begun[EXCHANGE] = Exchange(begun)
+    return exchange
+
+
+def find_exchange(begun: Begun) -> Exchange:
+    """Return the exchange of a request, with what is known of it; make one if there is none."""
+    exchange: Exchange = begun[EXCHANGE] or begun[_MAKE](begun)
+    if begun[_CALL] is not NO_CALL:
+        exchange.set_call(begun[_CALL])
+        begun[_CALL] = NO_CALL
+    return exchange
 
 
 class Observer(Protocol):
@@ -80,43 +117,46 @@ class Observer(Protocol):
     def close(self) -> None: ...
 
 
+class RequestLog(Observer, Protocol):
+    """An observer that needs no more than the list of a request."""
+
+    def add(self, begun: Begun) -> None: ...
+
+
 class Observation:
     """What is observed of the requests of a server: all by an access log, those that are sampled by a tracer."""
 
-    def __init__(self, access_log: Observer | None, tracer: Observer | None, sampler: Sampler | None) -> None:
-        self._access_log = access_log
+    def __init__(self, access_log: RequestLog | None, tracer: Observer | None, sampler: Sampler | None) -> None:
+        self.access_log = access_log
+        self.sampler = sampler
         self._tracer = tracer
-        self._sampler = sampler
-        # Requests without `traceparent` for which a larger number is drawn are not observed.
-        self.bound = 1 << 64 if access_log is not None or sampler is None else sampler.bound
-        self._observers = [each for each in (access_log, tracer) if each is not None]
+        self._observers: list[Observer] = [each for each in (access_log, tracer) if each is not None]
 
-    def start(
-        self,
-        protocol: str,
-        method: str,
-        path: str,
-        received: int,
-        headers: Mapping[str, str],
-        is_health: bool = False,
-        lower: int = -1,
-    ) -> Exchange | None:
-        """Return the exchange that a request begins, None if it is not observed. `lower`: see `Sampler.trace`."""
-        trace = None
-        if self._sampler is not None:
-            trace = self._sampler.trace(headers, new_lower_half(64) if lower < 0 else lower, is_health)
-        if trace is None and self._access_log is None:
+    def find_trace(self, headers: Mapping[str, str], is_health: bool = False) -> Trace | None:
+        """Return the trace of a request, None if it has none. Call it once for each request."""
+        if self.sampler is None:
             return None
-        return Exchange(protocol, method, path, received, trace)
+        self.sampler.countdown -= 1
+        return self.sampler.trace(headers, is_health)
 
     def end(self, exchange: Exchange, status: int | str) -> None:
         """Pass an exchange that has ended to the observers."""
         exchange.status = status
-        exchange.ended_s = time.monotonic()
-        if self._access_log is not None:
-            self._access_log.record(exchange)
+        exchange.ended_s = monotonic()
+        if self.access_log is not None:
+            self.access_log.record(exchange)
         if exchange.trace is not None and exchange.trace.is_sampled and self._tracer is not None:
             self._tracer.record(exchange)
+
+    def end_begun(self, begun: Begun, status: int | str, sent: int) -> None:
+        """Pass a request that has ended to the observers, without an exchange if nothing has needed one."""
+        if begun[EXCHANGE] is None and self.access_log is not None:
+            begun += (status, sent, monotonic())
+            self.access_log.add(begun)
+        else:
+            exchange = find_exchange(begun)
+            exchange.sent = sent
+            self.end(exchange, status)
 
     def families(self) -> Iterable[Family]:
         return [family for each in self._observers for family in each.families()]
@@ -138,20 +178,34 @@ class ObservedEngine:
         self.wait_for_change = engine.wait_for_change
 
     def begin(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
-        exchange: Any = self._running.times or observed.get()
-        if exchange is None:
-            return self._engine.begin(request)
-        exchange.model, exchange.version = request.model, request.version
-        exchange.engine_s = time.monotonic()
+        begun = self._running.begun
+        if begun is None:
+            return self._engine.begin(request) if observed.get() is None else self._begin_late(request)
+        engine_s = monotonic()
+        try:
+            response = self._engine.begin(request)
+        except BaseException:
+            begun[_CALL] = request.model, request.version, engine_s, 0.0, 0.0
+            raise
+        if type(response) is Response:
+            begun[_CALL] = response.model, response.version, engine_s, monotonic(), 0.0
+            return response
+        begun[_CALL] = request.model, request.version, engine_s, 0.0, 0.0
+        return _ObservedResponse(response, find_exchange(begun))  # type: ignore[arg-type]  # responses have no subclasses
+
+    def _begin_late(self, request: Request[A]) -> Response[A] | Awaitable[Response[A]]:
+        """Begin a call of a request that had to wait before."""
+        exchange = _current_exchange()
+        assert exchange is not None
+        _start(exchange, request)
         response = self._engine.begin(request)
-        if type(response) is not Response:
-            return _ObservedResponse(response, exchange)  # type: ignore[arg-type]  # responses have no subclasses
-        exchange.responded_s = time.monotonic()
-        exchange.model, exchange.version = response.model, response.version
+        if not isinstance(response, Response):
+            return _ObservedResponse(response, exchange)
+        exchange.set_responded(response)
         return response
 
     async def call(self, request: Request[A]) -> Response[A]:
-        exchange = self._get_exchange()
+        exchange = _current_exchange()
         if exchange is None:
             return await self._engine.call(request)
         _start(exchange, request)
@@ -160,14 +214,15 @@ class ObservedEngine:
         return response
 
     def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        exchange = self._get_exchange()
+        exchange = _current_exchange()
         responses = self._engine.stream(request)
         return responses if exchange is None else _observe_stream(responses, request, exchange)
 
-    def _get_exchange(self) -> Exchange | None:
-        exchange: Any = self._running.times or observed.get()
-        found: Exchange | None = exchange
-        return found
+
+def _current_exchange() -> Exchange | None:
+    exchange: Any = get_times()
+    found: Exchange | None = exchange
+    return found
 
 
 class _ObservedResponse(Generic[A]):
@@ -190,16 +245,15 @@ async def _observe_stream(
     async with aclosing(responses):
         try:
             async for response in responses:
-                exchange.first_chunk_s = exchange.first_chunk_s or time.monotonic()
+                exchange.first_chunk_s = exchange.first_chunk_s or monotonic()
                 exchange.set_responded(response)
                 yield response
         finally:
-            exchange.responded_s = time.monotonic()
+            exchange.responded_s = monotonic()
 
 
 def _start(exchange: Exchange, request: Request[Any]) -> None:
-    exchange.model, exchange.version = request.model, request.version
-    exchange.engine_s = time.monotonic()
+    exchange.model, exchange.version, exchange.engine_s = request.model, request.version, monotonic()
 
 
 class ObservedApplication(Application):
@@ -211,7 +265,8 @@ class ObservedApplication(Application):
         self._restricted = WeakKeyDictionary()
         self._engine = ObservedEngine(engine)
         self._observation = observation
-        self._bound = observation.bound
+        self._access_log = observation.access_log
+        self._sampler = observation.sampler
         self._running = running_in_thread()
 
     def _restrict(self, grant: Grant) -> Application:
@@ -220,45 +275,63 @@ class ObservedApplication(Application):
         view._plain = self._plain._restrict(grant)
         return view
 
-    def _start(self, match: Match, request: HttpRequest, lower: int) -> Exchange | None:
-        exchange = self._observation.start(
-            match.protocol.name, request.method, request.path, len(request.body), request.headers, match.health, lower
-        )
-        if exchange is not None:
-            exchange.route = match.route
-        return exchange
-
     def begin(
         self, match: Match, request: HttpRequest, writer: ResponseWriter
     ) -> HttpResponse | Coroutine[Any, Any, None]:
         # Decided here, as one further call would cost 1 % of a small request.
-        lower = new_lower_half(64)
-        if lower >= self._bound and PARENT not in request.headers:
-            return self._plain.begin(match, request, writer)
-        exchange = self._start(match, request, lower)
-        if exchange is None:
-            return self._plain.begin(match, request, writer)
+        sampler, trace = self._sampler, None
+        if sampler is not None:
+            sampler.countdown -= 1
+            if sampler.countdown <= 0 or PARENT in request.headers:
+                trace = sampler.trace(request.headers, match.health)
+            if trace is None and self._access_log is None:
+                return self._plain.begin(match, request, writer)
         running = self._running
-        running.context = exchange.identify(running.context)
-        running.times = exchange
+        begun: Begun = [
+            None, make_exchange, monotonic(), running.context, match.protocol.name, request.method, request.path,
+            len(request.body), match.route, NO_CALL,
+        ]  # fmt: skip
+        if trace is not None:
+            running.context = make_exchange(begun).identify(running.context, trace)
+        running.begun = begun
         try:
             response = Application.begin(self, match, request, writer)  # faster than by `super()`
         finally:
-            running.times = None
+            running.begun = None
         if type(response) is HttpResponse:
             body = response.body
-            exchange.sent = len(body[0]) if len(body) == 1 else sum(map(len, body))
-            self._observation.end(exchange, response.status)
+            sent = len(body[0]) if len(body) == 1 else sum(map(len, body))
+            self._observation.end_begun(begun, response.status, sent)
         return response
 
-    # Not a coroutine function: `begin` calls it in the context of its exchange.
+    # Not a coroutine function: `begin` calls it while the request is the running one.
     def answer(
         self, match: Match, request: HttpRequest, writer: ResponseWriter, progress: Progress | None = None
     ) -> Coroutine[Any, Any, None]:
-        exchange: Exchange | None = self._running.times if progress is not None else self._start(match, request, -1)
+        begun = self._running.begun
+        if progress is not None:
+            exchange = None if begun is None else find_exchange(begun)
+        else:
+            summary = RequestSummary(request.method, request.path, request.headers, match.protocol)
+            exchange = self._start(summary, len(request.body), match)
         if exchange is None:
             return self._plain.answer(match, request, writer, progress)
         return self._observe_answer(exchange, match, request, writer, progress)
+
+    def _start(self, request: RequestSummary, received: int = 0, match: Match | None = None) -> Exchange | None:
+        """Return the exchange that a request begins, None if it is not observed."""
+        trace = self._observation.find_trace(request.headers, match is not None and match.health)
+        if trace is None and self._access_log is None:
+            return None
+        protocol = "none" if request.protocol is None else request.protocol.name
+        exchange = Exchange(
+            [
+                None, None, monotonic(), request.context, protocol, request.method, request.path, received,
+                "" if match is None else match.route, NO_CALL,
+            ]
+        )  # fmt: skip
+        exchange.identify(request.context, trace)
+        return exchange
 
     async def _observe_answer(
         self,
@@ -269,7 +342,7 @@ class ObservedApplication(Application):
         progress: Progress | None,
     ) -> None:
         observed.set(exchange)
-        set_context(exchange.context if progress is not None else exchange.identify(get_context()))
+        set_context(exchange.context if progress is not None else exchange.identify(get_context(), exchange.trace))
         answering = super().answer(match, request, _ObservedWriter(writer, exchange), progress)
         del request, progress  # to free the body once it is parsed
         try:
@@ -279,11 +352,9 @@ class ObservedApplication(Application):
 
     def reject(self, error: DragomanError | HttpError, request: RequestSummary) -> HttpResponse:
         response = super().reject(error, request)
-        protocol = "none" if request.protocol is None else request.protocol.name
-        exchange = self._observation.start(protocol, request.method, request.path, 0, request.headers)
+        exchange = self._start(request)
         if exchange is not None:
             exchange.is_rejected = True
-            exchange.identify(request.context)
             exchange.sent = sum(map(len, response.body))
             self._observation.end(exchange, response.status)
         return response

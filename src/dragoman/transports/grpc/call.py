@@ -278,8 +278,8 @@ class GrpcCall:
     def finish(self, task: asyncio.Task[Any]) -> None:
         raise NotImplementedError
 
-    def count(self, status: str) -> None:
-        """Count the end of the call."""
+    def count(self, status: str, sent: int = 0) -> None:
+        """Count the end of the call, whose response has `sent` bytes."""
         self.headers.statuses[status] += 1
 
     # --- the end -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.engine.call_handler import CallHandler
 from dragoman.protocols.wire import GrpcProtocol
 from dragoman.system.request_context import new_context, running_in_thread
+from dragoman.system.trace_context import PARENT
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
@@ -32,7 +33,7 @@ from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
-from dragoman.transports.observation import ObservedEngine
+from dragoman.transports.observation import Observation, ObservedEngine
 
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
 MAX_HEALTH_CALLS = 16
@@ -129,11 +130,11 @@ class GrpcCalls:
         self.running = running_in_thread()
         self.stopping: asyncio.Future[None] = self.loop.create_future()
         self._engine: CallHandler = engine
-        self._unary: type[UnaryCall] = UnaryCall
-        self._streaming: type[StreamCall] = StreamCall
-        if executor.observation is not None:
+        observation: Observation | None = executor.observation
+        self._sampler = None if observation is None else observation.sampler
+        self._is_logged = observation is not None and observation.access_log is not None
+        if observation is not None:
             engine = self._engine = ObservedEngine(engine)
-            self._unary, self._streaming = ObservedUnaryCall, ObservedStreamCall
         self._protocols = protocols
         self._access = access
         self._restricted: WeakKeyDictionary[Grant, Mapping[str, Handler]] = WeakKeyDictionary()
@@ -161,10 +162,16 @@ class GrpcCalls:
         error = error or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
-        if isinstance(call_headers.handler, UnaryHandler):
-            call: GrpcCall = self._unary(self, stream, call_headers)
+        is_unary, sampler, trace = isinstance(call_headers.handler, UnaryHandler), self._sampler, None
+        if sampler is not None:
+            sampler.countdown -= 1
+            if sampler.countdown <= 0 or PARENT in call_headers.metadata:
+                trace = sampler.trace(call_headers.metadata, call_headers.health)
+        if trace is not None or self._is_logged:
+            observed_class = ObservedUnaryCall if is_unary else ObservedStreamCall
+            call: GrpcCall = observed_class(self, stream, call_headers, trace)
         else:
-            call = self._streaming(self, stream, call_headers)
+            call = (UnaryCall if is_unary else StreamCall)(self, stream, call_headers)
         if ended:
             call.receive(b"", 0, 0, True)
         return call

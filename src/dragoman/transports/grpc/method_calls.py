@@ -146,8 +146,8 @@ class UnaryCall(GrpcCall):
             return
         if isinstance(reply, bytes) and len(reply) <= SMALL:
             self._is_closed = True
-            self.count("OK")
             size = len(reply)
+            self.count("OK", size)
             self._stream.send_response(
                 RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), reply), size + 5, OK
             )
@@ -159,7 +159,7 @@ class UnaryCall(GrpcCall):
             self.fail(overload_error(self._server.bodies))
             return
         self._is_closed = True
-        self.count("OK")
+        self.count("OK", size)
         self._stream.send_response(
             RESPONSE_HEADERS + encode_request_id(self.context), (_pack(0, size), *parts), size + 5, ending
         )
