@@ -282,6 +282,15 @@ class LoadsOnce(Actions):
         first.touch()
 
 
+class OnDevice(Model):
+    """Returns the GPU that it may use, in as many seconds as the parameter with that number says."""
+
+    def infer(self, call: Infer) -> Any:
+        device = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+        time.sleep(float(str(call.parameters.get(device, 0))))
+        return {"device": np.array([int(device)])}
+
+
 class RecordsClose(Echo):
     def close(self) -> None:
         Path(self.spec.parameters["closed"]).touch()

@@ -208,7 +208,8 @@ class Deployment:
     @property
     def reported_reason(self) -> str:
         """Why the model is not ready, or not as it is on disk; "" if it is ready or its state explains it."""
-        reason = self._pool.unavailable if self.state == "READY" and self._pool is not None else self.reason
+        is_running = self.state == "READY" and self._pool is not None
+        reason = self._pool.unavailable or self._pool.waiting if is_running and self._pool else self.reason
         if self.loads_on_demand and self.state in ("UNLOADED", "LOADING"):
             reason = "loading" if self.state == "LOADING" else "not loaded: the next request loads it"
         reason = (self.state == "LOADING" and self._starting is not None and self._starting.waiting) or reason

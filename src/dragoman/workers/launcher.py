@@ -93,11 +93,7 @@ class LocalLauncher:
         return process
 
     def _free_device(self) -> str:
-        """Return the device that fewest processes have, "" if the workers have no devices."""
+        """Return a device that no process has, or else few; "" if the workers have no devices."""
         self._processes = [each for each in self._processes if not each[1].exited.is_set()]
         used = [device for device, _ in self._processes]
-        free = [*self._devices]
-        for device in used:
-            if device in free:
-                free.remove(device)
-        return next(iter(free or self._devices), "")
+        return min(self._devices, key=lambda device: used.count(device) / self._devices.count(device), default="")

@@ -3,10 +3,11 @@
 import asyncio
 import inspect
 import logging
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import LaunchOptions, ModelSpec
+from dragoman.workers.autoscaler import Autoscaler
 from dragoman.workers.frames import Buffer, FrameKind
 from dragoman.workers.jobs import Job, JobRunner
 from dragoman.workers.launcher import Launcher, LocalLauncher
@@ -28,6 +30,13 @@ log = logging.getLogger("dragoman.worker")
 
 # How often an idempotent call is computed again: it may itself be what ends its workers.
 _MAX_REPEATS = 2
+# The estimated time per call of an idle worker that is slower than others shrinks by this at each heartbeat interval,
+# so that it is tried again.
+_IDLE_FACTOR = 0.97
+# A call is not sent behind another one while a replica is idle: the first may take longer than expected.
+_BEHIND_S = 1e6
+# Calls longer than this may wait for a faster replica while a slow one is idle.
+_LONG_S = 0.1
 
 
 class ProcessPool(JobRunner):
@@ -45,10 +54,12 @@ class ProcessPool(JobRunner):
         self._concurrent = False
         self._open = False
         self._exits = 0
-        self._min_ready = 1 if spec.launch is None else spec.launch.min_ready
+        self._min_ready = 1 if spec.launch is None else min(spec.launch.min_ready, spec.replicas)
         self._launcher: Launcher = (
             LocalLauncher(spec) if spec.launch is None else plugins.find("launchers", spec.launch.launcher)(spec)
         )
+        is_elastic = spec.launch is not None and spec.launch.is_elastic and self._launcher.starts_workers
+        self._initial = max(1, (spec.launch.min_replicas or 0) if is_elastic and spec.launch else spec.replicas)
         self.supervisor = Supervisor(
             max(1, spec.replicas),
             lambda _number: Replica(self._spec, self._launcher, self._dispatch),
@@ -59,13 +70,41 @@ class ProcessPool(JobRunner):
             heartbeat_s=spec.heartbeat_s,
             max_crashes=spec.max_crashes,
             crash_window_s=spec.crash_window_s,
-            required=None if spec.launch is None else self._min_ready,
+            initial=self._initial,
+            required=None if spec.launch is None else max(1, self._min_ready),
         )
+        self._autoscaler = None if spec.launch is None or not is_elastic else self._make_autoscaler(spec.launch)
+        self._recheck: asyncio.TimerHandle | None = None
+        self._scaling: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _make_autoscaler(self, launch: LaunchOptions) -> Autoscaler:
+        return Autoscaler(
+            self.supervisor,
+            replace(launch, replicas=self._spec.replicas),
+            count_calls=lambda: (len(self._queue), sum(len(each.held) for each in self.supervisor.running)),
+            end=self._end,
+        )
+
+    def _end(self, replica: Replica) -> None:
+        log.info("model '%s': %s ends, it was idle", self._spec.name, replica.description)
+        self._run(replica.stop())
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def _required(self) -> int:
+        """Number of workers that must be able to answer; with `min_ready` 0, one of those that run."""
+        return self._min_ready or min(1, len(self.supervisor.running))
 
     @property
     def ready(self) -> bool:
         able = (not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
-        return sum(able) >= self._min_ready
+        return self._open and sum(able) >= self._required and not self.supervisor.has_given_up
 
     @property
     def unavailable(self) -> str:
@@ -74,15 +113,16 @@ class ProcessPool(JobRunner):
             return reason
         if len(reasons) < self._min_ready:
             return self.waiting
-        return "" if reasons.count("") >= self._min_ready else next(filter(None, reasons))
+        return "" if reasons.count("") >= self._required else next(filter(None, reasons))
 
     @property
     def waiting(self) -> str:
         """Which workers it waits for, "" if it has all that it needs or they are processes of this machine."""
-        count = len(self.supervisor.running)
-        if self._spec.launch is None or count >= self._min_ready:
+        count, starting = len(self.supervisor.running), self.supervisor.starting
+        if self._spec.launch is None or (self._open and (count or not starting) and count >= self._min_ready):
             return ""
-        return f"waiting for {self._launcher.waiting_for}: {count} of {self._spec.replicas} are loaded"
+        wanted = max(self._initial, count + starting)
+        return f"waiting for {self._launcher.waiting_for}: {count} of {wanted} are loaded"
 
     def _crash_reason(self) -> str:
         """Return why no process runs."""
@@ -92,11 +132,15 @@ class ProcessPool(JobRunner):
                 f"its worker process crashed {spec.max_crashes} times within {spec.crash_window_s:g} s and is "
                 f"not restarted until the model is loaded again; last reason: {reason}"
             )
-        return f"its worker process keeps exiting: {reason}" if self.supervisor.has_given_up else ""
+        if not self.supervisor.has_given_up:
+            return ""
+        error = self.supervisor.start_error
+        return f"its worker process {f'cannot be started again: {error}' if error else f'keeps exiting: {reason}'}"
 
     @property
     def capacity(self) -> int:
-        return max(1, len(self.supervisor.running)) * (CONCURRENT if self._concurrent else 1)
+        can_grow = self._autoscaler is not None and self._autoscaler.can_grow  # one call waits, and so makes it grow
+        return max(1, len(self.supervisor.running) + can_grow) * (CONCURRENT if self._concurrent else 1)
 
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
@@ -105,6 +149,10 @@ class ProcessPool(JobRunner):
         loaded: list[Loaded] = await self.supervisor.start()
         self._concurrent = loaded[0].concurrent
         self._open = True
+        if self._autoscaler is not None:
+            self._autoscaler.concurrent = self._concurrent
+            self._autoscaler.record_start(self.supervisor.running[0])
+            self._scaling = self._run(self._autoscaler.run())
         self._spec = replace(self._spec, placement="process")  # also after a restart with a changed model file
         self._report_readiness()
         return loaded[0]
@@ -114,19 +162,23 @@ class ProcessPool(JobRunner):
         restarts = (Sample(name, {}, self._restarts),)
         families = [Family(name, "counter", "Worker processes that were started again.", restarts)]
         if self._spec.launch is not None:
-            running, name = len(self.supervisor.running), "dragoman_workers"
-            states = (("loaded", running), ("waiting", self._spec.replicas - running))
+            name = "dragoman_workers"
+            starting = self.supervisor.starting if self._open else self._initial
+            states = (("loaded", len(self.supervisor.running)), ("waiting", starting))
             samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
             families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
         return families
 
     async def close(self) -> None:
         self._open = False
+        if self._scaling is not None:
+            self._scaling.cancel()
         replicas = await self.supervisor.close()
         for job in [*self._queue, *(job for replica in replicas for job in replica.held.values())]:
             job.deliver(None, unloading(self._spec), True)
         self._queue.clear()
         await asyncio.gather(*(replica.stop() for replica in replicas))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._report_readiness()
 
     def _report_readiness(self) -> None:
@@ -157,17 +209,59 @@ class ProcessPool(JobRunner):
 
     def _dispatch(self) -> None:
         """Send queued jobs to the replicas that have capacity."""
-        running = self.supervisor.running
         while self._queue:
-            # If all hang, jobs wait in the processes, where their deadline kills one that hangs for good.
-            responsive = [r for r in running if not r.heartbeat.is_hung] or running
-            replica = min((r for r in responsive if r.has_capacity), key=lambda r: len(r.held), default=None)
+            replica = self._choose()
             if replica is None:
+                if self._autoscaler is not None:
+                    self._autoscaler.grow()
                 return
             job = self._queue.popleft()
             frame = self._encode(job, replica)
             if frame is not None:
                 replica.send(job, frame)
+
+    def _choose(self) -> Replica | None:
+        """Return the replica that has capacity and is expected to answer first; None to wait for one."""
+        best, least_s, all_hang = None, math.inf, True
+        for replica in self.supervisor.running:
+            if replica.heartbeat.is_hung:
+                continue
+            all_hang = False
+            if replica.has_capacity:
+                held = len(replica.held)
+                answer_s = (held + 1) * (replica.mean_s or self._guess_s(replica))
+                if held and not self._concurrent:
+                    answer_s += _BEHIND_S
+                if answer_s < least_s:
+                    best, least_s = replica, answer_s
+        if all_hang:  # jobs wait in the processes, where their deadline kills one that hangs for good
+            able = [replica for replica in self.supervisor.running if replica.has_capacity]
+            return min(able, key=lambda replica: len(replica.held), default=None)
+        if best is not None and best.mean_s > _LONG_S and self._is_sooner_elsewhere(best.mean_s):
+            return None
+        return best
+
+    def _guess_s(self, replica: Replica) -> float:
+        """Return the time per call of a replica that has not answered yet: it is tried, with one call at first."""
+        return max((each.mean_s for each in self.supervisor.running), default=0.0) or 1.0 if replica.held else 0.0
+
+    def _is_sooner_elsewhere(self, mean_s: float) -> bool:
+        """Return whether busy replicas, which are faster, will have answered all jobs within `mean_s` seconds."""
+        faster = [r for r in self.supervisor.running if 0 < r.mean_s < mean_s and not r.has_capacity]
+        faster = [replica for replica in faster if replica.elapsed_s < 2 * replica.mean_s]
+        if not faster:
+            return False
+        jobs = len(self._queue) + sum(len(replica.held) for replica in faster)
+        if jobs / sum(1 / replica.mean_s for replica in faster) >= mean_s:
+            return False
+        if self._recheck is None:  # in case that they take longer
+            self._recheck = asyncio.get_running_loop().call_later(_LONG_S, self._dispatch_again)
+        return True
+
+    def _dispatch_again(self) -> None:
+        self._recheck = None
+        if self._open:
+            self._dispatch()
 
     def _encode(self, job: Job, replica: Replica) -> list[Buffer] | None:
         """Return the frame of a job. If its deadline has passed or it cannot be encoded, deliver that; return None."""
@@ -192,6 +286,10 @@ class ProcessPool(JobRunner):
     # --- processes -------------------------------------------------------------------------------------------
 
     def _handle_heartbeats(self, changed: Sequence[Replica]) -> None:
+        fastest_s = min((replica.mean_s for replica in self.supervisor.running), default=0.0)
+        for replica in self.supervisor.running:
+            if not replica.held and replica.mean_s > fastest_s:
+                replica.mean_s *= _IDLE_FACTOR
         for replica in changed:
             if not replica.heartbeat.is_hung:
                 log.info("model '%s': %s responds again", self._spec.name, replica.description)
@@ -215,7 +313,9 @@ class ProcessPool(JobRunner):
             job.number = next(self.numbers)
         self._requeue(waiting)
 
-    def _handle_restart(self, _replica: Replica) -> None:
+    def _handle_restart(self, replica: Replica) -> None:
+        if self._autoscaler is not None:
+            self._autoscaler.record_start(replica)
         self._restarts = min(self._restarts + 1, self._exits)  # others have started late
         self._report_readiness()
         self._dispatch()

@@ -22,6 +22,9 @@ _IDLE_GRACE_S = 2.0
 _BUSY_GRACE_S = 0.5
 # Calls shorter than this may have one more call waiting behind them in the socket.
 _SHORT_S = 0.01
+# Weights of a call in the running estimate of the time per call: a shorter one counts more, since first calls are slow.
+_WEIGHT_LONGER = 0.1
+_WEIGHT_SHORTER = 0.3
 
 
 class Replica(JobSender):
@@ -29,6 +32,7 @@ class Replica(JobSender):
 
     A process that computes one call at a time and does not end a cancelled one within `cancel_grace_s` is killed
     (`was_killed`). unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
+    mean_s: running estimate of the time per call, 0 while it is unknown. start_s: how long it took to start.
     """
 
     def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None]) -> None:
@@ -39,7 +43,9 @@ class Replica(JobSender):
         self._is_only = spec.replicas == 1
         self._has_own_clock = False
         self._has_short_calls = False
-        self._since_s = 0.0
+        self._since_s = 0.0  # when it was started, became busy, or ended its last call
+        self.mean_s = 0.0
+        self.start_s = 0.0
         self._concurrent = False
         self._is_loaded = False
         self.exited = asyncio.Event()
@@ -50,6 +56,7 @@ class Replica(JobSender):
 
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
+        begin_s = time.monotonic()
         spec_frame = self._encode_spec()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         process = self._process = await self._launcher.launch()
@@ -67,6 +74,8 @@ class Replica(JobSender):
             raise
         self._concurrent = loaded.concurrent
         self._is_loaded = True
+        self._since_s = time.monotonic()
+        self.start_s = self._since_s - begin_s
         return loaded
 
     @property
@@ -86,6 +95,11 @@ class Replica(JobSender):
         if self._concurrent:
             return len(self.held) < CONCURRENT
         return not self.held or (len(self.held) == 1 and (self._is_only or self._has_short_calls))
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long it computes its present call, or has been idle."""
+        return time.monotonic() - self._since_s
 
     def check_heartbeat(self) -> bool:
         return self.heartbeat.check(busy=bool(self.held))
@@ -171,11 +185,19 @@ class Replica(JobSender):
             self._loaded.set_exception(WrongPlacement(loaded))
 
     def _estimate_duration(self) -> None:
-        """Determine whether the calls of this replica are short, when one has ended."""
+        """Update the time per call, and whether calls are short, when one has ended. The first one is a warm-up."""
         now_s = time.monotonic()
-        is_short = now_s - self._since_s < _SHORT_S
-        self._has_short_calls = is_short and all(job.kind == FrameKind.CALL for job in self.held.values())
+        duration_s = now_s - self._since_s
+        is_short = duration_s < _SHORT_S
+        self._has_short_calls = is_short and (
+            not self.held or all(j.kind == FrameKind.CALL for j in self.held.values())
+        )
         self._since_s = now_s
+        if self.mean_s:
+            weight = _WEIGHT_SHORTER if duration_s < self.mean_s else _WEIGHT_LONGER
+            self.mean_s += weight * (duration_s - self.mean_s)
+        elif self.has_responded:
+            self.mean_s = duration_s
 
     def _grace_s(self) -> float:
         """Return how long the process may take to exit after its socket was closed."""

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -46,10 +46,28 @@ class SupervisedProcess(Protocol):
 P = TypeVar("P", bound=SupervisedProcess)
 
 
+class _Slot:
+    """One of the processes that a supervisor may keep running: its task while it is in use, and its failures."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.task: asyncio.Task[None] | None = None
+        self.is_running = False
+        self.failures = 0
+        self.cannot_start = False
+        self.is_abandoned = False
+        self.crash_times_s: deque[float] = deque()
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failures >= _MAX_FAILURES or self.cannot_start or self.is_abandoned
+
+
 class Supervisor(Generic[P]):
-    """Keep `count` processes running.
+    """Keep processes running: `count` of them, or fewer with `initial`, `add` and `remove`.
 
     create: return a new process that has not been started, given its number from 0.
+    initial: number of processes to start with; by default all.
     required: number of processes that `start` waits for; by default all.
     on_exit: called with each process that has exited. on_restart: called with each one that has started since `start`.
     on_restart_failed: called after each failed attempt.
@@ -70,48 +88,58 @@ class Supervisor(Generic[P]):
         heartbeat_s: float,
         max_crashes: int = 0,
         crash_window_s: float = 0.0,
+        initial: int | None = None,
         required: int | None = None,
     ) -> None:
         self.running: list[P] = []
-        self._required = count if required is None else min(required, count)
+        self._initial = count if initial is None else initial
+        self._required = self._initial if required is None else min(required, self._initial)
         self._create = create
         self._on_exit = on_exit
         self._on_restart = on_restart
         self._on_restart_failed = on_restart_failed
         self._on_heartbeats = on_heartbeats
         self._heartbeat_s = heartbeat_s
-        self._failures = [0] * count
-        self._cannot_start = [False] * count
         self._max_crashes = max_crashes
         self._crash_window_s = crash_window_s
-        self._crash_times_s: list[deque[float]] = [deque() for _ in range(count)]
-        self._abandoned = [False] * count
-        self.last_crash = ""  # why the last process exited or could not start
-        self._tasks: list[asyncio.Task[None]] = []
+        self._slots = [_Slot(number) for number in range(count)]
+        self._slot_of: dict[P, _Slot] = {}
+        self.last_crash = ""  # why the last process exited or could not start, unless that was NotReady
+        self.start_error = ""  # why the last process could not start; "" once one has
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_complete(self) -> bool:
         """Whether every process is running."""
-        return len(self.running) == len(self._failures)
+        return len(self.running) == len(self._slots)
+
+    @property
+    def starting(self) -> int:
+        """Number of processes that are being started, or will be after a delay."""
+        return sum(not slot.is_running and not slot.is_abandoned for slot in self._used())
 
     @property
     def has_given_up(self) -> bool:
         """Whether no process runs and each one cannot be started, or exits without a response or too often."""
-        failing = (failures >= _MAX_FAILURES for failures in self._failures)
-        states = zip(failing, self._cannot_start, self._abandoned, strict=True)
-        return not self.running and all(map(any, states))
+        used = self._used()
+        return not self.running and bool(used) and all(slot.is_failing for slot in used)
 
     @property
     def is_crash_loop(self) -> bool:
         """Whether no process runs or will be started again, because each one has exited or failed too often."""
-        return all(self._abandoned)
+        used = self._used()
+        return bool(used) and all(slot.is_abandoned for slot in used)
+
+    def _used(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.task is not None]
 
     async def start(self) -> list[Any]:
-        """Start all processes; return the results of the first `required` ones, while the others continue to start.
+        """Start the first processes; return the results of `required` ones, while the others continue to start.
 
         If one cannot start meanwhile, raise its error and end all.
         """
-        processes = [self._create(number) for number in range(len(self._failures))]
+        slots = self._slots[: self._initial]
+        processes = [self._create(slot.number) for slot in slots]
         starting = [asyncio.create_task(process.start()) for process in processes]
         try:
             await self._wait_for_required(starting)
@@ -122,15 +150,54 @@ class Supervisor(Generic[P]):
             started = (p for p, outcome in zip(processes, outcomes, strict=True) if not _is_error(outcome))
             await asyncio.gather(*(process.stop() for process in started))
             raise
-        for number, (process, task) in enumerate(zip(processes, starting, strict=True)):
+        for slot, process, task in zip(slots, processes, starting, strict=True):
             if task.done():
-                self.running.append(process)
-                self._tasks.append(asyncio.create_task(self._supervise(number, process)))
+                self._record_start(slot, process)
+                self._run(self._supervise(slot, process), slot)
             else:
-                self._tasks.append(asyncio.create_task(self._supervise_later(number, process, task)))
+                self._run(self._supervise_later(slot, process, task), slot)
         if self._heartbeat_s:
-            self._tasks.append(asyncio.create_task(self._check_heartbeats(self._heartbeat_s / MAX_MISSED)))
+            self._run(self._check_heartbeats(self._heartbeat_s / MAX_MISSED))
         return [task.result() for task in starting if task.done()]
+
+    def _run(self, supervising: Coroutine[Any, Any, None], slot: _Slot | None = None) -> None:
+        task = asyncio.create_task(supervising)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if slot is not None:
+            slot.task = task
+
+    def add(self, count: int) -> None:
+        """Start this many further processes, at most as many as there may be."""
+        free = [slot for slot in self._slots if slot.task is None]
+        for slot in free[:count]:
+            self._run(self._supervise_new(slot), slot)
+
+    def remove(self, process: P) -> None:
+        """Stop supervising a process that runs, for the caller to end."""
+        self._release(self._slot_of[process])
+        self._forget(process)
+
+    def cancel_starts(self, count: int) -> None:
+        """End this many processes that have not started yet."""
+        waiting = [slot for slot in self._used() if not slot.is_running and not slot.is_abandoned]
+        for slot in waiting[len(waiting) - count :]:
+            self._release(slot)
+
+    def _release(self, slot: _Slot) -> None:
+        assert slot.task is not None
+        slot.task.cancel()
+        slot.task, slot.cannot_start = None, False
+
+    def _record_start(self, slot: _Slot, process: P) -> None:
+        slot.is_running, slot.cannot_start = True, False
+        self.start_error = ""
+        self._slot_of[process] = slot
+        self.running.append(process)
+
+    def _forget(self, process: P) -> None:
+        self._slot_of.pop(process).is_running = False
+        self.running.remove(process)
 
     async def _wait_for_required(self, starting: Sequence[asyncio.Task[Any]]) -> None:
         if self._required == len(starting):
@@ -143,78 +210,89 @@ class Supervisor(Generic[P]):
 
     async def close(self) -> list[P]:
         """Stop supervising; return the processes that still run, for the caller to end."""
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         running, self.running = self.running, []
         return running
 
-    async def _supervise_later(self, number: int, process: P, starting: asyncio.Task[Any]) -> None:
+    async def _supervise_later(self, slot: _Slot, process: P, starting: asyncio.Task[Any]) -> None:
         """Supervise a process that is still starting."""
         started: P | None = process
         try:
             await starting
         except DragomanError as error:
-            self._handle_failed_start(number, error, _FIRST_DELAY_S)
-            started, _ = await self._restart(number, _FIRST_DELAY_S)
-        if started is not None:
-            self.running.append(started)
-            self._on_restart(started)
-            await self._supervise(number, started)
+            self._handle_failed_start(slot, error, _FIRST_DELAY_S)
+            started, _ = await self._restart(slot, _FIRST_DELAY_S)
+        await self._supervise_started(slot, started)
 
-    async def _supervise(self, number: int, process: P) -> None:
+    async def _supervise_new(self, slot: _Slot) -> None:
+        """Start a process in a slot that had none, and supervise it."""
+        started, _ = await self._restart(slot, 0.0)
+        await self._supervise_started(slot, started)
+
+    async def _supervise_started(self, slot: _Slot, process: P | None) -> None:
+        if process is not None:
+            self._record_start(slot, process)
+            self._on_restart(process)
+            await self._supervise(slot, process)
+
+    async def _supervise(self, slot: _Slot, process: P) -> None:
         delay_s = _FIRST_DELAY_S
         while True:
             started_s = time.monotonic()
             await process.exited.wait()
             if not process.was_killed:
-                self._failures[number] = 1 if process.has_responded else self._failures[number] + 1
-                self._record_crash(number, process.exit_reason)
+                slot.failures = 1 if process.has_responded else slot.failures + 1
+                self._record_crash(slot, process.exit_reason)
             if process.was_killed or time.monotonic() - started_s > _HEALTHY_S:
                 delay_s = _FIRST_DELAY_S
-            self.running.remove(process)
+            self._forget(process)
             self._on_exit(process)
-            restarted, delay_s = await self._restart(number, delay_s)
+            restarted, delay_s = await self._restart(slot, delay_s)
             if restarted is None:
                 return
             process = restarted
-            self.running.append(process)
+            self._record_start(slot, process)
             self._on_restart(process)
 
-    def _record_crash(self, number: int, reason: str) -> None:
+    def _record_crash(self, slot: _Slot, reason: str) -> None:
         """Record an exit or a failed start, and stop restarting the process after too many."""
         self.last_crash = reason
-        times_s, now_s = self._crash_times_s[number], time.monotonic()
+        times_s, now_s = slot.crash_times_s, time.monotonic()
         times_s.append(now_s)
         while times_s[0] < now_s - self._crash_window_s:
             times_s.popleft()
         if 0 < self._max_crashes <= len(times_s):
-            self._abandoned[number] = True
+            slot.is_abandoned = True
             log.error(
-                "process %d: not restarted after %d crashes within %g s", number, len(times_s), self._crash_window_s
+                "process %d: not restarted after %d crashes within %g s",
+                slot.number,
+                len(times_s),
+                self._crash_window_s,
             )
 
-    async def _restart(self, number: int, delay_s: float) -> tuple[P | None, float]:
+    async def _restart(self, slot: _Slot, delay_s: float) -> tuple[P | None, float]:
         """Start a new process, however long it takes; return it with the next delay, None if it crashes too often."""
-        while not self._abandoned[number]:
+        while not slot.is_abandoned:
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
-            process = self._create(number)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S) or _FIRST_DELAY_S
+            process = self._create(slot.number)
             try:
                 await process.start()
             except DragomanError as error:
-                self._handle_failed_start(number, error, delay_s)
+                self._handle_failed_start(slot, error, delay_s)
             else:
-                self._cannot_start[number] = False
                 return process, delay_s
         return None, delay_s
 
-    def _handle_failed_start(self, number: int, error: DragomanError, delay_s: float) -> None:
-        self._cannot_start[number] = True
+    def _handle_failed_start(self, slot: _Slot, error: DragomanError, delay_s: float) -> None:
+        slot.cannot_start = True
+        self.start_error = error.message
         if not isinstance(error, NotReady):
-            self._record_crash(number, error.message)
-        retry = "not restarted again" if self._abandoned[number] else f"trying again in {delay_s:g} s"
+            self._record_crash(slot, error.message)
+        retry = "not restarted again" if slot.is_abandoned else f"trying again in {delay_s:g} s"
         log.error("%s; %s", error.message, retry)
         self._on_restart_failed()
 
@@ -243,10 +321,7 @@ class Heartbeat:
         self._stopped_count = 0
         self._silent_count = 0
         self._was_pinged = False
-
-    @property
-    def is_hung(self) -> bool:
-        return self._stopped_count >= MAX_MISSED or self._silent_count >= MAX_MISSED
+        self.is_hung = False
 
     @property
     def reason(self) -> str:
@@ -255,6 +330,7 @@ class Heartbeat:
     def record_response(self) -> None:
         self._was_pinged = False
         self._silent_count = 0
+        self.is_hung = self._stopped_count >= MAX_MISSED
 
     def check(self, *, busy: bool) -> bool:
         """Check the process, which computes a call if it is busy; return whether `is_hung` has changed."""
@@ -264,6 +340,7 @@ class Heartbeat:
         else:
             self._stopped_count = 0
             self._check_responses(busy)
+        self.is_hung = self._stopped_count >= MAX_MISSED or self._silent_count >= MAX_MISSED
         return self.is_hung != was_hung
 
     def _check_responses(self, busy: bool) -> None:
