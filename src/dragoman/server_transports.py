@@ -341,6 +341,7 @@ def make_worker_port(settings: Settings) -> Any:
             secret=read_secret(settings.worker_secret_file, settings.worker_secret),
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
+            tls_min_version=settings.tls_min_version,
             allow_plaintext=settings.worker_plaintext,
             timeout_s=settings.worker_timeout_s,
         )

@@ -15,13 +15,15 @@ The server is started with --worker-port, and both have the same secret of 20 ch
 versions on both sides, and the model's files the same paths.
 
 The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model, ends,
-or cannot be reached any more.
+or cannot be reached any more. On SIGTERM, and before its time limit, it gets no further calls, and ends after those
+that it has.
 
 examples:
   dragoman worker --join 10.0.0.1:7070 --secret-file ~/.dragoman-secret
   srun --ntasks=8 dragoman worker --join login1:7070 --secret-file ~/.dragoman-secret --model banana
 
-Exit status: 0 if the server has ended the connection, 1 if it was lost, 2 if the server did not accept the worker.
+Exit status: 0 if the server has ended the connection, also after SIGTERM; 1 if it was lost; 2 if the server did not
+accept the worker.
 """
 
 
@@ -36,6 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     encryption.add_argument("--tls", action="store_true", help="TLS also to a server on this machine")
     parser.add_argument(
         "--connect-timeout-s", metavar="S", type=float, default=60.0, help="how long to try to connect (default: 60)"
+    )
+    parser.add_argument(
+        "--time-limit-s",
+        metavar="S",
+        type=float,
+        help="how long this process may run (default: in a SLURM job, its limit)",
+    )
+    parser.add_argument(
+        "--drain-s", metavar="S", type=float, default=60.0, help="take no calls so long before the limit (default: 60)"
     )
 
 
@@ -59,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         plaintext=arguments.plaintext,
         tls=arguments.tls,
         connect_s=arguments.connect_timeout_s,
+        time_limit_s=arguments.time_limit_s,
+        drain_s=arguments.drain_s,
     )
     try:
         return 0 if join(options) else 1

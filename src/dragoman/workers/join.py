@@ -16,6 +16,7 @@ from functools import partial
 from typing import NoReturn
 
 from dragoman.core.errors import InvalidInput
+from dragoman.workers.drain import DrainOnSignal
 from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser
 from dragoman.workers.handshake import (
     Conversation,
@@ -42,6 +43,7 @@ class JoinOptions:
     """Where and how a worker joins. ticket, model: see `Hello`. connect_s: how long to try to connect.
 
     plaintext: without TLS also to other machines. tls: with TLS also to this machine.
+    time_limit_s, drain_s: see `DrainOnSignal`.
     """
 
     host: str
@@ -52,6 +54,8 @@ class JoinOptions:
     plaintext: bool = False
     tls: bool = False
     connect_s: float = 60.0
+    time_limit_s: float | None = None
+    drain_s: float = 60.0
 
 
 def parse_address(address: str) -> tuple[str, int, str]:
@@ -72,6 +76,7 @@ def join(options: JoinOptions) -> bool:
     link = Link(sock, welcome.timeout_s)
     link.setblocking(False)
     _set_up_process()
+    DrainOnSignal(link, options.time_limit_s, options.drain_s).start()
     log.info("joined %s:%d; waiting for a model", options.host, options.port)
     first = _receive_first(link, welcome.timeout_s)
     if first is None:
@@ -169,10 +174,9 @@ def _receive_first(link: Link, timeout_s: float) -> Frame | None:
 
 
 def _set_up_process() -> None:
-    """End at once on SIGTERM and Ctrl-C."""
+    """End at once on Ctrl-C."""
     faulthandler.enable()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _exit)
+    signal.signal(signal.SIGINT, _exit)
     with contextlib.suppress(AttributeError):  # stdout may have been replaced
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 

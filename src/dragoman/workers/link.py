@@ -47,6 +47,7 @@ class Link:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._lock = threading.Lock()  # SSL objects must not be used by several threads at the same time
         self._unsent = b""  # of a heartbeat that was sent in part
+        self._announcement = b""  # a frame to be sent instead of the next heartbeat
         self._encrypting = b""  # TLS sends either all of this or none, and must get the same bytes again
         self._is_between_frames = True
         self.received_s = time.monotonic()
@@ -107,11 +108,16 @@ class Link:
         self._encrypting = self._encrypting[sent:]
         return sent
 
+    def announce(self, frame: bytes) -> None:
+        """Send a frame, now or with the next heartbeat; in any thread. Raises OSError if the connection is lost."""
+        self._announcement = frame
+        self.send_heartbeat()
+
     def send_heartbeat(self) -> None:
         """Send a heartbeat, unless a frame has been sent in part. Raises OSError if the connection is lost."""
         with self._lock:
             if self._is_between_frames and not self._encrypting and not self._unsent:
-                self._unsent = HEARTBEAT
+                self._unsent, self._announcement = self._announcement or HEARTBEAT, b""
             self._send_rest()
 
     def _send_rest(self) -> bool:

@@ -321,7 +321,9 @@ class ProcessPool(JobRunner):
         self._dispatch()
 
     def _handle_exit(self, replica: Replica) -> None:
-        if replica.was_killed:
+        if replica.leaving:
+            log.info("model '%s': %s has left", self._spec.name, replica.description)
+        elif replica.was_killed:
             log.warning(
                 "model '%s': killed a worker process that still computed a call %g s after its cancellation",
                 self._spec.name,

@@ -1,13 +1,14 @@
 """Server-side handle of a replica: it has a worker process loaded with the model, and the jobs of that process."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dragoman.core.errors import DragomanError, ModelFailed, OutOfMemory, WorkerLost
+from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
@@ -16,6 +17,8 @@ from dragoman.workers.launcher import Launcher
 from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat
+
+log = logging.getLogger("dragoman.worker")
 
 # How long a process may take to exit after its socket is closed: an idle one closes its model first.
 _IDLE_GRACE_S = 2.0
@@ -33,6 +36,7 @@ class Replica(JobSender):
     A process that computes one call at a time and does not end a cancelled one within `cancel_grace_s` is killed
     (`was_killed`). unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
     mean_s: running estimate of the time per call, 0 while it is unknown. start_s: how long it took to start.
+    leaving: why the process takes no further jobs and is ended after those that it has; "" while it stays.
     """
 
     def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None]) -> None:
@@ -53,6 +57,7 @@ class Replica(JobSender):
         self.was_killed = False
         self.exit_reason = ""
         self.unavailable = ""
+        self.leaving = ""
 
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
@@ -90,7 +95,7 @@ class Replica(JobSender):
         One may wait in the socket behind the one that runs, so that the process is never idle between two, unless
         another replica may be free sooner.
         """
-        if self._process.closed.is_set() or self.exited.is_set() or self.was_killed:
+        if self._process.closed.is_set() or self.exited.is_set() or self.was_killed or self.leaving:
             return False
         if self._concurrent:
             return len(self.held) < CONCURRENT
@@ -166,13 +171,28 @@ class Replica(JobSender):
             return
         if frame.kind == FrameKind.PONG:
             self.heartbeat.record_response()
-            self.unavailable = str(self.decode(frame)[0] or "")
+            self.unavailable = self.leaving or str(self.decode(frame)[0] or "")
+        elif frame.kind == FrameKind.DRAIN:
+            self._leave(str(self.decode(frame)[0])[:200])
         elif frame.job not in self.held:
             self._settle_loaded(*self.decode(frame))
         elif self.deliver(frame):
             self._estimate_duration()
             self.has_responded = True
+            self._end_if_left()
             self._on_done()
+
+    def _leave(self, reason: str) -> None:
+        """Send no further jobs to the process, which will end soon; end it after those that it has."""
+        self.leaving = self.unavailable = f"its worker leaves: {reason}"
+        log.info("model '%s': %s leaves: %s", self._spec.name, self.description, reason)
+        self._end_if_left()
+        self._on_done()
+
+    def _end_if_left(self) -> None:
+        if self.leaving and not self.held:
+            self.was_killed = True
+            self._process.kill()
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():
@@ -210,7 +230,9 @@ class Replica(JobSender):
             self._loaded.set_exception(self._exited_while_loading())
             self._loaded.exception()  # mark as retrieved: `start` may have been cancelled
 
-    def _exited_while_loading(self) -> ModelFailed:
+    def _exited_while_loading(self) -> DragomanError:
+        if self.leaving:
+            return NotReady(f"failed to load '{self._spec.name}', {self.leaving}")
         message = f"failed to load '{self._spec.name}', the worker process died ({self.exit_reason}) while it loaded"
         if self._process.was_killed_by_system:  # if we killed it, `start` was cancelled
             return OutOfMemory(f"{message}, probably out of memory")

@@ -8,18 +8,16 @@ import os
 import secrets
 import socket
 import ssl
-import subprocess
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
-from dragoman.workers.child_process import describe_exit, kill
 from dragoman.workers.handshake import (
     Conversation,
     Hello,
@@ -40,6 +38,7 @@ _HANDSHAKE_S = 10.0
 # Handshakes that run at the same time; further clients wait.
 _CONCURRENT_HANDSHAKES = 8
 _BACKLOG = 128
+_TLS_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
@@ -47,7 +46,7 @@ class JoinedWorker:
     """A worker process that has joined this server, as a `WorkerProcess`.
 
     link, memory: its connection, and the files of the memory that both map, or None on different machines.
-    command: the command that has started it, if the server did.
+    end_starter: ends what has started it, if the server did, given the seconds that this may take; returns how it ended.
     """
 
     has_own_clock = True
@@ -61,7 +60,7 @@ class JoinedWorker:
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
         self.exit_reason = "its connection was closed"
-        self.command: subprocess.Popen[bytes] | None = None
+        self.end_starter: Callable[[float], Awaitable[str]] | None = None
         self._link = link
         self._timeout_s = timeout_s
         self._where = f"worker process {hello.pid} on {hello.host[:64]!r}"
@@ -85,9 +84,8 @@ class JoinedWorker:
             await self._wait_until_lost()
         finally:
             self._link.shutdown()  # the channel closes it
-            if self.command is not None:
-                await end_command(self.command, grace_s())
-                self.exit_reason += f"; its command ended with {describe_exit(self.command.returncode)}"
+            if self.end_starter is not None:
+                self.exit_reason += f"; {await self.end_starter(grace_s())}"
             cleanup()
             self.closed.set()
             self.exited.set()
@@ -107,20 +105,11 @@ class JoinedWorker:
         self.exit_reason = f"no heartbeat for {self._timeout_s:g} s"
 
 
-async def end_command(command: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait until a command ends, for `grace_s` seconds, then kill its process group."""
-    end_s = time.monotonic() + grace_s
-    while command.poll() is None and time.monotonic() < end_s:  # noqa: ASYNC110 (there is no event for it)
-        await asyncio.sleep(0.02)
-    kill(command)
-    await asyncio.to_thread(command.wait)
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerPortOptions:
     """Options of a `WorkerPort`. allow_plaintext: without TLS also for workers on other machines.
 
-    timeout_s: a connection on which nothing arrives for so long is lost.
+    timeout_s: a connection on which nothing arrives for so long is lost. tls_min_version: `1.2` or `1.3`.
     """
 
     host: str
@@ -128,6 +117,7 @@ class WorkerPortOptions:
     secret: bytes = field(repr=False)
     tls_cert: str = ""
     tls_key: str = ""
+    tls_min_version: str = "1.2"
     allow_plaintext: bool = False
     timeout_s: float = 15.0
 
@@ -152,6 +142,7 @@ class WorkerPort:
         self._idle: list[JoinedWorker] = []
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._stopped = threading.Event()
+        self.last_rejection = ""  # address and reason of the last worker that was not accepted since one was
 
     @property
     def port(self) -> int:
@@ -274,7 +265,9 @@ class WorkerPort:
         except (OSError, JoinError) as error:
             sock.close()
             log.warning("worker not accepted: address=%s reason=%s", host, error)
+            self.last_rejection = f"the last worker was not accepted: {host}: {str(error)[:200]!a}"
             return
+        self.last_rejection = ""
         log.info("%s has joined", worker.description)
         self._assign(worker)
 
@@ -304,7 +297,7 @@ class WorkerPort:
         if not options.tls_cert:
             raise JoinError("the worker uses TLS, but the server has no certificate (--tls-cert)")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = _TLS_VERSIONS[options.tls_min_version]
         context.load_cert_chain(options.tls_cert, options.tls_key or None)
         set_timeout(sock, deadline_s)
         pem = Path(options.tls_cert).read_text(encoding="ascii", errors="replace")
