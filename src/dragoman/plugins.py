@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.options import suggestion
 from dragoman.core.runtime import Runtime
 
 log = logging.getLogger("dragoman.plugins")
@@ -38,7 +39,8 @@ def find(group: str, name: str) -> Any:
     if ":" in name:
         return resolve(name)
     known = sorted({entry.name for entry in (*_own_entries(group), *entry_points(group=f"dragoman.{group}"))})
-    raise ModelFailed(f"unknown {group[:-1].replace('_', ' ')} '{name}': expected one of {', '.join(known)}")
+    expected = f"expected one of {', '.join(known)}{suggestion(name, known)}"
+    raise ModelFailed(f"unknown {group[:-1].replace('_', ' ')} '{name}': {expected}")
 
 
 def installed_names(group: str) -> list[str]:

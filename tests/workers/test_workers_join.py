@@ -27,6 +27,7 @@ from dragoman.core.spec import LaunchOptions
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
 from dragoman.workers import worker_port
+from dragoman.workers.drain import parse_duration_s, slurm_time_left_s
 from dragoman.workers.handshake import Challenge, Conversation, Hello, JoinError, Proof, Welcome
 from dragoman.workers.pool import Pool
 from dragoman.workers.process import ProcessPool
@@ -193,6 +194,21 @@ async def test_tls_with_a_certificate_of_no_authority(certificate: tuple[str, st
             link: Any = replica.channel._sock
             assert isinstance(link._sock, ssl.SSLSocket)
         assert (await end_of(worker))[0] == 0
+
+
+async def test_the_lowest_version_of_tls(certificate: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = certificate
+    async with open_port(tls_cert=cert, tls_key=key, tls_min_version="1.3") as port:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, OSError)):
+            await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
+        await wait_until(lambda: "worker not accepted" in caplog.text)
+        context.maximum_version = ssl.TLSVersion.TLSv1_3
+        _, writer = await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -417,6 +433,76 @@ async def test_a_call_beyond_its_grace_period_ends_a_joined_worker(tmp_path: Pat
         await wait_until(lambda: not Path(f"/proc/{first}").exists())
 
 
+# --- workers that leave -----------------------------------------------------------------------------------------
+
+
+async def test_a_worker_completes_its_calls_on_sigterm_and_leaves(tmp_path: Path) -> None:
+    """Without a lost call, also while the main thread computes one that does not let it run handlers of signals."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    async with open_port() as port:
+        workers = [start_worker(port.address), start_worker(port.address)]
+        async with joined(port, "Actions", 2, launcher="join") as pool:
+            held = asyncio.create_task(call(pool, do="hold", begun=begun, go=go, then="pid"))
+            await wait_until(begun.exists)
+            (busy,) = [r for r in pool.supervisor.running if r.held]
+            (leaving,) = [worker for worker in workers if str(worker.pid) in busy.description]
+            (other,) = [worker for worker in workers if worker is not leaving]
+            running = asyncio.create_task(outcomes_of_pids(pool, 200))
+            leaving.terminate()
+            await wait_until(lambda: busy.leaving)
+            assert busy.unavailable == "its worker leaves: SIGTERM"
+            assert set(await running) == {other.pid}
+            leaving.terminate()  # once more, as SLURM sends it at the end
+            go.touch()
+            assert first_value(await held) == leaving.pid
+            assert (await end_of(leaving))[0] == 0
+            assert states(pool) == {"loaded": 1, "waiting": 1}
+            assert not pool.supervisor.last_crash
+            third = start_worker(port.address)
+            assert await pids(pool, 2) == sorted([other.pid, third.pid])
+        for worker in (other, third):
+            assert (await end_of(worker))[0] == 0
+
+
+async def test_a_worker_leaves_before_its_time_limit(tmp_path: Path) -> None:
+    """Its stream goes on, as do concurrent calls, and the next worker gets the calls that come meanwhile."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    limit = f"{JOIN} --time-limit-s 4 --drain-s 60"
+    async with open_port() as port, joined(port, "AsyncActions", command=limit) as pool:
+        (first,) = await pids(pool, 1)
+        held = asyncio.create_task(call(pool, do="hold", begun=begun, go=go, then="pid"))
+        await wait_until(lambda: pool.unavailable == "its worker leaves: its time limit is reached in 2 s")
+        queued = asyncio.create_task(outcomes_of_pids(pool, 20))
+        await asyncio.sleep(0.1)
+        assert not queued.done()
+        go.touch()
+        assert first_value(await held) == first
+        assert first not in await queued
+        assert [f.samples[0].value for f in pool.measurements() if f.name == "dragoman_worker_restarts_total"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, None), ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "bad"}, None), ({"SLURM_JOB_ID": "x;y"}, None)],
+)
+def test_time_limits_that_are_not_known(environment: dict[str, str], expected: None) -> None:
+    assert slurm_time_left_s(environment) is expected
+
+
+def test_the_end_of_a_job_in_its_environment() -> None:
+    left_s = slurm_time_left_s({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 100)})
+    assert left_s is not None
+    assert 90 < left_s <= 100
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5:00", 300.0), ("1:00:01", 3601.0), ("2-03:00:00", 183600.0), ("UNLIMITED", None), ("", None), ("-5:00", None)],
+)
+def test_durations_of_slurm(text: str, seconds: float | None) -> None:
+    assert parse_duration_s(text) == seconds
+
+
 # --- waiting for workers -----------------------------------------------------------------------------------------
 
 
@@ -467,6 +553,14 @@ async def test_wrong_commands(command: str, message: str) -> None:
         with pytest.raises(Exception, match=message.replace("{", r"\{")):
             async with joined(port, "Echo", command=command):
                 pass
+
+
+async def test_an_unknown_launcher() -> None:
+    async with open_port() as port:
+        with pytest.raises(
+            ModelFailed, match=r"^unknown launcher 'slrum': expected one of .*; did you mean 'slurm'\?$"
+        ):
+            ProcessPool(spec_of("Echo", launch=LaunchOptions(launcher="slrum"), worker_port=port), lambda: None)
 
 
 async def test_a_launcher_needs_a_port() -> None:

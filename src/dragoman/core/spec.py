@@ -43,6 +43,8 @@ class LaunchOptions:
     """Where the worker processes of a model come from: the table `[model.placement]`.
 
     launcher: `local`, `join`, `command` or another plug-in. command: the command line that starts a worker.
+    script: file with the first lines of each job, as `#SBATCH` lines. resources: what a scheduler gives each worker.
+    drain_s: how long before its time limit a worker gets no further calls.
     replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
     min_ready: number of workers with which the model is ready; 0 if calls may wait for the first one.
     devices: GPUs of this machine, one for each worker of launcher `local`.
@@ -50,11 +52,18 @@ class LaunchOptions:
 
     launcher: Annotated[
         str,
-        Option("local (child processes), join (workers that are started with `dragoman worker --join`) or command"),
+        Option("local (child processes), join (workers that you start), command, slurm, hyperqueue or ray"),
     ] = "local"
     command: Annotated[
         str, Option("command line that starts a worker, as ssh node1 dragoman worker --join {address}")
     ] = ""
+    script: Annotated[
+        str, Option("file with the first lines of the job script of launcher slurm: #SBATCH lines, module load")
+    ] = ""
+    resources: Annotated[
+        Mapping[str, Any], Option("what the scheduler gives each worker, as cpus, gpus, time or partition")
+    ] = field(default_factory=dict)
+    drain_s: Annotated[float, Option("seconds before its time limit at which a worker gets no further calls")] = 60.0
     replicas: Annotated[int, Option('number of workers, or a range as "0..16" that follows the load', least=1)] = 1
     min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=0)] = 1
     idle_s: Annotated[float, Option("seconds without a call after which a worker beyond the fewest is ended")] = 300.0

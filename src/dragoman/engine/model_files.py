@@ -130,6 +130,8 @@ def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
         table = {**table, "replicas": replicas}
     values |= _parse_options(LaunchOptions, "placement", table, path)
     fewest = values.get("min_replicas", 1)
+    if values.get("script"):
+        values["script"] = str((path if path.is_dir() else path.parent) / values["script"])
     launch = LaunchOptions(**{"min_ready": min(1, fewest), **values, "devices": _device_names(values, path)})
     if launch.min_ready > fewest:
         raise InvalidInput(

@@ -46,7 +46,8 @@ class JoinedWorker:
     """A worker process that has joined this server, as a `WorkerProcess`.
 
     link, memory: its connection, and the files of the memory that both map, or None on different machines.
-    end_starter: ends what has started it, if the server did, given the seconds that this may take; returns how it ended.
+    end_starter: ends the job or command that has started it, within some seconds, and returns how that ended; None if
+    the server has not started it.
     """
 
     has_own_clock = True

@@ -3,18 +3,20 @@
 import asyncio
 import shlex
 import subprocess
+import sys
+import time
 from contextlib import suppress
 
 from dragoman.core.errors import ModelFailed, NotReady
 from dragoman.core.options import child_environment
 from dragoman.core.spec import LaunchOptions, ModelSpec
-from dragoman.workers.child_process import describe_exit
+from dragoman.workers.child_process import describe_exit, kill
 from dragoman.workers.handshake import SECRET_VARIABLE
-from dragoman.workers.worker_port import JoinedWorker, WorkerPort, end_command
+from dragoman.workers.worker_port import JoinedWorker, WorkerPort
 
 # How often a command is checked while its worker has not joined.
 _POLL_S = 0.2
-_FIELDS = ("address", "host", "port", "ticket", "model")
+_FIELDS = ("address", "host", "port", "ticket", "model", "worker")
 
 
 class JoinLauncher:
@@ -24,11 +26,11 @@ class JoinLauncher:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
-        self._port, _ = _port_and_launch(spec)
+        self._port, _ = port_and_options(spec)
 
     @property
     def waiting_for(self) -> str:
-        return f"workers that join {self._port.address}"
+        return f"workers that join {self._port.address}{rejected(self._port)}"
 
     async def launch(self) -> JoinedWorker:
         return await self._port.take(self._model)
@@ -41,17 +43,10 @@ class CommandLauncher:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
-        self._port, options = _port_and_launch(spec)
-        try:
-            self._arguments = shlex.split(options.command)
-            self._fill("")
-        except (ValueError, LookupError) as error:
-            names = ", ".join(f"{{{name}}}" for name in _FIELDS)
-            raise ModelFailed(
-                f"failed to load '{spec.name}', setting 'placement.command': expected a command line with {names}, "
-                f"got {options.command!r}: {error}"
-            ) from error
-        if not self._arguments:
+        self._port, options = port_and_options(spec)
+        self._command = WorkerCommand(spec, self._port, options.command)
+        self._last_failure = ""
+        if not options.command.strip():
             raise ModelFailed(
                 f"failed to load '{spec.name}', setting 'placement.command' is missing: expected the command line that "
                 "starts a worker, as 'ssh node1 dragoman worker --join {address}'"
@@ -59,7 +54,8 @@ class CommandLauncher:
 
     @property
     def waiting_for(self) -> str:
-        return f"workers that '{self._arguments[0]}' starts to join {self._port.address}"
+        program = self._command.program
+        return f"workers that '{program}' starts to join {self._port.address}{self._last_failure}{rejected(self._port)}"
 
     async def launch(self) -> JoinedWorker:
         """Run the command and wait until its worker has joined, however long that takes.
@@ -69,21 +65,23 @@ class CommandLauncher:
         ticket, joined = self._port.expect()
         try:
             command = subprocess.Popen(  # noqa: ASYNC220, S603 (it returns at once; the operator's own command)
-                self._fill(ticket),
+                self._command.arguments(ticket),
                 stdin=subprocess.DEVNULL,
-                env={**child_environment(runs_models=True), SECRET_VARIABLE: self._port.secret},
+                env=worker_environment(self._port),
                 process_group=0,
             )
         except OSError as error:
             joined.cancel()
-            raise ModelFailed(f"failed to load '{self._model}', cannot run '{self._arguments[0]}': {error}") from error
+            program = self._command.program
+            raise ModelFailed(f"failed to load '{self._model}', cannot run '{program}': {error}") from error
         try:
             worker = await self._wait(command, joined)
         except BaseException:
             joined.cancel()
-            await end_command(command, 0.0)
+            await _end_command(command, 0.0)
             raise
-        worker.command = command
+        self._last_failure = ""
+        worker.end_starter = lambda grace_s: _end_command(command, grace_s)
         return worker
 
     async def _wait(self, command: "subprocess.Popen[bytes]", joined: "asyncio.Future[JoinedWorker]") -> JoinedWorker:
@@ -92,19 +90,81 @@ class CommandLauncher:
             with suppress(TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(joined), _POLL_S)
             if command.poll():
-                raise NotReady(
-                    f"failed to load '{self._model}', its command '{self._arguments[0]}' ended with "
-                    f"{describe_exit(command.returncode)} before its worker joined"
-                )
+                ended = f"its command '{self._command.program}' ended with {describe_exit(command.returncode)}"
+                self._last_failure = f"; {ended} before its worker joined"
+                raise NotReady(f"failed to load '{self._model}', {ended} before its worker joined")
 
-    def _fill(self, ticket: str) -> list[str]:
-        host, _, port = self._port.address.rpartition(":")
+
+async def _end_command(command: "subprocess.Popen[bytes]", grace_s: float) -> str:
+    """Wait until a command ends, for `grace_s` seconds, then kill its process group; return how it ended."""
+    end_s = time.monotonic() + grace_s
+    while command.poll() is None and time.monotonic() < end_s:  # noqa: ASYNC110 (there is no event for it)
+        await asyncio.sleep(0.02)
+    kill(command)
+    await asyncio.to_thread(command.wait)
+    return f"its command ended with {describe_exit(command.returncode)}"
+
+
+class WorkerCommand:
+    """The setting `placement.command`: a command line with fields as `{address}`. Raises ModelFailed if it is invalid.
+
+    `{worker}` is the command line `python -m dragoman worker --join ADDRESS` with the server's own Python.
+    """
+
+    def __init__(self, spec: ModelSpec, port: WorkerPort, text: str) -> None:
+        assert spec.launch is not None
+        self._model = spec.name
+        self._port = port
+        self._drain_s = spec.launch.drain_s
+        self._text = text
+        try:
+            self._arguments = shlex.split(text)
+            self.line("")
+        except (ValueError, LookupError) as error:
+            names = ", ".join(f"{{{name}}}" for name in _FIELDS)
+            raise ModelFailed(
+                f"failed to load '{spec.name}', setting 'placement.command': expected a command line with {names}, "
+                f"got {text!r}: {error}"
+            ) from error
+
+    @property
+    def program(self) -> str:
+        return self.arguments("")[0]
+
+    def arguments(self, ticket: str) -> list[str]:
+        """Return the command line of the worker with a ticket, without a shell."""
+        worker, values = self.worker(ticket), self._values(ticket)
+        found: list[str] = []
+        for argument in self._arguments:
+            found += worker if argument == "{worker}" else [argument.format_map(values)]
+        return found
+
+    def line(self, ticket: str) -> str:
+        """Return the command line of the worker with a ticket, for a shell."""
+        return self._text.format_map(self._values(ticket))
+
+    def worker(self, ticket: str) -> list[str]:
+        """Return what `{worker}` stands for."""
         address = f"{self._port.address}/{ticket}"
-        values = {"address": address, "host": host, "port": port, "ticket": ticket, "model": self._model}
-        return [argument.format_map(values) for argument in self._arguments]
+        return [sys.executable, "-m", "dragoman", "worker", "--join", address, "--drain-s", f"{self._drain_s:g}"]
+
+    def _values(self, ticket: str) -> dict[str, str]:
+        host, _, port = self._port.address.rpartition(":")
+        values = {"host": host, "port": port, "ticket": ticket, "model": self._model}
+        return {**values, "address": f"{self._port.address}/{ticket}", "worker": shlex.join(self.worker(ticket))}
 
 
-def _port_and_launch(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:
+def worker_environment(port: WorkerPort) -> dict[str, str]:
+    """Return the environment of a command that starts a worker: the server's, with the secret of workers."""
+    return {**child_environment(runs_models=True), SECRET_VARIABLE: port.secret}
+
+
+def rejected(port: WorkerPort) -> str:
+    """Return why the last worker was not accepted, as the end of a sentence; "" if the last one was."""
+    return f"; {port.last_rejection}" if port.last_rejection else ""
+
+
+def port_and_options(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:
     """Return the port of the server and the options of a launcher. Raises ModelFailed."""
     assert spec.launch is not None
     if spec.worker_port is None:

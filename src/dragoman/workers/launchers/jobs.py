@@ -1,0 +1,161 @@
+"""Launchers that submit a job for each worker to a scheduler: what SLURM, HyperQueue and Ray have in common."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from dragoman.core.errors import DragomanError, NotReady
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.launchers import port_and_options, rejected
+from dragoman.workers.worker_port import JoinedWorker
+
+# The scheduler is asked for the states of jobs at most this often: twice a second at first, later each 10 s.
+_FIRST_POLL_S = 0.5
+_MAX_POLL_S = 10.0
+# How long a job may take to end after its worker, before it is cancelled.
+_ENDING_S = 2.0
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job. text: the scheduler's own words, as `PENDING (Resources)`."""
+
+    phase: Literal["waiting", "running", "ended"]
+    text: str
+
+
+class JobLauncher(ABC):
+    """Submits a job for each worker and cancels it when the worker is not needed any more.
+
+    job_name: what the scheduler calls a job, as `SLURM job`. A subclass implements `submit`, `states` and `cancel`.
+    """
+
+    job_name = ""
+    starts_workers = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.model = spec.name
+        self.port, self.options = port_and_options(spec)
+        self._states: dict[str, JobState] = {}  # of jobs whose workers have not joined
+        self._problem = ""  # why the last job, or the last question for states, failed
+        self._polled_s = 0.0
+        self._submitted_s = 0.0
+        self._lock = asyncio.Lock()
+
+    @abstractmethod
+    async def submit(self, ticket: str) -> str:
+        """Submit the job of the worker with a ticket; return its id. Raises ModelFailed, or NotReady if it may work
+        later."""
+
+    @abstractmethod
+    async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
+        """Return the states of jobs; those that the scheduler does not know any more are left out. Raises NotReady."""
+
+    @abstractmethod
+    async def cancel(self, job: str) -> None:
+        """Cancel a job that waits or runs, as far as possible."""
+
+    async def describe_failure(self, job: str) -> str:
+        """Return what is known about a job that has ended before its worker joined, as the end of a sentence."""
+        return ""
+
+    @property
+    def waiting_for(self) -> str:
+        waiting = [f"{self.job_name} {job} is {s.text}" for job, s in self._states.items() if s.phase == "waiting"]
+        started = [f"{self.job_name} {job} ({s.text})" for job, s in self._states.items() if s.phase == "running"]
+        if waiting:
+            others = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            found = f"resources: {waiting[0]}{others}"
+        elif started:
+            found = f"the worker of {started[0]} to join {self.port.address}"
+        else:
+            found = f"workers that {self.job_name}s start to join {self.port.address}"
+        return f"{found}{self._problem}{rejected(self.port)}"
+
+    async def launch(self) -> JoinedWorker:
+        """Submit a job and wait until its worker has joined, however long that takes.
+
+        Raises ModelFailed if it cannot be submitted, NotReady if it ends before.
+        """
+        ticket, joined = self.port.expect()
+        job = ""
+        try:
+            job = await self._submit(ticket)
+            worker = await self._wait(job, joined)
+        except BaseException as error:
+            joined.cancel()
+            if isinstance(error, DragomanError):
+                self._problem = f"; {error.message.removeprefix(self._failed)}"
+            if job:
+                await self.cancel(job)
+            raise
+        finally:
+            self._states.pop(job, None)
+        self._problem = ""
+        worker.end_starter = partial(self._end, job)
+        return worker
+
+    @property
+    def _failed(self) -> str:
+        return f"failed to load '{self.model}', "
+
+    async def _submit(self, ticket: str) -> str:
+        """Submit a job. If this task is cancelled meanwhile, the job is cancelled too."""
+        self._submitted_s = time.monotonic()
+        submitting = asyncio.ensure_future(self.submit(ticket))
+        try:
+            job = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            with suppress(DragomanError):
+                await self.cancel(await submitting)
+            raise
+        self._states[job] = JobState("waiting", "submitted")
+        return job
+
+    async def _wait(self, job: str, joined: "asyncio.Future[JoinedWorker]") -> JoinedWorker:
+        while True:
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(joined), _FIRST_POLL_S)
+            await self._poll()
+            if self._states[job].phase == "ended" and not joined.done():
+                details = await self.describe_failure(job)
+                ended = f"{self.job_name} {job} ended with {self._states[job].text} before its worker joined"
+                raise NotReady(f"{self._failed}{ended}{details}")
+
+    async def _poll(self) -> None:
+        """Update the states of the jobs, unless that was done a short time ago."""
+        async with self._lock:
+            now_s = time.monotonic()
+            interval_s = min(_MAX_POLL_S, max(_FIRST_POLL_S, (now_s - self._submitted_s) / 10))
+            if now_s - self._polled_s < interval_s or not self._states:
+                return
+            asked = [*self._states]
+            try:
+                found = await self.states(asked)
+            except NotReady as error:
+                self._problem = f"; {error.message}"
+                return
+            finally:
+                self._polled_s = time.monotonic()
+            for job in asked:
+                if job in self._states:
+                    self._states[job] = found.get(job, JobState("ended", "an unknown state"))
+
+    async def _end(self, job: str, grace_s: float) -> str:
+        """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""
+        end_s = time.monotonic() + max(grace_s, _ENDING_S)
+        delay_s = 0.1
+        with suppress(NotReady):
+            while time.monotonic() < end_s:
+                state = (await self.states([job])).get(job)
+                if state is None or state.phase == "ended":
+                    return f"{self.job_name} {job} ended with {'an unknown state' if state is None else state.text}"
+                await asyncio.sleep(delay_s)
+                delay_s *= 2
+        await self.cancel(job)
+        return f"{self.job_name} {job} was cancelled"

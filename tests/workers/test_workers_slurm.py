@@ -1,0 +1,192 @@
+"""Workers in jobs of a SLURM cluster of this machine; skipped where SLURM is not installed.
+
+Each call is answered exactly once: right, or with an error that says that its worker was lost.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_clusters import local_slurm
+from test_workers_join import open_port, outcomes_of_pids
+from workers_harness import call, first_value, spec_of, wait_until
+
+from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
+from dragoman.core.spec import LaunchOptions
+from dragoman.workers.drain import slurm_time_left_s
+from dragoman.workers.process import ProcessPool
+from dragoman.workers.worker_port import WorkerPort
+
+LONG_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with local_slurm(tmp_path_factory.mktemp("slurm") / "cluster") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def cluster(configuration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SLURM_CONF", configuration)
+    monkeypatch.chdir(tmp_path)  # jobs run there and write their output
+    yield
+    assert jobs() == {}
+
+
+def jobs() -> dict[str, str]:
+    """Return the states of the jobs that have not ended, by id."""
+    return dict(line.split("|") for line in slurm("squeue", "--noheader", "--format=%i|%T").splitlines())
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def new_pool(port: WorkerPort, model: str = "Actions", **launch: Any) -> ProcessPool:
+    options = LaunchOptions(launcher="slurm", **launch)
+    return ProcessPool(spec_of(model, launch=options, replicas=options.replicas, worker_port=port), lambda: None)
+
+
+@asynccontextmanager
+async def jobs_of(port: WorkerPort, **launch: Any) -> AsyncIterator[ProcessPool]:
+    pool = new_pool(port, **launch)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+        await wait_until(lambda: not jobs(), LONG_S)
+
+
+async def test_a_job_computes_leaves_and_is_replaced(tmp_path: Path) -> None:
+    """One worker after the other: SIGTERM, SIGKILL, and the loss of the node."""
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --comment=ours\n#SBATCH --time=10\nexport READ=yes\n")
+    begun, go, script = tmp_path / "begun", tmp_path / "go", str(tmp_path / "job.sh")
+    async with open_port() as port, jobs_of(port, script=script, resources={"cpus_per_task": 2}) as pool:
+        first = first_value(await call(pool, do="pid"))
+        (job,) = jobs()
+        assert "ours 10:00 2" in slurm("squeue", "--noheader", "--format=%k %l %C")
+        assert b"READ=yes" in Path(f"/proc/{first}/environ").read_bytes()
+        left_s = slurm_time_left_s({"SLURM_JOB_ID": job})
+        assert left_s is not None
+        assert 500 < left_s <= 600
+
+        held = asyncio.create_task(call(pool, do="hold", begun=begun, go=go, then="pid"))
+        await wait_until(begun.exists)
+        slurm("scancel", "--signal=TERM", "--batch", job)
+        await wait_until(lambda: pool.unavailable == "its worker leaves: SIGTERM")
+        queued = [asyncio.create_task(call(pool, do="pid")) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in queued)
+        go.touch()
+        assert first_value(await held) == first
+        (second,) = {first_value(response) for response in await asyncio.gather(*queued)}
+        assert second != first
+
+        held = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "again", go=tmp_path / "never"))
+        await wait_until((tmp_path / "again").exists)
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"connection was closed; SLURM job \d+ ended with FAILED\) while it comp"):
+            await held
+        third = first_value(await call(pool, do="pid"))
+
+        (node,) = slurm("sinfo", "--noheader", "--format=%n").split()
+        slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=a test")
+        await wait_until(lambda: "waiting for resources: SLURM job" in pool.unavailable, LONG_S)
+        await wait_until(lambda: "is PENDING (" in pool.unavailable, LONG_S)
+        assert pool.unavailable.endswith("): 0 of 1 are loaded")
+        queued = [asyncio.create_task(call(pool, do="pid")) for _ in range(50)]
+        slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        (fourth,) = set(await outcomes_of_pids(pool, 50)) | {first_value(r) for r in await asyncio.gather(*queued)}
+        assert fourth != third
+
+
+@pytest.mark.parametrize(
+    ("resources", "reason"), [({"begin": "now+1hour"}, "BeginTime"), ({"cpus_per_task": 99}, "PartitionConfig")]
+)
+async def test_a_queue_that_never_starts(resources: dict[str, Any], reason: str) -> None:
+    """The model waits, says so in SLURM's words, and its jobs are cancelled with it."""
+    async with open_port() as port:
+        pool = new_pool(port, replicas=2, resources=resources)
+        starting = asyncio.create_task(pool.start())
+        try:
+            await wait_until(lambda: f"({reason})" in pool.waiting)
+            numbers = sorted(jobs())
+            assert len(numbers) == 2
+            job = pool.waiting.split()[5]
+            assert pool.waiting == (
+                f"waiting for resources: SLURM job {job} is PENDING ({reason}), and 1 more: 0 of 2 are loaded"
+            )
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await pool.close()
+        await wait_until(lambda: not jobs(), LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("launch", "error", "message"),
+    [
+        ({"resources": {"partition": "gpu"}}, ModelFailed, "sbatch failed: .* Invalid partition name specified"),
+        (
+            {"resources": {"gres": "gpu:1"}},
+            ModelFailed,
+            r"sbatch failed: .* Invalid generic resource \(gres\) specific",
+        ),
+        ({"resources": {"cpu per task": 1}}, ModelFailed, "resources.cpu per task': expected a long option of sbatch"),
+        ({"script": "no/such/file"}, ModelFailed, "'placement.script' cannot be read: .* No such file"),
+        ({"command": "{adress}"}, ModelFailed, "expected a command line with {address}"),
+        (
+            {"command": f"{sys.executable} -m dragoman worker --join 127.0.0.1:1/t --connect-timeout-s 0"},
+            NotReady,
+            "FAILED before its worker joined: dragoman: cannot connect to 127.0.0.1:1 within 0 s: .* refused",
+        ),
+        (
+            {"command": "DRAGOMAN_WORKER_SECRET=0123456789012345678901 {worker}"},
+            NotReady,
+            "did not accept this worker: the secrets of worker and server differ",
+        ),
+    ],
+    ids=["partition", "gres", "option", "script", "command", "address", "secret"],
+)
+async def test_jobs_that_cannot_work(launch: Any, error: type[Exception], message: str) -> None:
+    expected = f"failed to load 'm', .*{message.replace('{', chr(92) + '{')}"
+    async with open_port() as port:
+        with pytest.raises(error, match=expected):
+            async with asyncio.timeout(LONG_S), jobs_of(port, **launch):
+                pass
+        if "secrets" in message:
+            assert port.last_rejection == (
+                "the last worker was not accepted: 127.0.0.1: 'the secrets of worker and server differ'"
+            )
+
+
+async def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_port() as port:
+        with (
+            monkeypatch.context() as changed,
+            pytest.raises(ModelFailed, match="'slurm' needs 'sbatch', which is not f"),
+        ):
+            changed.setenv("PATH", "/nowhere")
+            new_pool(port)
+
+
+async def test_an_unreachable_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configuration: str) -> None:
+    """It may come back: the model is loaded again later."""
+    text = Path(configuration).read_text().splitlines()
+    (tmp_path / "slurm.conf").write_text("\n".join([*text, "SlurmctldPort=1", "MessageTimeout=1"]))
+    async with open_port() as port:
+        pool = new_pool(port)
+        monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+        with pytest.raises(NotReady, match=r"sbatch failed: .* Unable to contact slurm controller"):
+            await pool.start()
+        await pool.close()
+        monkeypatch.setenv("SLURM_CONF", configuration)
