@@ -247,7 +247,8 @@ class ProcessPool(JobRunner):
 
     def _is_sooner_elsewhere(self, mean_s: float) -> bool:
         """Return whether busy replicas, which are faster, will have answered all jobs within `mean_s` seconds."""
-        faster = [r for r in self.supervisor.running if 0 < r.mean_s < mean_s and not r.has_capacity]
+        running = [replica for replica in self.supervisor.running if not replica.leaving]
+        faster = [r for r in running if 0 < r.mean_s < mean_s and not r.has_capacity]
         faster = [replica for replica in faster if replica.elapsed_s < 2 * replica.mean_s]
         if not faster:
             return False
