@@ -327,7 +327,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         repository,
         ServerIdentity(
             name=settings.server_name,
-            extensions=extensions(has_control=settings.allows_control),
+            extensions=extensions(has_control=settings.allows_control, has_shared_memory=settings.shared_memory),
             # With these settings, the transports admit only callers with the role admin to model control.
             control_token="" if is_guarded else settings.control_token,
             control_open=settings.control_open or is_guarded,

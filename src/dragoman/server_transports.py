@@ -19,6 +19,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
+from dragoman.formats.shared_regions import SharedRegions
 from dragoman.protocols.openapi import routes as openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
@@ -214,7 +215,8 @@ def split_routes(
 def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
     """Return the protocols of the settings: those over HTTP, and those over gRPC."""
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
-    found = [plugins.find("protocols", name)(protocol_policy(settings)) for name in names]
+    policy = protocol_policy(settings)
+    found = [plugins.find("protocols", name)(policy) for name in names]
     return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
 
 
@@ -259,7 +261,10 @@ def protocol_policy(settings: Settings) -> Policy:
     headers = split_list(settings.forward_headers.lower())
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
-    return Policy(**values(ProtocolOptions, settings), forward_headers=headers)
+    if settings.shared_memory and settings.front_ends != 1:
+        raise InvalidInput(f"setting 'shared_memory': expected front_ends 1, got {settings.front_ends}")
+    regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
+    return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions)
 
 
 def access_control(settings: Settings, processes: int = 1) -> AccessControl | None:

@@ -162,6 +162,9 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
             most=65535,
         ),
     ] = -1
+    shared_memory: Annotated[
+        bool, Option("let clients on this machine register shared memory for tensors", ADDRESSES, operator_only=True)
+    ] = False
     umbridge_shared_memory: Annotated[
         bool,
         Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),

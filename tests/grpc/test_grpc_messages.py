@@ -48,7 +48,16 @@ def _fields(message: DescriptorProto, prefix: str = "") -> dict[str, tuple[int, 
 
 
 # Fields that this client does not have yet.
-NEWER = ("ropert", "is_non_linear_format_io", "response_stats", "ResponseStat")
+NEWER = (
+    "ropert",
+    "is_non_linear_format_io",
+    "response_stats",
+    "ResponseStat",
+    "max_inflight_requests",
+    "ModelMetrics",
+    "model_metrics",
+    "ModelConfig.runtime",
+)
 
 
 def test_field_numbers_and_types_are_those_of_triton_clients() -> None:

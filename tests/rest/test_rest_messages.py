@@ -59,7 +59,8 @@ X = "input 'x'"
         ({"shape": [1]}, f"{X}: expected 'data', or 'binary_data_size' in 'parameters'"),
         (
             {"shape": [1], "data": [1], "parameters": {"binary_data_size": 4}},
-            f"{X}: Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'",
+            f"{X}: Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            "'shared_memory_region' in 'parameters'",
         ),
         (
             {"shape": [1], "parameters": {"binary_data_size": -1}},
@@ -75,7 +76,7 @@ X = "input 'x'"
         ),
         (
             {"shape": [1], "parameters": {"shared_memory_region": "r"}},
-            f"{X}: shared memory is not supported; send 'data' or binary data",
+            f"{X}: Client shared memory is disabled. Start the server with '--shared-memory' to enable.",
         ),
     ],
 )

@@ -383,6 +383,13 @@ class ScaleModel(ServerCall[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Authorize(ServerCall[None]):
+    """Check the control token, for changes to the server that a protocol makes itself."""
+
+    token: str = field(repr=False, default="")
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight(ServerCall[int]):
     """Return how many calls are queued or running on models that answer any of these call types."""
 

@@ -14,6 +14,7 @@ from dragoman._version import __version__
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
+    Authorize,
     Call,
     ConcurrentCalls,
     Describe,
@@ -308,7 +309,7 @@ class Engine:
 
     async def _server_response(self, request: Request[Any]) -> Response[Any]:
         match request.call:
-            case Index() | Load() | ScaleModel() | Unload() as call:
+            case Authorize() | Index() | Load() | ScaleModel() | Unload() as call:
                 self._authorize(call.token)
                 answer = await self._control_call(request)
             case ConcurrentCalls(requests):

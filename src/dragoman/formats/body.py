@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from dragoman.core.datatypes import DATATYPES, datatype
-from dragoman.core.errors import DragomanError, InvalidInput, NotSupported
+from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.cut import CutMessage, cut_arrays
 from dragoman.formats.json_data import json_from_tensor, tensor_from_json
@@ -17,6 +17,7 @@ from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_e
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
+from dragoman.formats.shared_regions import pop_slice, region_sizes, require_regions
 from dragoman.formats.small_messages import parse_small_tensor
 
 Body = TypeVar("Body")
@@ -107,6 +108,12 @@ class _KnownRequest(InferRequest, forbid_unknown_fields=True):
 _REQUEST = msgspec.json.Decoder(InferRequest)
 _KNOWN_REQUEST = msgspec.json.Decoder(_KnownRequest)
 _RESPONSE = msgspec.json.Decoder(InferResponse)
+
+
+_ONE_FIELD = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'"
+)
 
 
 class RequestBody(msgspec.Struct, frozen=True):
@@ -248,6 +255,8 @@ def _parse_tensors(
     unchecked: bytes = b"",
 ) -> dict[str, Tensor]:
     """Return the tensors by name. `unchecked` is the text of the message if its nesting has not been checked."""
+    if policy.regions is not None:
+        policy.regions.check_total(region_sizes([one.parameters for one in descriptions]))
     tensors: dict[str, Tensor] = {}
     at, cut_count, data = 0, 0, b"" if binary is None else binary
     for one in descriptions:
@@ -262,16 +271,21 @@ def _parse_tensors(
         where = f"{noun} '{one.name}'"
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
-        if cut is not None and (array := cut.array(one.data)) is not None:
-            cut_count += 1
-            if _DATA_DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
-                one.data = msgspec.Raw(array)
+        cut_count += cut is not None and _restore(one, cut, policy)
         tensors[one.name], at = _parse_tensor(one, where, data, at, policy)
     if at != len(data):
         raise InvalidInput(f"unexpected additional {noun} data: {len(data) - at} bytes are left after all {noun}s")
     if cut is not None and cut_count != len(cut.spans):
         raise InvalidInput("an array that is not the data of a tensor was cut out")
     return tensors
+
+
+def _restore(one: _LiteralTensor, cut: CutMessage, policy: Policy) -> bool:
+    """Return whether the data of a tensor was cut out; it is set again unless it nests too deep."""
+    array = cut.array(one.data)
+    if array is not None and _DATA_DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
+        one.data = msgspec.Raw(array)
+    return array is not None
 
 
 def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:
@@ -285,17 +299,18 @@ def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, poli
         parameters: dict[str, Scalar] = {}
     else:
         parameters = parse_parameters(one.parameters)
-        if "shared_memory_region" in parameters:
-            raise NotSupported(f"{where}: shared memory is not supported; send 'data' or binary data")
         size = parameters.pop("binary_data_size", None)
+        if (place := pop_slice(parameters, where)) is not None:
+            if size is not None or one.data is not msgspec.UNSET:
+                raise InvalidInput(f"{where}: {_ONE_FIELD}")
+            raw = require_regions(policy.regions, where).read(place, where)
+            return tensor_from_raw(where, kind, one.shape, raw, policy, parameters), at
     if size is None:
         if one.data is msgspec.UNSET:
             raise InvalidInput(f"{where}: expected 'data', or 'binary_data_size' in 'parameters'")
         return tensor_from_json(where, kind, one.shape, one.data, policy, parameters), at
     if one.data is not msgspec.UNSET:
-        raise InvalidInput(
-            f"{where}: Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
-        )
+        raise InvalidInput(f"{where}: {_ONE_FIELD}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise InvalidInput(f"{where}: 'binary_data_size' expects a number of bytes, got {size!r}")
     end = at + size

@@ -38,7 +38,15 @@ def _classes() -> dict[str, Any]:
 
 # Classes created at run time have no static types.
 _CLASSES = _classes()
+CudaSharedMemoryRegisterRequest = _CLASSES["CudaSharedMemoryRegisterRequest"]
+CudaSharedMemoryRegisterResponse = _CLASSES["CudaSharedMemoryRegisterResponse"]
+CudaSharedMemoryStatusRequest = _CLASSES["CudaSharedMemoryStatusRequest"]
+CudaSharedMemoryStatusResponse = _CLASSES["CudaSharedMemoryStatusResponse"]
+CudaSharedMemoryUnregisterRequest = _CLASSES["CudaSharedMemoryUnregisterRequest"]
+CudaSharedMemoryUnregisterResponse = _CLASSES["CudaSharedMemoryUnregisterResponse"]
 InferTensorContents = _CLASSES["InferTensorContents"]
+LogSettingsRequest = _CLASSES["LogSettingsRequest"]
+LogSettingsResponse = _CLASSES["LogSettingsResponse"]
 ModelConfig = _CLASSES["ModelConfig"]
 ModelConfigRequest = _CLASSES["ModelConfigRequest"]
 ModelConfigResponse = _CLASSES["ModelConfigResponse"]
@@ -63,6 +71,14 @@ ServerMetadataRequest = _CLASSES["ServerMetadataRequest"]
 ServerMetadataResponse = _CLASSES["ServerMetadataResponse"]
 ServerReadyRequest = _CLASSES["ServerReadyRequest"]
 ServerReadyResponse = _CLASSES["ServerReadyResponse"]
+SystemSharedMemoryRegisterRequest = _CLASSES["SystemSharedMemoryRegisterRequest"]
+SystemSharedMemoryRegisterResponse = _CLASSES["SystemSharedMemoryRegisterResponse"]
+SystemSharedMemoryStatusRequest = _CLASSES["SystemSharedMemoryStatusRequest"]
+SystemSharedMemoryStatusResponse = _CLASSES["SystemSharedMemoryStatusResponse"]
+SystemSharedMemoryUnregisterRequest = _CLASSES["SystemSharedMemoryUnregisterRequest"]
+SystemSharedMemoryUnregisterResponse = _CLASSES["SystemSharedMemoryUnregisterResponse"]
+TraceSettingRequest = _CLASSES["TraceSettingRequest"]
+TraceSettingResponse = _CLASSES["TraceSettingResponse"]
 
 
 def parse_message(kind: Any, body: Buffer) -> Any:

@@ -5,19 +5,25 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from dragoman.formats.shared_regions import Buffer as Buffer
+from dragoman.formats.shared_regions import SharedRegions
 from dragoman.settings import ProtocolOptions
 
 CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 
 _MESSAGE_DEPTH = 5  # of an Open Inference request with data in rows
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(ProtocolOptions):
-    """Settings of protocols, and `forward_headers`: patterns, in lower case, of the headers that models receive."""
+    """Settings of protocols.
+
+    forward_headers: patterns, in lower case, of the headers that models receive. regions: the shared memory of clients,
+    None if the operator has not enabled it.
+    """
 
     forward_headers: tuple[str, ...] = ()
+    regions: SharedRegions | None = None
 
     @cached_property
     def max_unscanned_bytes(self) -> int:

@@ -9,6 +9,7 @@ from dragoman.core.calls import Infer, ModelDescription
 from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters
+from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import Headers, Policy
 from dragoman.system.request_context import HEADER
 
@@ -16,7 +17,7 @@ from dragoman.system.request_context import HEADER
 _MAX_US = 1 << 63
 
 
-def extensions(*, has_control: bool) -> tuple[str, ...]:
+def extensions(*, has_control: bool, has_shared_memory: bool) -> tuple[str, ...]:
     """Return the extensions that are on, in Triton's order."""
     return (
         "classification",
@@ -24,6 +25,7 @@ def extensions(*, has_control: bool) -> tuple[str, ...]:
         *(("model_repository",) if has_control else ()),
         "schedule_policy",
         "model_configuration",
+        *(("system_shared_memory", "cuda_shared_memory") if has_shared_memory else ()),
         "binary_tensor_data",
         "parameters",
         "statistics",
@@ -100,6 +102,16 @@ def parse_content_type(parameters: Parameters, name: str) -> str:
     if not isinstance(content_type, str):
         raise InvalidInput(f"output '{name}': parameter 'content_type' expects a name, got {content_type!r}")
     return content_type
+
+
+def parse_output_region(parameters: Parameters, name: str, policy: Policy, cannot_set_both: str) -> RegionSlice | None:
+    """Return the shared memory for a requested output, None without a region. Raises InvalidInput, NotSupported."""
+    place = pop_slice(dict(parameters), f"output '{name}'")
+    if place is not None:
+        require_regions(policy.regions, f"output '{name}'")
+        if parameters.get("classification"):
+            raise InvalidInput(f"{cannot_set_both} 'shared_memory_region' and 'classification'")
+    return place
 
 
 # --- headers that a model sets -------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import extensions as oip
+from dragoman.protocols.open_inference import shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.grpc_inference import (
@@ -111,6 +112,7 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("RepositoryIndex", _repository_index, role="admin"),
             GrpcMethod("RepositoryModelLoad", _repository_load, role="admin"),
             GrpcMethod("RepositoryModelUnload", _repository_unload, role="admin"),
+            *shared_memory.methods(policy),
         ),
         status=_status,
         descriptors=m.DESCRIPTORS + m.REPOSITORY_DESCRIPTORS,

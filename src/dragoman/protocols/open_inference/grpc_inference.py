@@ -31,7 +31,8 @@ from dragoman.formats.oip_wire import (
     split_raw_contents,
     split_typed_contents,
 )
-from dragoman.formats.raw import tensor_from_raw
+from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
+from dragoman.formats.shared_regions import REGION, SIZE, RegionSlice, SharedRegions, pop_slice, require_regions
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
@@ -47,7 +48,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     """Fields of the request that determine the format of the response.
 
     `raw` selects raw contents, `classes` the outputs to replace by how many of their top classes, and `final` marks
-    the last response of a stream.
+    the last response of a stream. `places` are the outputs to write to shared memory, to `regions`.
     """
 
     id: str
@@ -56,6 +57,8 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     raw: bool
     classes: Mapping[str, int]
     final: bool
+    places: Mapping[str, RegionSlice] = {}
+    regions: SharedRegions | None = None
 
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
@@ -70,11 +73,11 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     if message.parameters or message.outputs:  # most requests have neither
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
-        names, classes, types = _parse_outputs(message.outputs)
+        names, classes, types, places = _parse_outputs(message.outputs, policy)
         call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
         deadline_s = oip.parse_deadline(parameters, request.deadline_s)
     else:
-        call, final, classes = Infer(_parse_inputs(message, raw, packed, policy)), False, {}
+        call, final, classes, places = Infer(_parse_inputs(message, raw, packed, policy)), False, {}, {}
         deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
@@ -85,6 +88,8 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         raw=(is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw),
         classes=classes,
         final=final,
+        places=places,
+        regions=policy.regions,
     )
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
@@ -100,7 +105,7 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
-    is_plain = options.raw and not options.final
+    is_plain = options.raw and not options.final and not options.places
     plain = serialize_raw_response(response, options.id) if is_plain else None
     return _format_message(response, options) if plain is None else plain
 
@@ -117,9 +122,23 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         if tensor.parameters:
             parameters_to_proto(tensor.parameters, output.parameters)
+    if options.places:
+        return _format_shared(message, outputs, options)
     if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
         return serialize_typed_response(message, outputs.values())
     return append_raw_contents([message.SerializeToString()], outputs)
+
+
+def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOutputOptions) -> bytes:
+    """Write the outputs that have a region of shared memory into it; their raw contents are empty."""
+    regions = require_regions(options.regions)
+    for name, tensor in outputs.items():
+        raw = raw_from_tensor(tensor)
+        if name in options.places:
+            regions.write(options.places[name], name, raw)
+            raw = b""
+        message.raw_output_contents.append(bytes(raw))
+    return bytes(message.SerializeToString())
 
 
 def _wants_raw(choice: str, call: Infer, *, is_raw: bool) -> bool:
@@ -156,11 +175,14 @@ def _pop_wants_final(parameters: dict[str, Scalar]) -> bool:
     return final
 
 
-def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
-    """Return the names of the requested outputs, and by name their class counts and content types."""
+def _parse_outputs(
+    outputs: Sequence[Any], policy: Policy
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, str], dict[str, RegionSlice]]:
+    """Return the names of the requested outputs, and by name their class counts, content types and regions."""
     names: dict[str, None] = {}
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
+    places: dict[str, RegionSlice] = {}
     for output in outputs:
         name = output.name
         if name in names:
@@ -172,15 +194,20 @@ def _parse_outputs(outputs: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, i
                 classes[name] = count
             if content_type := oip.parse_content_type(parameters, name):
                 content_types[name] = content_type
-    return tuple(names), classes, content_types
+            if place := oip.parse_output_region(parameters, name, policy, "output can't set both"):
+                places[name] = place
+    return tuple(names), classes, content_types, places
 
 
 def _parse_inputs(
     message: Any, raw: Sequence[Buffer], packed: Mapping[int, PackedContents], policy: Policy
 ) -> dict[str, Tensor]:
     if raw and len(raw) != len(message.inputs):
-        raise InvalidInput(f"expected {len(message.inputs)} 'raw_input_contents', one for each input, got {len(raw)}")
+        _check_raw_count(message, len(raw))
+    if policy.regions is not None:
+        policy.regions.check_total([t.parameters[SIZE].int64_param for t in message.inputs if SIZE in t.parameters])
     tensors: dict[str, Tensor] = {}
+    in_regions = 0
     for index, tensor in enumerate(message.inputs):
         name = tensor.name
         where = f"input '{name}'"
@@ -190,13 +217,24 @@ def _parse_inputs(
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
         parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
         kind, shape = _parse_datatype(tensor.datatype, where), list(tensor.shape)
-        if index in packed:
+        if parameters and (place := pop_slice(parameters, where)) is not None:
+            in_regions += 1
+            contents = require_regions(policy.regions, where).read(place, where)
+            tensors[name] = tensor_from_raw(where, kind, shape, contents, policy, parameters)
+        elif index in packed:
             tensors[name] = tensor_from_packed(where, kind, shape, packed[index], policy, parameters)
         elif raw:
-            tensors[name] = tensor_from_raw(where, kind, shape, raw[index], policy, parameters)
+            tensors[name] = tensor_from_raw(where, kind, shape, raw[index - in_regions], policy, parameters)
         else:
             tensors[name] = tensor_from_contents(where, kind, shape, tensor.contents, policy, parameters)
     return tensors
+
+
+def _check_raw_count(message: Any, count: int) -> None:
+    """Raise InvalidInput unless each input that is not in shared memory has raw contents."""
+    expected = sum(REGION not in tensor.parameters for tensor in message.inputs)
+    if count != expected:
+        raise InvalidInput(f"expected {expected} 'raw_input_contents', one for each input, got {count}")
 
 
 def _parse_datatype(name: str, where: str) -> Datatype:

@@ -42,8 +42,10 @@ from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
 from dragoman.formats.json_text import json_chunks
 from dragoman.formats.model_config import config_json
+from dragoman.formats.raw import raw_from_tensor
+from dragoman.formats.shared_regions import require_regions
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
-from dragoman.protocols.open_inference import messages
+from dragoman.protocols.open_inference import messages, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
@@ -118,19 +120,18 @@ class OpenInferenceRest:
         request, options, id_ = parse_infer_request(http, self._policy)
         call: Any = request.call
         derivative = derivative_request(request) if call.parameters else None
+        format_response = partial(self._format_shared if options.regions else self._format_infer, options, id_)
         if derivative is not None:
-            return EngineCall(
-                derivative, lambda response: self._format_infer(options, id_, inference_response(request, response))
-            )
+            return EngineCall(derivative, lambda response: format_response(inference_response(request, response)))
         if options.classes:
-            return classified_call(request, options.classes, partial(self._format_infer, options, id_))
-        return EngineCall(request, partial(self._format_infer, options, id_))
+            return classified_call(request, options.classes, format_response)
+        return EngineCall(request, format_response)
 
     def infer_stream(self, http: HttpRequest) -> HttpStream[Inference] | PreliminaryCall[ModelDescription]:
         """Not in the specification: the responses of a streaming model as server-sent events."""
         request, options, id_ = parse_infer_request(http, self._policy)
-        if options.binary or any(options.outputs.values()):
-            raise InvalidInput("a stream of events carries JSON; expected no binary outputs")
+        if options.binary or any(options.outputs.values()) or options.regions:
+            raise InvalidInput("a stream of events carries JSON; expected no outputs in binary or in shared memory")
 
         headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 
@@ -163,6 +164,25 @@ class OpenInferenceRest:
         if inference.metadata:
             headers += check_headers(inference.metadata)
         return HttpResponse(200, (*chunks, *blobs), headers)
+
+    def _format_shared(
+        self, options: RestOutputOptions, id_: str | None, response: Response[Inference]
+    ) -> HttpResponse:
+        """Write the outputs that have a region of shared memory into it, and format the others."""
+        inference, regions = response.answer, require_regions(self._policy.regions)
+        written = {name for name in inference.outputs if name in options.regions}
+        for name in written:
+            regions.write(options.regions[name], name, raw_from_tensor(inference.outputs[name]))
+        rest = {name: tensor for name, tensor in inference.outputs.items() if name not in written}
+        rows, blobs = serialize_tensors(rest, options.is_binary, self._policy)
+        others = iter(rows)
+        outputs = [
+            {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape} if name in written else next(others)
+            for name, tensor in inference.outputs.items()
+        ]
+        chunks = json_chunks(_envelope(response, id_, outputs))
+        headers = _binary_headers(sum(map(len, chunks))) if blobs else _JSON_HEADERS
+        return HttpResponse(200, (*chunks, *blobs), headers + check_headers(inference.metadata))
 
     def handle(self, http: HttpRequest) -> EngineCall[Handled, HttpResponse]:
         """A path that the model itself handles. Raises ModelNotFound if no model has a handler for it."""
@@ -268,6 +288,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", f"{control}/models/{{model}}/load", endpoints.load, operation=messages.LOAD),
         Route("POST", f"{control}/models/{{model}}/unload", endpoints.unload, operation=messages.UNLOAD),
     ]
+    routes += shared_memory.routes(policy)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         infer, stream = f"{model}/infer", f"{model}/infer_stream"
         routes += [

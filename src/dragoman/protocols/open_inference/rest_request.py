@@ -17,11 +17,13 @@ from dragoman.formats.body import (
 )
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
+from dragoman.formats.shared_regions import RegionSlice
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.open_inference.extensions import (
     check_counts,
     parse_content_type,
     parse_deadline,
+    parse_output_region,
 )
 from dragoman.protocols.wire import HttpRequest, Policy
 
@@ -40,7 +42,7 @@ class RestOutputOptions(msgspec.Struct, frozen=True):
     """Options of the outputs of a response.
 
     `names` are the requested outputs. By name, `outputs` overrides `binary`, `classes` is the number of top classes to
-    return, and `content_types` the content type to encode.
+    return, `content_types` the content type to encode, and `regions` the shared memory to write to.
     """
 
     binary: bool
@@ -48,6 +50,7 @@ class RestOutputOptions(msgspec.Struct, frozen=True):
     outputs: Mapping[str, bool] = {}
     classes: Mapping[str, int] = {}
     content_types: Mapping[str, str] = {}
+    regions: Mapping[str, RegionSlice] = {}
 
     def is_binary(self, name: str) -> bool:
         return self.outputs.get(name, self.binary)
@@ -91,7 +94,7 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
 
 def _parse_call(body: RequestBody, policy: Policy) -> tuple[Infer, RestOutputOptions]:
     binary = body.parameters.pop("binary_data_output", False) if body.parameters else False
-    options = _parse_outputs(binary, body.outputs)
+    options = _parse_outputs(binary, body.outputs, policy)
     call = Infer(body.inputs, options.names, body.parameters, content_types=options.content_types)
     check_counts(call, policy)
     return call, options
@@ -109,10 +112,11 @@ def parse_control_request(http: HttpRequest, policy: Policy) -> ControlBody:
         raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
 
 
-def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput]) -> RestOutputOptions:
+def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput], policy: Policy) -> RestOutputOptions:
     binary_outputs: dict[str, bool] = {}
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
+    regions: dict[str, RegionSlice] = {}
     for output in outputs:
         if not output.parameters:
             continue
@@ -125,12 +129,14 @@ def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput]) -> RestOu
             binary_outputs[name] = _parse_flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
         if count := parse_class_count(parameters, name):
             classes[name] = count
+        if place := parse_output_region(parameters, name, policy, "Output can't set both"):
+            regions[name] = place
         if content_type := parse_content_type(parameters, name):
             content_types[name] = content_type
     names = tuple([output.name for output in outputs])
     default = _parse_flag(binary, "parameter 'binary_data_output'")
     has_binary = default or True in binary_outputs.values()
-    return RestOutputOptions(default, names, binary_outputs if has_binary else {}, classes, content_types)
+    return RestOutputOptions(default, names, binary_outputs if has_binary else {}, classes, content_types, regions)
 
 
 def _parse_flag(value: object, field: str) -> bool:

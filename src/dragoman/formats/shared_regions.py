@@ -1,0 +1,183 @@
+"""Regions of POSIX shared memory that clients on this machine register for their tensors, Triton's extension.
+
+Regions are read and written through a file descriptor and never mapped: a client that shrinks the object gets an error,
+instead of ending the server by SIGBUS, and cannot change bytes after they were checked.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelNotFound, NotSupported
+
+Buffer = bytes | bytearray | memoryview
+REGION = "shared_memory_region"
+SIZE = "shared_memory_byte_size"
+_PARAMETERS = REGION, SIZE, "shared_memory_offset"
+DISABLED = "Client shared memory is disabled. Start the server with '--shared-memory' to enable."
+_FOLDER = "/dev/shm"  # noqa: S108 - POSIX shared memory on Linux
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
+_RESERVED = "triton_python_backend_shm_region_"
+_MAX_REGIONS = 64
+_MAX_OFFSET = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A registered region: `byte_size` bytes from `offset` of the object with this key."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """Where a tensor is: `byte_size` bytes from `offset` of the region with this name."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+def pop_slice(parameters: dict[str, Any], where: str) -> RegionSlice | None:
+    """Remove the parameters of shared memory from those of a tensor and return them; None without a region.
+
+    Raises InvalidInput naming the parameter.
+    """
+    if REGION not in parameters:
+        return None
+    name, size, offset = (parameters.pop(key, 0) for key in _PARAMETERS)
+    if not isinstance(name, str) or not name:
+        raise InvalidInput(f"{where}: parameter '{REGION}' expects the name of a region, got {name!r}")
+    for key, value in (("byte_size", size), ("offset", offset)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidInput(f"{where}: parameter 'shared_memory_{key}' expects a number of bytes, got {value!r}")
+        if value > _MAX_OFFSET:
+            raise InvalidInput(
+                f"{where}: Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value "
+                f"{_MAX_OFFSET}"
+            )
+    return RegionSlice(name, size, offset)
+
+
+class SharedRegions:
+    """The registered regions by name. A request may read up to `max_bytes` from them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open a region. Raises InvalidInput or AlreadyLoaded."""
+        plain = key.lstrip("/")
+        if not plain:
+            raise InvalidInput(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        if plain.startswith(_RESERVED):
+            raise InvalidInput(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
+                f"prefix '{_RESERVED}'"
+            )
+        if _KEY.fullmatch(plain) is None or plain in (".", ".."):
+            raise InvalidInput(f"cannot register shared memory region '{name}' - invalid shm key '{key[:256]}'")
+        if name in self._regions:
+            raise AlreadyLoaded(f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= _MAX_REGIONS:
+            raise InvalidInput(f"shared memory region '{name}': expected at most {_MAX_REGIONS} regions")
+        descriptor = _open(plain, key)
+        if byte_size < 1 or offset < 0 or offset + byte_size > os.fstat(descriptor).st_size:
+            os.close(descriptor)
+            raise InvalidInput(f"failed to register shared memory region '{name}': invalid args")
+        self._regions[name] = Region(name, key, offset, byte_size, descriptor)
+
+    def unregister(self, name: str = "") -> None:
+        """Close a region, or all; an unknown name is none."""
+        for region in [self._regions.get(name)] if name else list(self._regions.values()):
+            if region is not None:
+                os.close(self._regions.pop(region.name).descriptor)
+
+    def status(self, name: str = "") -> Sequence[Region]:
+        """Return the region with this name, or all. Raises ModelNotFound for an unknown name."""
+        if name and name not in self._regions:
+            raise ModelNotFound(f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name]] if name else list(self._regions.values())
+
+    def check_total(self, sizes: Sequence[object]) -> None:
+        """Raise InvalidInput if the inputs of a request are more than `max_bytes` together."""
+        total = sum(size for size in sizes if isinstance(size, int))
+        if total > self._max_bytes:
+            raise InvalidInput(f"inputs in shared memory: expected at most {self._max_bytes} bytes, got {total}")
+
+    def read(self, place: RegionSlice, where: str) -> Buffer:
+        """Return a copy of the bytes of an input. Raises InvalidInput or ModelNotFound."""
+        region = self._find(place, where)
+        self.check_total([place.byte_size])
+        data = bytearray(place.byte_size)
+        done = 0
+        while done < len(data):
+            count = os.preadv(region.descriptor, [memoryview(data)[done:]], region.offset + place.offset + done)
+            if not count:
+                raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{place.region}'")
+            done += count
+        return data
+
+    def write(self, place: RegionSlice, name: str, data: Buffer) -> None:
+        """Write the bytes of an output. Raises InvalidInput or ModelNotFound."""
+        region = self._find(place, f"output '{name}'")
+        if len(data) > place.byte_size:
+            raise InvalidInput(
+                f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
+                f"be at least {len(data)} bytes to hold the results"
+            )
+        start, done, view = region.offset + place.offset, 0, memoryview(data).cast("B")
+        if start + len(view) > os.fstat(region.descriptor).st_size:  # it would grow: the client has shrunk it
+            raise InvalidInput(
+                f"output '{name}': Invalid offset + byte size for shared memory region: '{place.region}'"
+            )
+        while done < len(view):
+            done += os.pwrite(region.descriptor, view[done:], start + done)
+
+    def _find(self, place: RegionSlice, where: str) -> Region:
+        region = self._regions.get(place.region)
+        if region is None:
+            raise ModelNotFound(f"{where}: Unable to find shared memory region: '{place.region}'")
+        if place.offset >= region.byte_size:
+            raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{place.region}'")
+        if place.offset + place.byte_size > region.byte_size:
+            raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{place.region}'")
+        return region
+
+
+def require_regions(regions: SharedRegions | None, where: str = "") -> SharedRegions:
+    """Return the regions. Raises NotSupported if the operator has not enabled shared memory."""
+    if regions is None:
+        raise NotSupported(f"{where}: {DISABLED}" if where else DISABLED)
+    return regions
+
+
+def region_sizes(parameters: Sequence[Mapping[str, Any] | None]) -> list[object]:
+    """Return the sizes that inputs in shared memory state."""
+    return [each.get(SIZE) for each in parameters if each and REGION in each]
+
+
+def _open(name: str, key: str) -> int:
+    """Open an object of shared memory: a file of this user, no link."""
+    try:
+        folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(name, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise InvalidInput(f"Unable to open shared memory region: '{key}'") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise InvalidInput(f"Unable to open shared memory region: '{key}'")
+    return descriptor

@@ -1,0 +1,203 @@
+"""The extensions for system and CUDA shared memory: register, status and unregister, over REST and gRPC."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from dragoman.core.calls import Authorize, Request
+from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
+from dragoman.formats import oip_messages as m
+from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
+from dragoman.formats.shared_regions import Region, require_regions
+from dragoman.protocols.wire import (
+    Bodies,
+    EngineCall,
+    GrpcMethod,
+    GrpcRequest,
+    HttpRequest,
+    HttpResponse,
+    Operation,
+    Policy,
+    Route,
+    bearer_token,
+    control_token,
+    json_response,
+)
+
+
+class SystemRegion(msgspec.Struct):
+    """A region of system shared memory: `key` is its name in /dev/shm, `offset` and `byte_size` are in bytes."""
+
+    key: str | None = None
+    byte_size: int | None = None
+    offset: int = 0
+
+
+class RegionStatus(msgspec.Struct):
+    """A registered region."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+_SYSTEM = msgspec.json.Decoder(SystemRegion)
+_NO_GPU = "failed to register CUDA shared memory region: '{}', GPUs not supported"
+
+
+def routes(policy: Policy) -> list[Route]:
+    """Return the routes of REST."""
+
+    def register_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        return _after_authorization(http, partial(_register, policy, http.params["region"], _parse_region(http)))
+
+    def register_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        return _after_authorization(http, partial(_register_cuda, policy, http.params["region"]))
+
+    def unregister_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        return _after_authorization(http, partial(_unregister, policy, http.params.get("region", "")))
+
+    def unregister_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        return _after_authorization(http, lambda: require_regions(policy.regions) and None)
+
+    def status_system(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        name = http.params.get("region", "")
+        return _after_authorization(http, lambda: json_response([_row(each) for each in _status(policy, name)]))
+
+    def status_cuda(http: HttpRequest) -> EngineCall[None, HttpResponse]:
+        name = http.params.get("region", "")
+        return _after_authorization(http, partial(_cuda_regions, policy, name))
+
+    done: Mapping[int, Bodies] = {200: {}}
+    listed: Mapping[int, Bodies] = {200: {"application/json": list[RegionStatus]}}
+    body = {"application/json": SystemRegion}
+    found: list[Route] = []
+    for prefix, noun, register, unregister, status in (
+        ("/v2/systemsharedmemory", "system", register_system, unregister_system, status_system),
+        ("/v2/cudasharedmemory", "CUDA", register_cuda, unregister_cuda, status_cuda),
+    ):
+        registering = Operation(f"Register a region of {noun} shared memory", done, body)
+        unregistering = Operation(f"Unregister regions of {noun} shared memory", done)
+        listing = Operation(f"List the regions of {noun} shared memory", listed)
+        found += [
+            Route("GET", f"{prefix}/status", status, operation=listing),
+            Route("GET", f"{prefix}/region/{{region}}/status", status, operation=listing),
+            Route("POST", f"{prefix}/region/{{region}}/register", register, operation=registering),
+            Route("POST", f"{prefix}/region/{{region}}/unregister", unregister, operation=unregistering),
+            Route("POST", f"{prefix}/unregister", unregister, operation=unregistering),
+        ]
+    return found
+
+
+def methods(policy: Policy) -> tuple[GrpcMethod, ...]:
+    """Return the methods of gRPC."""
+    return tuple(GrpcMethod(name, partial(_grpc_call, policy, *each)) for name, each in _METHODS.items())
+
+
+def _grpc_call(
+    policy: Policy, kind: Any, run: Callable[[Policy, Any], Any], request: GrpcRequest
+) -> EngineCall[None, bytes]:
+    message = m.parse_message(kind, request.body)
+    authorize = Request(Authorize(bearer_token(request.metadata)), deadline_s=request.deadline_s)
+    return EngineCall(authorize, lambda _: bytes(run(policy, message).SerializeToString()))
+
+
+def _system_status(policy: Policy, message: Any) -> Any:
+    response = m.SystemSharedMemoryStatusResponse()
+    for each in _status(policy, message.name):
+        region = response.regions[each.name]
+        region.name, region.key, region.offset, region.byte_size = _fields(each)
+    return response
+
+
+def _system_register(policy: Policy, message: Any) -> Any:
+    region = SystemRegion(message.key or None, message.byte_size or None, message.offset)
+    _register(policy, message.name, region)
+    return m.SystemSharedMemoryRegisterResponse()
+
+
+def _system_unregister(policy: Policy, message: Any) -> Any:
+    _unregister(policy, message.name)
+    return m.SystemSharedMemoryUnregisterResponse()
+
+
+def _cuda_status(policy: Policy, message: Any) -> Any:
+    _check_no_cuda_region(policy, message.name)
+    return m.CudaSharedMemoryStatusResponse()
+
+
+def _cuda_unregister(policy: Policy, _message: Any) -> Any:
+    require_regions(policy.regions)
+    return m.CudaSharedMemoryUnregisterResponse()
+
+
+_METHODS: Mapping[str, tuple[Any, Callable[[Policy, Any], Any]]] = {
+    "SystemSharedMemoryStatus": (m.SystemSharedMemoryStatusRequest, _system_status),
+    "SystemSharedMemoryRegister": (m.SystemSharedMemoryRegisterRequest, _system_register),
+    "SystemSharedMemoryUnregister": (m.SystemSharedMemoryUnregisterRequest, _system_unregister),
+    "CudaSharedMemoryStatus": (m.CudaSharedMemoryStatusRequest, _cuda_status),
+    "CudaSharedMemoryRegister": (m.CudaSharedMemoryRegisterRequest, lambda p, r: _register_cuda(p, r.name)),
+    "CudaSharedMemoryUnregister": (m.CudaSharedMemoryUnregisterRequest, _cuda_unregister),
+}
+
+
+def _after_authorization(http: HttpRequest, run: Callable[[], Any]) -> EngineCall[None, HttpResponse]:
+    """Return a call that checks the control token, then runs a function: its response, or an empty one."""
+    request = Request(Authorize(control_token(http.headers)))
+    return EngineCall(request, lambda _: run() or HttpResponse(200))
+
+
+def _parse_region(http: HttpRequest) -> SystemRegion:
+    try:
+        return _SYSTEM.decode(bytes(http.body))
+    except PARSER_ERRORS as error:
+        raise InvalidInput(f"the request is not valid: {describe_parser_error(error)}") from error
+
+
+def _register(policy: Policy, name: str, region: SystemRegion) -> None:
+    regions = require_regions(policy.regions)
+    if not name:
+        raise InvalidInput("'region name' is necessary to register system shared memory region")
+    for field in ("key", "byte_size"):
+        if getattr(region, field) is None:
+            raise InvalidInput(f"Shared memory register request has no '{field}' field")
+    regions.register(name, region.key or "", region.offset, region.byte_size or 0)
+
+
+def _register_cuda(policy: Policy, name: str) -> None:
+    require_regions(policy.regions)
+    raise NotSupported(_NO_GPU.format(name))
+
+
+def _unregister(policy: Policy, name: str) -> None:
+    require_regions(policy.regions).unregister(name)
+
+
+def _status(policy: Policy, name: str) -> Sequence[Region]:
+    return () if policy.regions is None and not name else require_regions(policy.regions).status(name)
+
+
+def _check_no_cuda_region(policy: Policy, name: str) -> None:
+    """Raise ModelNotFound: no region is one of CUDA shared memory. Without a name there is nothing to find."""
+    if not name:
+        return
+    if any(each.name == name for each in _status(policy, "")):
+        kinds = "registered as system shared memory, not CUDA shared memory"
+        raise ModelNotFound(f"The region named '{name}' is {kinds}")
+    raise ModelNotFound(f"Unable to find cuda shared memory region: '{name}'")
+
+
+def _cuda_regions(policy: Policy, name: str) -> HttpResponse:
+    _check_no_cuda_region(policy, name)
+    return json_response([])
+
+
+def _fields(region: Region) -> tuple[str, str, int, int]:
+    return region.name, region.key, region.offset, region.byte_size
+
+
+def _row(region: Region) -> Mapping[str, Any]:
+    return dict(zip(("name", "key", "offset", "byte_size"), _fields(region), strict=True))
