@@ -22,6 +22,8 @@ async def test_metrics_and_control_are_on_the_admin_port_only() -> None:
         for method, path in ADMINISTRATIVE:
             assert (await admin.request(method, path, b"{}")).status == 200, path
             assert (await server.request(method, path, b"{}")).status == 404, path
+        assert (await admin.request("GET", "/v2/repository/status")).status == 200
+        assert (await server.request("GET", "/v2/repository/status")).status == 404
         for path in ("/v2/health/ready", "/v2/models/Doubler"):
             assert (await admin.request("GET", path)).status == 200
             assert (await server.request("GET", path)).status == 200

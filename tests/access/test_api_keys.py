@@ -108,7 +108,7 @@ ROLES = {
         "/server/metrics", "/v1/models", "/v1/models/{name}", "/v2", "/v2/models", "/v2/models/{model}",
         "/v2/models/stats", "/v2/models/{model}/config", "/v2/models/{model}/stats",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/config",
-        "/v2/models/{model}/versions/{version}/stats", "/version",
+        "/v2/models/{model}/versions/{version}/stats", "/v2/repository/status", "/version",
     },
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",

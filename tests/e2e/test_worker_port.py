@@ -1,7 +1,9 @@
 """A server whose model runs in workers that join it: readiness, index, metrics, and the end of either side."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.cli import main
 from e2e.server_process import ServerProcess, free_ports, started_server, wait_until
 
 MODEL = """
@@ -68,7 +71,9 @@ def state_of_model(server: ServerProcess) -> tuple[str, str]:
     return entry["state"], entry["reason"]
 
 
-def test_a_model_waits_for_its_worker_and_ends_it(server: ServerProcess, folder: Path) -> None:
+def test_a_model_waits_for_its_worker_and_ends_it(
+    server: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.wait_for_status("/v2/health/live", 200)
     waiting = f"waiting for workers that join 127.0.0.1:{server.worker_port}: 0 of 1 are loaded"  # type: ignore[attr-defined]
     wait_until(lambda: state_of_model(server) == ("LOADING", waiting), "the reason in the index")
@@ -76,12 +81,22 @@ def test_a_model_waits_for_its_worker_and_ends_it(server: ServerProcess, folder:
     status, body = server.infer("m", [1.0])
     assert status == 503
     assert waiting in str(body)
+    assert main(["status", server.url]) == 1
+    assert f"m      -        LOADING  0      1 waiting  {waiting}" in capsys.readouterr().out
     assert b'dragoman_workers{model="m",version="",state="waiting"} 1' in server.request("GET", "/metrics")[1]
     worker = start_worker(server, folder)
     try:
         server.wait_until_ready()
         assert server.infer("m", [1.0, 2.5])[1]["outputs"][0]["data"] == [2.0, 5.0]
         assert b'dragoman_workers{model="m",version="",state="loaded"} 1' in server.request("GET", "/metrics")[1]
+        assert main(["status", server.url, "--json"]) == 0
+        (entry,) = json.loads(capsys.readouterr().out)["models"]
+        (status,) = entry["workers"]
+        assert (entry["name"], entry["state"], entry["calls"]) == ("m", "READY", 0)
+        assert (status["host"], status["state"], status["calls"]) == (socket.gethostname(), "idle", 0)
+        assert str(worker.pid) in status["process"]
+        assert main(["status", server.url]) == 0
+        assert f"  worker process {worker.pid} on '{socket.gethostname()}'  m      idle " in capsys.readouterr().out
         worker.kill()
         wait_until(lambda: state_of_model(server) == ("UNAVAILABLE", waiting), "the reason after the loss")
         worker.communicate()

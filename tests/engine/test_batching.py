@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text
-from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.calls import Infer, Inference, Request, WorkerStatus
 from dragoman.core.datatypes import BYTES, DATATYPES, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotReady
 from dragoman.core.metrics import Family
@@ -140,6 +140,9 @@ class RecordingPool:
         return Loaded(Signature(batched=True), "test", frozenset({Infer}))
 
     def measurements(self) -> Sequence[Family]:
+        return ()
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
         return ()
 
     async def call(self, request: Request[Any]) -> Any:

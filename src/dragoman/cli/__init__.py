@@ -14,6 +14,7 @@ from dragoman.core.options import suggestion
 # Each is a module of this package with `add_arguments(parser)` and `run(arguments)`, imported when it is chosen.
 _COMMANDS = {
     "serve": "serve models over HTTP and gRPC",
+    "status": "show the models and workers of a running server",
     "worker": "run a model for a server on another machine",
     "doctor": "report what will differ for a folder of MLServer or LMI",
     "graph": "draw and check a graph of models",

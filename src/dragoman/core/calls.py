@@ -277,11 +277,27 @@ class ServerDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process of a model, or one that is awaited.
+
+    host: its machine, "" for the server's. state: idle, busy, hung, unavailable or waiting, for a `reason`.
+    calls: number of calls that it has. mean_s: running estimate of the time per call in seconds, 0 while unknown.
+    """
+
+    host: str
+    process: str
+    state: str
+    reason: str = ""
+    calls: int = 0
+    mean_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class IndexEntry:
     """One model version in the repository index.
 
     `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING. `url` is where a registered model was loaded
-    from, or "" for models of the repository.
+    from, or "" for models of the repository. `calls` is the number of calls that are queued or running.
     """
 
     name: str
@@ -289,6 +305,8 @@ class IndexEntry:
     state: str
     reason: str
     url: str = ""
+    calls: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import ModelOnDisk, Repository, Source
+from dragoman.engine.statistics import index_entry
 from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
@@ -235,10 +236,7 @@ class ModelControl:
 
     def states(self) -> tuple[IndexEntry, ...]:
         """Return every served model version."""
-        return tuple(
-            IndexEntry(d.spec.name, d.spec.version, d.reported_state, d.reported_reason, d.spec.url)
-            for d in self._registry.all()
-        )
+        return tuple(map(index_entry, self._registry.all()))
 
     async def drain(self) -> None:
         """Wait until every model has answered its calls in flight."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import CoroutineType
@@ -13,7 +13,6 @@ from msgspec import structs
 
 from dragoman.core.calls import Call, ClassLabels, Generate, Infer, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
-from dragoman.core.metrics import Family
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.engine.batch_counters import BatchCounters
@@ -208,8 +207,8 @@ class Deployment:
     @property
     def reported_reason(self) -> str:
         """Why the model is not ready, or not as it is on disk; "" if it is ready or its state explains it."""
-        is_running = self.state == "READY" and self._pool is not None
-        reason = self._pool.unavailable or self._pool.waiting if is_running and self._pool else self.reason
+        running = self._pool if self.state == "READY" else None
+        reason = self.reason if running is None else running.unavailable or running.waiting
         if self.loads_on_demand and self.state in ("UNLOADED", "LOADING"):
             reason = "loading" if self.state == "LOADING" else "not loaded: the next request loads it"
         reason = (self.state == "LOADING" and self._starting is not None and self._starting.waiting) or reason
@@ -245,8 +244,9 @@ class Deployment:
         """Number of calls that are queued or running."""
         return self._in_flight
 
-    def measurements(self) -> Sequence[Family]:
-        return pool.measurements() if (pool := self._pool or self._starting) is not None else ()
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(filter(None, (self._pool or self._starting,)))  # also while a launcher starts it
 
     @property
     def batch_counters(self) -> BatchCounters | None:

@@ -426,7 +426,8 @@ class Engine:
             ({"model": d.spec.name, "version": d.spec.version}, d.counters, d.in_flight, d.ready)
             for d in self._registry.all()
         ]
-        own = [(labels, d.measurements()) for (labels, *_), d in zip(counted, self._registry.all(), strict=True)]
+        deployments = zip(counted, self._registry.all(), strict=True)
+        own = [(labels, pool.measurements()) for (labels, *_), d in deployments for pool in d.pools]
         batches = [({"model": d.spec.name, "version": d.spec.version}, d.batch_counters) for d in self._registry.all()]
         caches = [({"model": d.spec.name, "version": d.spec.version}, d.response_cache) for d in self._registry.all()]
         return (

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from dragoman import plugins
 from dragoman.core import error_texts
-from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.calls import Infer, Inference, Request, WorkerStatus
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.options import SequenceOptions
@@ -90,6 +90,9 @@ class SequencePool:
             for family in worker.pool.measurements():
                 families.setdefault(family.name, []).append(family)
         return (own, *map(sum_families, families.values()))
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        return tuple(status for worker in self._workers for status in worker.pool.workers())
 
     def call(self, request: Request[Any]) -> Any:
         if isinstance(request.call, Infer):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from dragoman.core import error_texts
-from dragoman.core.calls import BatchStatistics, DerivativeCall, Embed, Generate, Infer, ModelStatistics
+from dragoman.core.calls import BatchStatistics, DerivativeCall, Embed, Generate, IndexEntry, Infer, ModelStatistics
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
@@ -61,3 +61,10 @@ def _batches(executions: Mapping[int, tuple[int, float]], alone: int, success_s:
     if not executions and alone:
         return (BatchStatistics(1, alone, success_s),)
     return tuple(BatchStatistics(rows, count, compute_s) for rows, (count, compute_s) in sorted(executions.items()))
+
+
+def index_entry(deployment: Deployment) -> IndexEntry:
+    """Return the state of a model version with its workers."""
+    spec, state, reason = deployment.spec, deployment.reported_state, deployment.reported_reason
+    workers = tuple(worker for pool in deployment.pools for worker in pool.workers())
+    return IndexEntry(spec.name, spec.version, state, reason, spec.url, deployment.in_flight, workers)

@@ -39,6 +39,7 @@ class ChildProcess:
     """
 
     has_own_clock = False
+    host = ""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from contextlib import aclosing, closing, contextmanager, suppress
 from typing import Any
 
-from dragoman.core.calls import Request
+from dragoman.core.calls import Request, WorkerStatus
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, public_text
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
@@ -69,6 +69,9 @@ class InlinePool:
         self._availability.watch([executor])
         self._on_change()
         return executor.loaded
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        return ()
 
     def measurements(self) -> Sequence[Family]:
         return () if self._executor is None else self._executor.measurements()
@@ -233,6 +236,9 @@ class ThreadPool(JobRunner):
         self._availability.watch(executors)
         self._on_change()
         return executors[0].loaded
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        return ()
 
     def measurements(self) -> Sequence[Family]:
         if self._inline is not None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dragoman.core.calls import Call, Request
+from dragoman.core.calls import Call, Request, WorkerStatus
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
 from dragoman.core.options import SequenceOptions
@@ -112,6 +112,9 @@ class Pool(Protocol):
 
     def measurements(self) -> Sequence[Family]:
         """Return the metrics of the replicas in this process; those of other processes are not available."""
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """Return its worker processes, first those that run; none if the model runs in this process."""
 
     def call(self, request: Request[A]) -> A | Coroutine[Any, Any, A]:
         """Return the response, or a coroutine that computes it if something has to wait.

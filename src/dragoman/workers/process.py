@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
+from dragoman.core.calls import WorkerStatus
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -168,6 +169,11 @@ class ProcessPool(JobRunner):
             samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
             families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
         return families
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        waiting = WorkerStatus("", "", "waiting", self.waiting or f"waiting for {self._launcher.waiting_for}")
+        starting = self.supervisor.starting if self._open else self._initial
+        return (*(replica.status for replica in self.supervisor.running), *[waiting] * starting)
 
     async def close(self) -> None:
         self._open = False

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dragoman.core.calls import WorkerStatus
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.workers.channel import Channel
@@ -87,6 +88,13 @@ class Replica(JobSender):
     def description(self) -> str:
         """Names the process in log lines."""
         return self._process.description
+
+    @property
+    def status(self) -> WorkerStatus:
+        calls, hung = len(self.held), self.heartbeat.is_hung
+        state = "hung" if hung else "unavailable" if self.unavailable else "busy" if calls else "idle"
+        reason = self.heartbeat.reason if hung else self.unavailable
+        return WorkerStatus(self._process.host, self.description, state, reason, calls, self.mean_s)
 
     @property
     def has_capacity(self) -> bool:

@@ -58,13 +58,14 @@ class JoinedWorker:
         self.memory = memory
         self.model = hello.model
         self.ticket = hello.ticket
+        self.host = hello.host[:64]
         self.closed = asyncio.Event()
         self.exited = asyncio.Event()
         self.exit_reason = "its connection was closed"
         self.end_starter: Callable[[float], Awaitable[str]] | None = None
         self._link = link
         self._timeout_s = timeout_s
-        self._where = f"worker process {hello.pid} on {hello.host[:64]!r}"
+        self._where = f"worker process {hello.pid} on {self.host!r}"
 
     @property
     def description(self) -> str:

@@ -1,10 +1,12 @@
 """Messages of the Open Inference Protocol over REST, besides those of inference, and their description for OpenAPI."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from dragoman.core.calls import IndexEntry
 from dragoman.formats.body import HEADER_LENGTH, InferRequest, InferResponse
 from dragoman.protocols.open_inference.rest_request import ControlBody
 from dragoman.protocols.open_inference.statistics import StatisticsList
@@ -54,6 +56,32 @@ class ModelState(msgspec.Struct):
     version: str
     state: str
     reason: str
+
+
+class WorkerState(msgspec.Struct):
+    """A worker process of a model version, or one that is awaited. `host` is "" on the server's machine.
+
+    `mean_s` is a running estimate of the time per call in seconds, 0 while it is unknown.
+    """
+
+    host: str
+    process: str
+    state: Literal["idle", "busy", "hung", "unavailable", "waiting"]
+    reason: str
+    calls: int
+    mean_s: float
+
+
+class ModelStatus(ModelState):
+    """The state of a model version, the number of calls that are queued or running, and its worker processes."""
+
+    calls: int
+    workers: Sequence[WorkerState]
+
+
+class ServerStatus(msgspec.Struct):
+    ready: bool
+    models: Sequence[ModelStatus]
 
 
 class Liveness(msgspec.Struct):
@@ -112,6 +140,7 @@ INDEX = Operation(
     {JSON: ControlBody | None},
     is_body_required=False,
 )
+STATUS = Operation("Show models and workers", {200: {JSON: ServerStatus}})
 LOAD = Operation("Load a model, or load it anew", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
 UNLOAD = Operation("Unload a model", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
 
@@ -120,3 +149,19 @@ def health(summary: str, body: type, *, has_body: bool) -> Operation:
     """Describe a health check: 200 is true, 400 is false."""
     bodies: Bodies = {JSON: body} if has_body else {}
     return Operation(summary, {200: bodies, 400: {JSON: (body, ErrorMessage)} if has_body else {}})
+
+
+def server_status(ready: bool, entries: Sequence[IndexEntry]) -> ServerStatus:
+    """Return the message about these model versions."""
+    models = [
+        ModelStatus(
+            entry.name,
+            entry.version,
+            entry.state,
+            entry.reason,
+            entry.calls,
+            [WorkerState(**asdict(worker)) for worker in entry.workers],
+        )
+        for entry in entries
+    ]
+    return ServerStatus(ready, models)

@@ -12,6 +12,7 @@ from dragoman.core.calls import (
     Handle,
     Handled,
     Index,
+    IndexEntry,
     Inference,
     ListModels,
     Live,
@@ -22,6 +23,7 @@ from dragoman.core.calls import (
     Ready,
     Request,
     Response,
+    States,
     Unload,
 )
 from dragoman.core.errors import (
@@ -91,6 +93,7 @@ from dragoman.protocols.wire import (
     replace_surrogates,
 )
 
+_STATUS_PATH = "/v2/repository/status"
 _JSON_HEADERS: Headers = (JSON_TYPE,)
 _BINARY_TYPE = ("content-type", "application/octet-stream")
 
@@ -250,6 +253,14 @@ class OpenInferenceRest:
             lambda r: _message([ModelState(e.name, e.version, e.state, e.reason) for e in r.answer]),
         )
 
+    def status(self, http: HttpRequest) -> PreliminaryCall[bool]:
+        """Not in the specification: states, reasons and worker processes, for `dragoman status`."""
+
+        def then(ready: Response[bool]) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
+            return EngineCall(Request(States()), lambda r: _message(messages.server_status(ready.answer, r.answer)))
+
+        return PreliminaryCall(Request(Ready()), then)
+
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
         check_load_parameters(parameters)
@@ -284,6 +295,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("GET", "/v2/health/ready", endpoints.ready, health=True, operation=ready),
         Route("GET", "/v2/models", endpoints.models, role="read", operation=messages.MODELS),
         Route("GET", "/v2/models/stats", endpoints.statistics, role="read", operation=messages.STATISTICS),
+        Route("GET", _STATUS_PATH, endpoints.status, role="read", is_administrative=True, operation=messages.STATUS),
         Route("POST", f"{control}/index", endpoints.index, operation=messages.INDEX),
         Route("POST", f"{control}/models/{{model}}/load", endpoints.load, operation=messages.LOAD),
         Route("POST", f"{control}/models/{{model}}/unload", endpoints.unload, operation=messages.UNLOAD),

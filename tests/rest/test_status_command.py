@@ -1,0 +1,67 @@
+"""`dragoman status`: errors in one sentence, keys, and models without worker processes."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from access.access_models import Doubler, KeyFile
+from dragoman.cli import main
+from rest.rest_server import serving
+
+
+async def run(*arguments: str) -> int:
+    """Run the command, in a thread, because the server runs in this event loop."""
+    return await asyncio.to_thread(main, ["status", *arguments])
+
+
+async def test_models_and_their_states(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(Doubler) as server:
+        assert await run(server.dragoman.http_url + "/") == 0
+        assert capsys.readouterr().out == (
+            "model    version  state  calls  workers  reason\nDoubler  -        READY  0      -\n\nready\n"
+        )
+        assert await run(server.dragoman.http_url.removeprefix("http://"), "--json") == 0
+        assert json.loads(capsys.readouterr().out) == {
+            "ready": True,
+            "models": [{"name": "Doubler", "version": "", "state": "READY", "reason": "", "calls": 0, "workers": []}],
+        }
+
+
+async def test_a_server_with_keys_needs_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    key = keys.add("operator", ["read"])
+    infers = keys.add("app", ["infer"])
+    async with serving(Doubler, api_keys=str(keys.path)) as server:
+        url = server.dragoman.http_url
+        assert await run(url) == 2
+        assert f"dragoman: {url} responds with 401: " in capsys.readouterr().err
+        assert await run(url, "--api-key", infers) == 2
+        assert "does not have the role 'read'" in capsys.readouterr().err
+        assert await run(url, "--token", key) == 0
+        monkeypatch.setenv("DRAGOMAN_API_KEY", key)
+        assert await run(url) == 0
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\nconnection: close\r\n\r\n[1, 2.5]")
+    writer.close()
+
+
+async def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    other = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+    async with other:
+        assert await run(url) == 2
+    expected = f"dragoman: cannot read the status of {url}: its response is not that of a Dragoman server\n"
+    assert capsys.readouterr().err == expected
+    assert await run(url) == 2
+    assert f"dragoman: cannot read the status of {url}: [Errno 111] Connection refused\n" == capsys.readouterr().err
+    assert await run("ftp://x") == 2
+    assert capsys.readouterr().err == "dragoman: expected URL as http://HOST:PORT, got 'ftp://x'\n"
+    assert await run("https://127.0.0.1:1", "--ca", "/no/such/file") == 2
+    assert "No such file or directory" in capsys.readouterr().err
