@@ -1,6 +1,7 @@
 """Settings of all tests: hypothesis profiles, tests that run alone, and reports that any terminal can print."""
 
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -35,6 +36,17 @@ SLOW = (
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures time or memory, so no other test runs at the same time")
     config.addinivalue_line("markers", "slow: left out of the quick run, `./scripts/test -m 'not slow'`")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the objects of imported modules and of tests out of the garbage collector."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
