@@ -164,7 +164,7 @@ def test_precedence_of_codecs() -> None:
     assert mine.decode(WORDS.copy()) == ["x"]
     assert mine.decode(WORDS.copy(), default_codec=codecs.NumpyCodec) == ["x"]
     text = WORDS.copy(update={"parameters": types.Parameters(content_type="np"), "data": types.TensorData(["x"])})
-    np.testing.assert_array_equal(mine.decode(text), np.array([b"x"], dtype=object))
+    np.testing.assert_array_equal(mine.decode(text), np.array(["x"]))
     assert list(mine.decode(NUMBERS.copy())) == [1, 2]
     assert mine.decode(NUMBERS.copy(), default_codec=codecs.NumpyCodec).tolist() == [1, 2]
 

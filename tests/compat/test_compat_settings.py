@@ -118,7 +118,7 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MLSERVER_MODEL_MAX_BATCH_SIZE", "7")
     monkeypatch.setenv("MLSERVER_MODEL_URI", "./elsewhere")
     monkeypatch.setenv("MLSERVER_MODEL_EXTRA", '{"method": "predict"}')
-    value = {
+    value: dict[str, Any] = {
         "name": "m",
         "implementation": "mlserver_xgboost.XGBoostModel",
         "max_batch_time": 0.25,
@@ -129,12 +129,20 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert model_table(value, tmp_path / "model-settings.json") == {
         "name": "m",
         "version": "v1",
-        "runtime": "xgboost",
+        "runtime": "mlserver",
         "uri": "./model.ubj",
         "max_batch_size": 7,
         "max_batch_wait_s": 0.25,
         "replicas": 2,
-        "parameters": {"content_type": "np", "sklearn_api": True, "format": "ubj", "method": "predict"},
+        "parameters": {
+            "library": "xgboost",
+            "source": str(tmp_path / "model-settings.json"),
+            "model_settings": {
+                **value,
+                "max_batch_size": "7",
+                "parameters": {**value["parameters"], "extra": {"method": "predict"}},
+            },
+        },
     }
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.datatypes import FP32
 from dragoman.core.errors import InvalidInput
-from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
@@ -202,11 +200,12 @@ def test_model_settings_json(tmp_path: Path) -> None:
     }
     write(tmp_path / "m" / "model-settings.json", json.dumps(settings))
     spec = only_spec(scan_specs(tmp_path))
-    assert (spec.name, spec.version, spec.runtime) == ("renamed", "v1", "sklearn")
+    assert (spec.name, spec.version, spec.runtime) == ("renamed", "v1", "mlserver")
     assert Path(spec.uri) == tmp_path / "m" / "weights.joblib"
     assert (spec.max_batch_size, spec.max_batch_wait_s, spec.platform) == (16, 0.5, "sklearn")
-    assert spec.inputs == (TensorSpec("x", FP32, (-1, 4), content_type="np"),)
-    assert spec.parameters == {"content_type": "np", "method": "predict"}
+    assert spec.inputs == ()  # metadata that the model gives, not enforced
+    assert spec.parameters["model_settings"]["inputs"] == settings["inputs"]
+    assert (spec.parameters["library"], spec.placement) == ("sklearn", "")
 
 
 def test_an_implementation_in_the_folder_of_the_model(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ async def test_aligned_inputs_are_views_of_the_body(spaces: int) -> None:
 async def test_outputs_are_sent_without_copy() -> None:
     rows = np.arange(1000, dtype=np.int32)
     body = json.dumps(inputs(tensor(), parameters={"binary_data_output": True})).encode()
-    exchange = OpenInferenceRest(Policy()).infer(HttpRequest("POST", "", {"model": "m"}, {}, body))
+    exchange: Any = OpenInferenceRest(Policy()).infer(HttpRequest("POST", "", {"model": "m"}, {}, body))
     response: Any = Response(Inference({"y": dragoman.Tensor.of(rows)}), "m")
     sent = exchange.format_response(response).body[1]
     assert np.shares_memory(np.frombuffer(sent, np.int32), rows)

@@ -56,7 +56,7 @@ def tensors(draw: st.DrawFn) -> tuple[Datatype, Any]:
 def round_trip(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> tuple[Any, Infer, bytes]:
     """Return the response's JSON, the inputs of an identity model, and the response, without a server."""
     lower = {k.lower(): v for k, v in (headers or {}).items()}
-    exchange = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encode_body(body)))
+    exchange: Any = TABLE.infer(HttpRequest("POST", "", {"model": "m"}, lower, encode_body(body)))
     call = exchange.request.call
     assert isinstance(call, Infer)
     response: HttpResponse = exchange.format_response(Response(Inference(call.inputs), "m"))

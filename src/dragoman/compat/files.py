@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,31 @@ from dragoman.core.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class KnownImplementation:
-    """Our runtime for an MLServer runtime, the file names that it looks for, and its default parameters."""
+    """Our runtime of the library of an MLServer runtime, and the file names that this looks for.
+
+    `has_class`: `compat.mlserver.runtimes` has its class, which answers as MLServer's does.
+    """
 
     runtime: str
     files: Sequence[str] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    has_class: bool = True
 
-
-_ANY_NAME = {"content_type": "np"}  # inputs may have any name
-_XGBOOST = {**_ANY_NAME, "sklearn_api": True}  # MLServer loads every file with XGBRegressor or XGBClassifier
 
 RUNTIMES: Mapping[str, KnownImplementation] = {
-    "mlserver_sklearn.SKLearnModel": KnownImplementation(
-        "sklearn", ("model.joblib", "model.pickle", "model.pkl"), _ANY_NAME
-    ),
-    "mlserver_xgboost.XGBoostModel": KnownImplementation("xgboost", ("model.bst", "model.json", "model.ubj"), _XGBOOST),
-    "mlserver_lightgbm.LightGBMModel": KnownImplementation("lightgbm", ("model.bst",), _ANY_NAME),
-    "mlserver_catboost.CatboostModel": KnownImplementation("catboost", ("model.cbm", "model.bin"), _ANY_NAME),
+    "mlserver_sklearn.SKLearnModel": KnownImplementation("sklearn", ("model.joblib", "model.pickle", "model.pkl")),
+    "mlserver_xgboost.XGBoostModel": KnownImplementation("xgboost", ("model.bst", "model.json", "model.ubj")),
+    "mlserver_lightgbm.LightGBMModel": KnownImplementation("lightgbm", ("model.bst",)),
+    "mlserver_catboost.CatboostModel": KnownImplementation("catboost", ("model.cbm", "model.bin")),
     "mlserver_mlflow.MLflowRuntime": KnownImplementation("mlflow"),
-    "mlserver_huggingface.HuggingFaceRuntime": KnownImplementation("huggingface"),
+    "mlserver_huggingface.HuggingFaceRuntime": KnownImplementation("huggingface", has_class=False),
+}
+# The modules of MLServer's packages, all of which stand for `compat.mlserver.runtimes`.
+RUNTIME_PACKAGES: Mapping[str, Sequence[str]] = {
+    "mlserver_sklearn": ("sklearn",),
+    "mlserver_xgboost": ("xgboost",),
+    "mlserver_lightgbm": ("lightgbm",),
+    "mlserver_catboost": ("catboost",),
+    "mlserver_mlflow": ("runtime", "codecs"),
 }
 
 # Packages whose runtimes are not supported, with the alternative.
@@ -54,11 +60,18 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if named and known is None:
         return _custom_class(named, fields, path)
     given = {**fields["parameters"]}
-    uri, _ = given.pop("uri", ""), given.pop("version", "")
-    parameters = {**(known.parameters if known else {}), **given, **(given.pop("extra", None) or {})}
+    uri = given.pop("uri", "") or ""
+    if known is not None and known.has_class:
+        return {
+            "runtime": "mlserver",
+            "uri": _file(uri, known, path.parent),
+            "parameters": {"model_settings": dict(fields), "source": str(path), "library": known.runtime},
+        }
+    given.pop("version", None)
+    parameters = {**given, **(given.pop("extra", None) or {})}
     parameters.pop("extra", None)
     found = {
-        "uri": _file(uri or "", known, path.parent),
+        "uri": _file(uri, known, path.parent),
         "parameters": {k: v for k, v in parameters.items() if v is not None},
         "inputs": [_tensor_table(t) for t in fields.get("inputs") or []],
         "outputs": [_tensor_table(t) for t in fields.get("outputs") or []],

@@ -12,6 +12,7 @@ from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Remark, remarks_on
 from dragoman.compat.files import (
     MODEL_PREFIX,
     PREFIX,
+    RUNTIME_PACKAGES,
     file_of,
     known_implementation,
     model_variables,
@@ -95,7 +96,7 @@ def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
     if why_unsupported(named):
         yield Remark(place, "implementation", "rejected", why_unsupported(named))
     elif known is not None:
-        note = f"uses Dragoman's runtime {known.runtime}; its metadata lists the outputs"
+        note = "answers as in MLServer" if known.has_class else f"uses Dragoman's runtime {known.runtime}"
         note += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""
         yield Remark(place, "implementation", "same", note)
     elif named and file_of(named, folder) is None:
@@ -123,7 +124,7 @@ def _code(path: Path, place: str) -> Iterator[Remark]:
         return
     for module, names in _imports(tree):
         top = module.partition(".")[0]
-        if top.startswith("mlserver_"):
+        if top.startswith("mlserver_") and top not in RUNTIME_PACKAGES:
             note = f"the package '{top}' is not included: derive the class from mlserver.MLModel"
             yield Remark(place, f"import {module}", "missing", note)
         elif top == "mlserver" and not _is_ours(module):

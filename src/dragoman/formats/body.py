@@ -12,7 +12,7 @@ from dragoman.core.datatypes import DATATYPES, datatype
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.cut import CutMessage, cut_arrays
-from dragoman.formats.json_data import json_from_tensor, tensor_from_json
+from dragoman.formats.json_data import irregular_texts, json_from_tensor, tensor_from_json
 from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
@@ -272,7 +272,8 @@ def _parse_tensors(
         if one.name in tensors:
             raise InvalidInput(f"{where} already exists in request")
         cut_count += cut is not None and _restore(one, cut, policy)
-        tensors[one.name], at = _parse_tensor(one, where, data, at, policy)
+        parse = _parse_irregular if policy.irregular_texts else _parse_tensor
+        tensors[one.name], at = parse(one, where, data, at, policy)
     if at != len(data):
         raise InvalidInput(f"unexpected additional {noun} data: {len(data) - at} bytes are left after all {noun}s")
     if cut is not None and cut_count != len(cut.spans):
@@ -286,6 +287,15 @@ def _restore(one: _LiteralTensor, cut: CutMessage, policy: Policy) -> bool:
     if array is not None and _DATA_DEPTH + max(len(one.shape), 1) <= policy.max_json_depth:
         one.data = msgspec.Raw(array)
     return array is not None
+
+
+def _parse_irregular(one: _LiteralTensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:
+    """As `_parse_tensor`, by the setting `irregular_texts`."""
+    if one.datatype == "BYTES":
+        tensor = irregular_texts(one.data, one.shape, parse_parameters(one.parameters))
+        if tensor is not None:
+            return tensor, at
+    return _parse_tensor(one, where, binary, at, policy)
 
 
 def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, policy: Policy) -> tuple[Tensor, int]:

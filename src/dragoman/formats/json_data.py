@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -13,8 +13,8 @@ import orjson
 from dragoman.core.bytes_tensor import BytesTensor, pack_texts, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype
 from dragoman.core.errors import InvalidInput, NotSupported
-from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers
-from dragoman.formats.json_numbers import LONG, parse_list, parse_numbers, strip_brackets, to_array
+from dragoman.core.tensor import NONE, Parameters, Tensor, numpy_numbers, object_array
+from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, parse_list, parse_numbers, strip_brackets, to_array
 from dragoman.formats.json_scan import BLOCK, split_texts
 from dragoman.formats.json_text import format_numbers
 from dragoman.formats.nesting import Nesting, find_mismatch
@@ -28,6 +28,8 @@ _MAX_DEPTH = 33
 _VERY_LONG = 1 << 16  # performance only
 _FEW = 64  # performance only: numbers that are serialized faster than checked for NaN and infinities
 _OPEN, _CLOSE = b"[]"
+_MAX_NULLABLE = 1 << 12
+_NULLABLE_TEXTS = msgspec.json.Decoder(Annotated[list[str | None], msgspec.Meta(max_length=_MAX_NULLABLE)])
 
 
 def tensor_from_json(
@@ -63,6 +65,20 @@ def tensor_from_json(
     if datatype is BYTES and count:
         return BytesTensor.of_texts(array.reshape(-1).tolist(), shape, parameters)
     return Tensor(reshape_read_only(array, shape, where), datatype, parameters)
+
+
+def irregular_texts(data: Any, shape: Sequence[int], parameters: Parameters) -> Tensor | None:
+    """Return a tensor of texts with null as None, or of one text whose length is its shape; None for any other."""
+    try:
+        values = _NULLABLE_TEXTS.decode(data) if isinstance(data, msgspec.Raw) else []
+    except PARSER_ERRORS:
+        return None
+    if len(values) == 1 and values[0] is not None and list(shape) in ([len(values[0])], [len(values[0].encode())]):
+        return BytesTensor.of_texts([values[0]], (1,), parameters)
+    if None not in values or len(values) != math.prod(shape):
+        return None
+    elements = [None if value is None else value.encode() for value in values]
+    return Tensor(object_array(elements, tuple(shape)), BYTES, parameters)
 
 
 def _long_tensor(

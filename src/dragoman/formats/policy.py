@@ -20,10 +20,12 @@ class Policy(ProtocolOptions):
 
     forward_headers: patterns, in lower case, of the headers that models receive. regions: the shared memory of clients,
     None if the operator has not enabled it.
+    irregular_texts: BYTES in JSON may hold null, and a single text may have its length as shape, as in MLServer.
     """
 
     forward_headers: tuple[str, ...] = ()
     regions: SharedRegions | None = None
+    irregular_texts: bool = False
 
     @cached_property
     def max_unscanned_bytes(self) -> int:

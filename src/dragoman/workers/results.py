@@ -33,6 +33,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
                 return Inference({sole.name: one})
         if type(one) is np.ndarray:
             return Inference({sole.name: _check_output(sole.name, one, signature)})
+    encodes_outputs = not signature.unchecked  # otherwise the model itself has encoded them
     if signature.unchecked:
         signature = OPEN
     parameters: Parameters = NONE
@@ -47,7 +48,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
         if name not in tensors:
             raise _missing_output(name, outputs, signature)
     response = Inference(tensors, parameters, metadata)
-    if call.content_types:
+    if call.content_types and encodes_outputs:
         from dragoman.codecs.decode import encode_outputs_as  # few calls need codecs
 
         return encode_outputs_as(response, call.content_types)

@@ -43,14 +43,18 @@ ANY_RANK = "any_rank"
 _ONE_AXIS = (-1,)
 
 
-def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Shape, bool]]:
-    """Yield name, datatype, shape and whether any rank is accepted, for each tensor of known datatype.
+def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Shape, dict[str, bool | str]]]:
+    """Yield name, datatype, shape and parameters of each tensor of known datatype: the mark of any rank, and the
+    default content type.
 
     OIP cannot describe a tensor of unknown datatype.
     """
     for spec in specs:
         if spec.datatype is not None:
-            yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, spec.shape is None
+            parameters: dict[str, bool | str] = {"content_type": spec.content_type} if spec.content_type else {}
+            if spec.shape is None:
+                parameters[ANY_RANK] = True
+            yield spec.name, spec.datatype.name, _ONE_AXIS if spec.shape is None else spec.shape, parameters
 
 
 def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> float | None:

@@ -193,7 +193,16 @@ def _model_statistics(request: GrpcRequest) -> EngineCall[tuple[ModelStatistics,
 
 def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:
     message = m.ModelMetadataResponse.TensorMetadata
-    return [message(name=n, datatype=datatype, shape=shape) for n, datatype, shape, _ in oip.metadata_tensors(specs)]
+    found = []
+    for name, datatype, shape, parameters in oip.metadata_tensors(specs):
+        tensor = message(name=name, datatype=datatype, shape=shape)
+        for key, value in parameters.items():
+            if isinstance(value, str):
+                tensor.parameters[key].string_param = value
+            else:
+                tensor.parameters[key].bool_param = value
+        found.append(tensor)
+    return found
 
 
 # --- inference -------------------------------------------------------------------------------------------

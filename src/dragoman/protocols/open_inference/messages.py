@@ -30,22 +30,25 @@ class ModelNames(msgspec.Struct):
 
 
 class TensorMetadata(msgspec.Struct, omit_defaults=True):
-    """An input or output of a model; -1 is an axis of any length. The parameter `any_rank` marks any shape."""
+    """An input or output of a model; -1 is an axis of any length. The parameter `any_rank` marks any shape,
+    `content_type` names the default codec."""
 
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: Mapping[str, bool] = {}
+    parameters: Mapping[str, bool | str] = {}
 
 
 class ModelMetadata(msgspec.Struct, omit_defaults=True):
-    """Inputs and outputs of a model. `details` depend on its runtime."""
+    """Inputs and outputs of a model. `parameters` has the default `content_type` of requests, `details` depend on its
+    runtime."""
 
     name: str
     platform: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
     versions: Sequence[str] = ()
+    parameters: Mapping[str, str] = {}
     details: Mapping[str, Any] = {}
 
 

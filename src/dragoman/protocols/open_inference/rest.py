@@ -1,6 +1,7 @@
 """Open Inference Protocol over REST, with the binary tensor data extension."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -51,7 +52,6 @@ from dragoman.protocols.open_inference import messages, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
-    ANY_RANK,
     check_headers,
     check_load_parameters,
     metadata_tensors,
@@ -95,6 +95,7 @@ from dragoman.protocols.wire import (
 
 _STATUS_PATH = "/v2/repository/status"
 _JSON_HEADERS: Headers = (JSON_TYPE,)
+_MAX_IRREGULAR_BYTES = 1 << 20  # of a request that is searched for texts
 _BINARY_TYPE = ("content-type", "application/octet-stream")
 
 _STATUS: Sequence[tuple[type[DragomanError], int]] = (
@@ -119,8 +120,28 @@ class OpenInferenceRest:
 
     # --- inference ---------------------------------------------------------------------------------------
 
-    def infer(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
-        request, options, id_ = parse_infer_request(http, self._policy)
+    def infer(self, http: HttpRequest) -> EngineCall[Any, HttpResponse] | PreliminaryCall[ModelDescription]:
+        try:
+            parsed = parse_infer_request(http, self._policy)
+        except InvalidInput as error:
+            if self._policy.irregular_texts or b'"BYTES"' not in bytes(http.body[:_MAX_IRREGULAR_BYTES]):
+                raise
+            return self._infer_irregular(http, error)
+        return self._infer(*parsed)
+
+    def _infer_irregular(self, http: HttpRequest, error: InvalidInput) -> PreliminaryCall[ModelDescription]:
+        """Parse an invalid request again with the rules of MLServer if its model is one of MLServer."""
+
+        def infer(response: Response[ModelDescription]) -> EngineCall[Any, HttpResponse]:
+            if not response.answer.signature.unchecked:
+                raise error
+            return self._infer(*parse_infer_request(http, replace(self._policy, irregular_texts=True)))
+
+        return PreliminaryCall(Request(Describe(), *path_model(http)), infer)
+
+    def _infer(
+        self, request: Request[Inference], options: RestOutputOptions, id_: str | None
+    ) -> EngineCall[Any, HttpResponse]:
         call: Any = request.call
         derivative = derivative_request(request) if call.parameters else None
         format_response = partial(self._format_shared if options.regions else self._format_infer, options, id_)
@@ -227,10 +248,16 @@ class OpenInferenceRest:
     def model(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         def format_response(response: Response[ModelDescription]) -> HttpResponse:
             model = response.answer
-            inputs, outputs = _metadata(model.signature.inputs), _metadata(model.signature.outputs)
+            content_type = model.signature.content_type
             return _message(
                 ModelMetadata(
-                    model.name, model.platform, inputs, outputs, versions=model.versions, details=model.details
+                    model.name,
+                    model.platform,
+                    _metadata(model.signature.inputs),
+                    _metadata(model.signature.outputs),
+                    versions=model.versions,
+                    parameters={"content_type": content_type} if content_type else {},
+                    details=model.details,
                 )
             )
 
@@ -354,8 +381,8 @@ def _envelope(response: Response[Inference], id_: str | None, outputs: list[Any]
 
 def _metadata(specs: tuple[TensorSpec, ...]) -> list[TensorMetadata]:
     return [
-        TensorMetadata(name, datatype, shape, {ANY_RANK: True} if any_rank else {})
-        for name, datatype, shape, any_rank in metadata_tensors(specs)
+        TensorMetadata(name, datatype, shape, parameters)
+        for name, datatype, shape, parameters in metadata_tensors(specs)
     ]
 
 

@@ -1,9 +1,17 @@
-"""The runtime of MLServer's custom models: classes derived from its MLModel."""
+"""The runtime of MLServer's models: custom classes derived from its MLModel, and its classes for libraries."""
 
 from dragoman.core.runtime import Runtime, lazy_function
+from dragoman.core.spec import ModelSpec, Placement
+
+
+def _placement(spec: ModelSpec) -> Placement:
+    """Return where a model runs: the libraries release the GIL, custom code may hold it."""
+    return "thread" if "library" in spec.parameters else "process"
+
 
 RUNTIME = Runtime(
     load=lazy_function("dragoman.runtimes.mlserver.model:load"),
     uri_is_path=False,
-    check=lazy_function("dragoman.runtimes.files:check_source"),
+    placement=_placement,
+    check=lazy_function("dragoman.runtimes.mlserver.library:check"),
 )

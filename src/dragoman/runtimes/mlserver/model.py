@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.abc import Loader, MetaPathFinder
@@ -13,10 +13,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from dragoman import plugins
 from dragoman.compat import mlserver
+from dragoman.compat.files import RUNTIME_PACKAGES
 from dragoman.compat.mlserver import metrics
 from dragoman.compat.mlserver import model as mlserver_model
 from dragoman.compat.mlserver import types as ours
@@ -30,15 +31,17 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.runtimes.mlserver.handlers import Handler
+from dragoman.runtimes.mlserver.library import library_class, library_settings
+
+A = TypeVar("A")
 
 
 def to_inference_request(request: Request[Inference], types: ModuleType) -> Any:
     """Return the request as an InferenceRequest of `types`: our module, or that of the installed package."""
     call = request.call
     assert isinstance(call, Infer)
-    fields = {**call.parameters, **({"headers": dict(request.metadata)} if request.metadata else {})}
+    parameters = types.Parameters(**{**call.parameters, "headers": dict(request.metadata)})
     outputs = [_request_output(name, call.content_types.get(name), types) for name in call.outputs] or None
-    parameters = types.Parameters(**fields) if fields else None
     inputs = [_request_input(name, tensor, types) for name, tensor in call.inputs.items()]
     return types.InferenceRequest(
         id=request.id or str(uuid.uuid4()), parameters=parameters, inputs=inputs, outputs=outputs
@@ -122,6 +125,11 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        package, _, module = fullname.partition(".")
+        if package in RUNTIME_PACKAGES:
+            if module not in ("", *RUNTIME_PACKAGES[package]) or PathFinder.find_spec(package) is not None:
+                return None
+            return ModuleSpec(fullname, _Alias(f"{_OURS}.runtimes"), is_package=not module)
         rest = fullname.removeprefix(f"{_OURS}.")
         if rest not in _MERGED:  # as by `from mlserver.types import dataplane`
             top, _, rest = fullname.partition(".")
@@ -152,6 +160,8 @@ class _Alias(Loader):
 def load(spec: ModelSpec) -> Model:
     """Return the model of the class at `spec.uri`; a class or function for Dragoman is loaded by the python runtime."""
     install()
+    if "library" in spec.parameters:
+        return LibraryModel(spec, library_class(spec), library_settings(spec))
     found = _class(spec)
     if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
         own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
@@ -169,9 +179,9 @@ class MLServerModel(Model):
 
     takes_request = True
 
-    def __init__(self, spec: ModelSpec, kind: type[Any]) -> None:
+    def __init__(self, spec: ModelSpec, kind: type[Any], given: Mapping[str, Any] | None = None) -> None:
         super().__init__(spec)
-        given = spec.parameters.get("model_settings", {})
+        given = spec.parameters.get("model_settings", {}) if given is None else given
         settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
         self._mlserver_model = kind(settings)
         self._handlers = {
@@ -199,8 +209,13 @@ class MLServerModel(Model):
             open_inputs=True,
             open_outputs=True,
             batched=self.spec.max_batch_size > 1,
+            content_type=self._content_type(),
             unchecked=True,
         )
+
+    def _content_type(self) -> str:
+        parameters = self._mlserver_model.settings.parameters
+        return getattr(parameters, "content_type", None) or ""
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         self._set_running_model()
@@ -237,6 +252,30 @@ class MLServerModel(Model):
     async def close(self) -> None:
         self._mlserver_model.ready = False
         await _await_if_needed(self._mlserver_model.unload())
+
+
+class LibraryModel(MLServerModel):
+    """A model of one of MLServer's classes for libraries, which never waits: it may run in a thread."""
+
+    def __init__(self, spec: ModelSpec, kind: type[Any], given: Mapping[str, Any]) -> None:
+        super().__init__(spec, kind, given)
+        self.platform = str(spec.parameters["library"])
+
+    def load(self) -> None:  # type: ignore[override]
+        _complete(super().load())
+
+    def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
+        return _complete(super().infer(request))
+
+
+def _complete(coroutine: Coroutine[Any, Any, A]) -> A:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as result:
+        return result.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("the model waits for the event loop")
 
 
 def _class(spec: ModelSpec) -> Any:
@@ -276,7 +315,15 @@ def _overridden(kind: type[Any], method: str) -> bool:
 
 
 def _tensor_specs(tensors: Any) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(t.name, datatype(str(t.datatype)), tuple(t.shape)) for t in tensors or ())
+    return tuple(
+        TensorSpec(
+            t.name,
+            datatype(str(getattr(t.datatype, "value", t.datatype))),
+            tuple(t.shape),
+            content_type=getattr(t.parameters, "content_type", None) or "",
+        )
+        for t in tensors or ()
+    )
 
 
 def _custom_handlers(model: Any) -> list[tuple[Any, Any]]:

@@ -1,7 +1,7 @@
 """Dragoman's codecs with the interface of MLServer's codecs."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from dragoman.codecs.codec import CODECS
-from dragoman.compat.mlserver.codecs.base import InputCodec, RequestCodec, register_input_codec, register_request_codec
+from dragoman.compat.mlserver.codecs.base import (
+    InputCodec,
+    RequestCodec,
+    SingleInputRequestCodec,
+    register_input_codec,
+    register_request_codec,
+)
 from dragoman.compat.mlserver.types import (
     InferenceRequest,
     InferenceResponse,
@@ -17,9 +23,13 @@ from dragoman.compat.mlserver.types import (
     RequestInput,
     ResponseOutput,
 )
-from dragoman.core.datatypes import datatype, datatype_of
+from dragoman.compat.mlserver.types.data import elements, has_null
+from dragoman.core.bytes_tensor import came_as_text, texts_of, with_parameters
+from dragoman.core.datatypes import BYTES, datatype, datatype_of
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.core.tensor import Tensor
+from dragoman.core.tensor import Tensor, object_array
+
+_FIXED_WIDTH_MAX = 1 << 18  # characters that elements of a fixed width may take whatever their content
 
 
 class AdaptedInputCodec(InputCodec):
@@ -36,20 +46,28 @@ class AdaptedInputCodec(InputCodec):
     @classmethod
     def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
         with _invalid_output(f"output '{name}'"):
-            return ResponseOutput.from_tensor(name, cls._codec().to_tensor(payload, **kwargs))
+            return ResponseOutput.from_tensor(name, cls._to_tensor(payload, **kwargs))
 
     @classmethod
     def decode_output(cls, response_output: ResponseOutput) -> Any:
-        tensor = response_output.to_tensor()
-        return _writable(cls._codec().to_value(tensor, f"output '{response_output.name}'"))
+        return _writable(cls._to_value(response_output.to_tensor(), f"output '{response_output.name}'"))
 
     @classmethod
     def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
-        return RequestInput.from_tensor(name, cls._codec().to_tensor(payload, **kwargs))
+        return RequestInput.from_tensor(name, cls._to_tensor(payload, **kwargs))
 
     @classmethod
     def decode_input(cls, request_input: RequestInput) -> Any:
-        return _writable(cls._codec().to_value(request_input.to_tensor(), f"input '{request_input.name}'"))
+        return _writable(cls._to_value(request_input.to_tensor(), f"input '{request_input.name}'"))
+
+    @classmethod
+    def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
+        tensor: Tensor = cls._codec().to_tensor(payload, **kwargs)
+        return tensor
+
+    @classmethod
+    def _to_value(cls, tensor: Tensor, where: str) -> Any:
+        return cls._codec().to_value(tensor, where)
 
 
 class AdaptedRequestCodec(RequestCodec):
@@ -84,7 +102,7 @@ class AdaptedRequestCodec(RequestCodec):
     @classmethod
     def encode_outputs(cls, payload: Any, use_bytes: bool = True, **kwargs: Any) -> list[ResponseOutput]:
         with _invalid_output("the response"):
-            tensors: Mapping[str, Tensor] = cls._codec().to_tensors(payload, "output", **kwargs)
+            tensors = cls._to_tensors(payload, "output", **kwargs)
         return [ResponseOutput.from_tensor(name, tensor) for name, tensor in tensors.items()]
 
     @classmethod
@@ -93,16 +111,29 @@ class AdaptedRequestCodec(RequestCodec):
 
     @classmethod
     def encode_request(cls, payload: Any, use_bytes: bool = True, **kwargs: Any) -> InferenceRequest:
-        tensors: Mapping[str, Tensor] = cls._codec().to_tensors(payload, "input", **kwargs)
+        tensors = cls._to_tensors(payload, "input", **kwargs)
         return InferenceRequest(
             parameters=Parameters(content_type=cls.ContentType),
             inputs=[RequestInput.from_tensor(name, tensor) for name, tensor in tensors.items()],
         )
 
     @classmethod
+    def _to_tensors(cls, payload: Any, noun: str, **kwargs: Any) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = cls._codec().to_tensors(payload, noun, **kwargs)
+        return tensors
+
+    @classmethod
     def decode_request(cls, request: InferenceRequest) -> Any:
         tensors = {i.name: _with_content_type(i) for i in request.inputs}
-        return _writable(cls._codec().to_value(tensors, "input"))
+        missing = {name: [e is None for e in each.data.flat] for name, each in tensors.items() if has_null(each)}
+        for name in missing:
+            filled = object_array([b"" if e is None else e for e in tensors[name].data.flat], tensors[name].shape)
+            tensors[name] = Tensor(filled, BYTES, tensors[name].parameters)
+        value = _writable(cls._codec().to_value(tensors, "input"))
+        for name, is_missing in missing.items():
+            cells = [None if gone else each for each, gone in zip(value[name], is_missing, strict=True)]
+            value[name] = type(value[name])(cells, dtype=object)
+        return value
 
 
 def _with_content_type(request_input: RequestInput) -> Tensor:
@@ -134,9 +165,13 @@ class StringCodec(AdaptedInputCodec):
     ContentType = "str"
     TypeHint = list[str]
 
+    @classmethod
+    def _to_value(cls, tensor: Tensor, where: str) -> Any:
+        return elements(tensor) if has_null(tensor) else super()._to_value(tensor, where)
+
 
 @register_request_codec
-class StringRequestCodec(AdaptedRequestCodec):
+class StringRequestCodec(SingleInputRequestCodec):
     """A request of one list of text."""
 
     ContentType = "str"
@@ -155,10 +190,16 @@ def decode_str(encoded: bytes | str, str_codec: str = "utf-8") -> str:
 
 @register_input_codec
 class Base64Codec(AdaptedInputCodec):
-    """Lists of bytes, sent as base64."""
+    """Lists of bytes or ASCII text, sent as base64."""
 
     ContentType = "base64"
     TypeHint = list[bytes]
+
+    @classmethod
+    def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
+        if isinstance(payload, list):
+            payload = [each.encode() if isinstance(each, str) else each for each in payload]
+        return super()._to_tensor(payload, **kwargs)
 
 
 @register_input_codec
@@ -169,12 +210,8 @@ class DatetimeCodec(AdaptedInputCodec):
     TypeHint = list[datetime]
 
     @classmethod
-    def encode_output(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> ResponseOutput:
-        return super().encode_output(name, _parse(payload), **kwargs)
-
-    @classmethod
-    def encode_input(cls, name: str, payload: Any, use_bytes: bool = True, **kwargs: Any) -> RequestInput:
-        return super().encode_input(name, _parse(payload), **kwargs)
+    def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
+        return super()._to_tensor(_parse(payload), **kwargs)
 
 
 def _parse(payload: Any) -> Any:
@@ -187,14 +224,34 @@ def _parse(payload: Any) -> Any:
 
 @register_input_codec
 class NumpyCodec(AdaptedInputCodec):
-    """Arrays; [N] is encoded as [N, 1]."""
+    """Arrays; [N] is encoded as [N, 1], a scalar as [1]. BYTES that were sent as text are decoded as an array of
+    `str`, others as an object array of `bytes`."""
 
     ContentType = "np"
     TypeHint = np.ndarray
 
+    @classmethod
+    def _to_tensor(cls, payload: Any, **kwargs: Any) -> Tensor:
+        tensor = super()._to_tensor(payload, **kwargs)
+        if not tensor.data.ndim:
+            tensor = Tensor(tensor.data.reshape(1), tensor.datatype, tensor.parameters)
+        return _without(tensor, "numpy_")
+
+    @classmethod
+    def _to_value(cls, tensor: Tensor, where: str) -> Any:
+        if tensor.datatype is not BYTES or not came_as_text(tensor) or "numpy_dtype" in tensor.parameters:
+            return super()._to_value(tensor, where)
+        texts = texts_of(tensor)
+        longest = max(map(len, texts), default=0)
+        if any(text.endswith("\0") for text in texts) or longest * len(texts) > _FIXED_WIDTH_MAX + 4 * sum(
+            map(len, texts)
+        ):
+            return object_array(texts, tensor.shape)  # an array of a fixed width could not hold them, or be huge
+        return np.array(texts, dtype=np.str_).reshape(tensor.shape)
+
 
 @register_request_codec
-class NumpyRequestCodec(AdaptedRequestCodec):
+class NumpyRequestCodec(SingleInputRequestCodec):
     """A request of one array."""
 
     ContentType = "np"
@@ -224,3 +281,32 @@ class PandasCodec(AdaptedRequestCodec):
     ContentType = "pd"
     JsonContentType = "pd_json"
     TypeHint = _DataFrame()
+
+    @classmethod
+    def _to_tensors(cls, payload: Any, noun: str, **kwargs: Any) -> dict[str, Tensor]:
+        frame = payload
+        for at in range(payload.shape[1] if cls.can_encode(payload) else 0):
+            column = payload.iloc[:, at]
+            if column.dtype == object and any(
+                isinstance(each, np.ndarray | np.generic | list | dict) for each in column
+            ):
+                frame = frame.copy() if frame is payload else frame
+                frame.isetitem(at, column.map(_without_arrays).astype(object))
+        return {
+            name: _without(each, "pandas_dtype") for name, each in super()._to_tensors(frame, noun, **kwargs).items()
+        }
+
+
+def _without_arrays(value: Any) -> Any:
+    """Return a cell with lists and numbers of Python for those of NumPy."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: _without_arrays(each) for name, each in value.items()}
+    return [_without_arrays(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _without(tensor: Tensor, prefix: str) -> Tensor:
+    """Return the tensor without the parameters that MLServer does not have."""
+    own = {name: value for name, value in tensor.parameters.items() if not name.startswith(prefix)}
+    return tensor if len(own) == len(tensor.parameters) else with_parameters(tensor, own)

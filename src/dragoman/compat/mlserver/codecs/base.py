@@ -5,7 +5,14 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from dragoman.codecs import codec as dragoman_codec
 from dragoman.codecs.codec import CODECS
-from dragoman.compat.mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
+from dragoman.compat.mlserver.codecs.errors import CodecError
+from dragoman.compat.mlserver.types import (
+    InferenceRequest,
+    InferenceResponse,
+    Parameters,
+    RequestInput,
+    ResponseOutput,
+)
 from dragoman.core.tensor import Tensor
 
 
@@ -83,6 +90,80 @@ class RequestCodec:
     def decode(cls, request: InferenceRequest) -> Any:
         """Deprecated name of `decode_request`."""
         return cls.decode_request(request)
+
+
+DefaultOutputPrefix = "output-"
+DefaultInputPrefix = "input-"
+
+
+class SingleInputRequestCodec(RequestCodec):
+    """A request or response of one tensor, converted by `InputCodec`."""
+
+    InputCodec: ClassVar[Any] = None
+
+    @classmethod
+    def can_encode(cls, payload: Any) -> bool:
+        return cls.InputCodec is not None and bool(cls.InputCodec.can_encode(payload))
+
+    @classmethod
+    def encode_response(
+        cls, model_name: str, payload: Any, model_version: str | None = None, **kwargs: Any
+    ) -> InferenceResponse:
+        return InferenceResponse(
+            model_name=model_name,
+            model_version=model_version,
+            parameters=Parameters(content_type=cls.ContentType),
+            outputs=[cls.InputCodec.encode_output(f"{DefaultOutputPrefix}1", payload, **kwargs)],
+        )
+
+    @classmethod
+    def decode_response(cls, response: InferenceResponse) -> Any:
+        output = cls._sole(response.outputs, "output")
+        return get_decoded(output) if has_decoded(output) else save_decoded(output, cls.InputCodec.decode_output)
+
+    @classmethod
+    def encode_request(cls, payload: Any, **kwargs: Any) -> InferenceRequest:
+        return InferenceRequest(
+            parameters=Parameters(content_type=cls.ContentType),
+            inputs=[cls.InputCodec.encode_input(f"{DefaultInputPrefix}1", payload, **kwargs)],
+        )
+
+    @classmethod
+    def decode_request(cls, request: InferenceRequest) -> Any:
+        sole = cls._sole(request.inputs, "input")
+        return get_decoded(sole) if has_decoded(sole) else save_decoded(sole, cls.InputCodec.decode_input)
+
+    @classmethod
+    def _sole(cls, tensors: list[Any], noun: str) -> Any:
+        if len(tensors) != 1:
+            raise CodecError(f"content type '{cls.ContentType}': expected one {noun}, got {len(tensors)}")
+        return tensors[0]
+
+
+def save_decoded(tensor: Any, decode: Callable[[Any], Any]) -> Any:
+    """Decode an input or output; later calls return the same value."""
+    tensor._decoded = decode(tensor)
+    return tensor._decoded
+
+
+def has_decoded(parametrised_obj: Any) -> bool:
+    """Return whether an object has a decoded value or a codec."""
+    return hasattr(parametrised_obj, "_decoded") or getattr(parametrised_obj, "_decoder", None) is not None
+
+
+def get_decoded(parametrised_obj: Any) -> Any:
+    """Return the decoded value; None without a codec."""
+    codec = getattr(parametrised_obj, "_decoder", None)
+    if not hasattr(parametrised_obj, "_decoded") and codec is not None:
+        return save_decoded(parametrised_obj, codec.decode_input)
+    return getattr(parametrised_obj, "_decoded", None)
+
+
+def get_decoded_or_raw(parametrised_obj: Any) -> Any:
+    """Return the decoded value; without a codec the elements of an input, or the request."""
+    if has_decoded(parametrised_obj):
+        return get_decoded(parametrised_obj)
+    return parametrised_obj.data if hasattr(parametrised_obj, "data") else parametrised_obj
 
 
 InputCodecLike = type[InputCodec] | InputCodec

@@ -1,74 +1,49 @@
 """Apply codecs to requests and results by the content type of the request, the metadata, or the default."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dragoman.codecs.codec import CODECS
-from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec
+from dragoman.compat.mlserver.codecs.adapted import AdaptedInputCodec, AdaptedRequestCodec, PandasCodec
 from dragoman.compat.mlserver.codecs.base import (
+    DefaultInputPrefix,
+    DefaultOutputPrefix,
     InputCodecLike,
     RequestCodec,
     RequestCodecLike,
+    SingleInputRequestCodec,
     find_input_codec,
     find_input_codec_by_payload,
     find_request_codec,
     find_request_codec_by_payload,
+    get_decoded,
+    get_decoded_or_raw,
+    has_decoded,
+    save_decoded,
 )
 from dragoman.compat.mlserver.settings import ModelSettings
 from dragoman.compat.mlserver.types import (
     InferenceRequest,
     InferenceResponse,
     MetadataTensor,
-    Parameters,
     RequestInput,
     RequestOutput,
     ResponseOutput,
 )
 from dragoman.core.errors import InvalidInput
 
-DefaultOutputPrefix = "output-"
-DefaultInputPrefix = "input-"
 DecodedParameterName = "_decoded_payload"
 
 Metadata = Mapping[str, MetadataTensor]
+InputOrOutput = RequestInput | ResponseOutput
+Codec = InputCodecLike | RequestCodecLike
+Parametrised = InferenceRequest | RequestInput | RequestOutput | ResponseOutput | InferenceResponse
+Tagged = MetadataTensor | ModelSettings
 
 
-class SingleInputRequestCodec(RequestCodec):
-    """A request or response of one tensor, converted by `InputCodec`. Further tensors are ignored."""
-
-    InputCodec: ClassVar[Any] = None
-
-    @classmethod
-    def can_encode(cls, payload: Any) -> bool:
-        return cls.InputCodec is not None and bool(cls.InputCodec.can_encode(payload))
-
-    @classmethod
-    def encode_response(
-        cls, model_name: str, payload: Any, model_version: str | None = None, **kwargs: Any
-    ) -> InferenceResponse:
-        return InferenceResponse(
-            model_name=model_name,
-            model_version=model_version,
-            parameters=Parameters(content_type=cls.ContentType),
-            outputs=[cls.InputCodec.encode_output(f"{DefaultOutputPrefix}1", payload, **kwargs)],
-        )
-
-    @classmethod
-    def decode_response(cls, response: InferenceResponse) -> Any:
-        return cls.InputCodec.decode_output(response.outputs[0])
-
-    @classmethod
-    def encode_request(cls, payload: Any, **kwargs: Any) -> InferenceRequest:
-        return InferenceRequest(
-            parameters=Parameters(content_type=cls.ContentType),
-            inputs=[cls.InputCodec.encode_input(f"{DefaultInputPrefix}1", payload, **kwargs)],
-        )
-
-    @classmethod
-    def decode_request(cls, request: InferenceRequest) -> Any:
-        if not request.inputs:
-            raise InvalidInput(f"content type '{cls.ContentType}': expected one input, got none")
-        return cls.InputCodec.decode_input(request.inputs[0])
+def inject_batch_dimension(shape: list[int]) -> list[int]:
+    """Return the shape with a second axis of length 1 if it has only one."""
+    return shape if len(shape) > 1 else [*shape, 1]
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------
@@ -77,7 +52,7 @@ class SingleInputRequestCodec(RequestCodec):
 def decode_request_input(request_input: RequestInput, metadata_inputs: Metadata | None = None) -> Any:
     """Return the value of an input that has a content type; None for one without. Raises InvalidInput."""
     codec = _input_codec(request_input, metadata_inputs or {})
-    return None if codec is None else _decode(request_input, codec)
+    return None if codec is None else save_decoded(request_input, codec.decode_input)
 
 
 def decode_inference_request(
@@ -95,26 +70,6 @@ def decode_inference_request(
     value = request_codec(content_type).decode_request(inference_request)
     inference_request._decoded = value  # type: ignore[attr-defined]
     return value
-
-
-def has_decoded(parametrised_obj: Any) -> bool:
-    """Return whether an object has a decoded value or a codec."""
-    return hasattr(parametrised_obj, "_decoded") or getattr(parametrised_obj, "_decoder", None) is not None
-
-
-def get_decoded(parametrised_obj: Any) -> Any:
-    """Return the decoded value; None without a codec."""
-    codec = getattr(parametrised_obj, "_decoder", None)
-    if not hasattr(parametrised_obj, "_decoded") and codec is not None:
-        return _decode(parametrised_obj, codec)
-    return getattr(parametrised_obj, "_decoded", None)
-
-
-def get_decoded_or_raw(parametrised_obj: Any) -> Any:
-    """Return the decoded value; without a codec the elements of an input, or the request."""
-    if has_decoded(parametrised_obj):
-        return get_decoded(parametrised_obj)
-    return parametrised_obj.data if hasattr(parametrised_obj, "data") else parametrised_obj
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------
@@ -163,15 +118,10 @@ def request_codec(content_type: str) -> RequestCodecLike:
 
 def _input_codec(request_input: RequestInput, metadata: Metadata) -> InputCodecLike | None:
     content_type = _content_type(request_input) or _content_type(metadata.get(request_input.name))
-    if content_type is None:
+    if content_type is None or content_type == PandasCodec.JsonContentType:  # of a column: for a data frame only
         return None
     request_input._content_type = content_type  # type: ignore[attr-defined]
     return input_codec(content_type, f"input '{request_input.name}'")
-
-
-def _decode(request_input: Any, codec: InputCodecLike) -> Any:
-    request_input._decoded = codec.decode_input(request_input)
-    return request_input._decoded
 
 
 def _content_type(tagged: Any) -> str | None:
@@ -181,3 +131,24 @@ def _content_type(tagged: Any) -> str | None:
 
 def _by_name(settings: ModelSettings | None) -> Metadata:
     return {each.name: each for each in settings.inputs} if settings is not None else {}
+
+
+__all__ = [
+    "Codec",
+    "DecodedParameterName",
+    "DefaultInputPrefix",
+    "DefaultOutputPrefix",
+    "InputOrOutput",
+    "Parametrised",
+    "RequestCodec",
+    "SingleInputRequestCodec",
+    "Tagged",
+    "decode_inference_request",
+    "decode_request_input",
+    "encode_inference_response",
+    "encode_response_output",
+    "get_decoded",
+    "get_decoded_or_raw",
+    "has_decoded",
+    "inject_batch_dimension",
+]

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from dragoman.compat.mlserver.types.base import BaseModel, ErrorResponse, plain_text
 from dragoman.compat.mlserver.types.data import elements, output_tensor
+from dragoman.core.bytes_tensor import with_parameters
 from dragoman.core.tensor import NONE, Tensor
 
 
@@ -104,7 +105,7 @@ class _NamedTensor(BaseModel):
         data: Any = self.data
         tensor = data.tensor if isinstance(data, TensorData) else None
         if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:
-            return Tensor(tensor.data, tensor.datatype, parameters or NONE)
+            return with_parameters(tensor, parameters or NONE)
         found = data.root if isinstance(data, TensorData) else data
         return output_tensor(f"'{self.name}'", found, str(self.datatype), self.shape, parameters or NONE)
 

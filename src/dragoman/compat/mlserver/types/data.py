@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.core.bytes_tensor import came_as_text, texts_of
+from dragoman.core.bytes_tensor import BytesTensor, came_as_text, texts_of
 from dragoman.core.datatypes import BYTES, Array, Datatype, datatype, round_to
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.tensor import Parameters, Tensor, object_array
@@ -26,15 +26,27 @@ def elements(tensor: Tensor) -> list[Any]:
     """Return the elements as a flat list; those of BYTES as text if they were sent as text, else as bytes."""
     if tensor.datatype is not BYTES:
         return message.elements(tensor)
-    return list(map(Text, texts_of(tensor))) if came_as_text(tensor) else tensor.data.reshape(-1).tolist()
+    if came_as_text(tensor):
+        return list(map(Text, texts_of(tensor)))
+    found: list[Any] = tensor.data.reshape(-1).tolist()
+    return [None if each is None else Text(each.decode()) for each in found] if has_null(tensor) else found
+
+
+def has_null(tensor: Tensor) -> bool:
+    """Return whether a BYTES tensor was sent as text of which some elements are null."""
+    return type(tensor) is Tensor and tensor.datatype is BYTES and None in tensor.data.reshape(-1).tolist()
 
 
 def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
     """Return a flat or nested list or an array as a tensor. Raises ValueError, TypeError or InvalidInput."""
     kind, size = datatype(name), tuple(int(n) for n in shape)
     flat = data.reshape(-1) if isinstance(data, np.ndarray) else list(_flat(data))
+    if kind is BYTES and len(flat) == 1 and len(size) == 1 and size[0] in (len(flat[0]), len(_bytes(flat[0]))):
+        size = (1,)  # models of MLServer may state the length of a single text as its shape
     if len(flat) != math.prod(size):
         raise ValueError(f"got {len(flat)} elements")
+    if kind is BYTES and flat and all(isinstance(each, str) for each in flat):
+        return BytesTensor.of_any_texts([str(each) for each in flat], size, parameters)
     if kind is BYTES:
         return Tensor(object_array(map(_bytes, flat), size), kind, parameters)
     numbers = _floats(flat, kind) if kind.kind == "float" else _exact(flat, kind)
