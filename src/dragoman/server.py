@@ -341,8 +341,11 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
     )
 
 
-def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the subject and the error of everything in a path that cannot be served, without loading models."""
+def load_errors(path: str, environment: Mapping[str, Any], names: list[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the subject and the error of everything in a path that cannot be served, without loading models.
+
+    names: gets the names of the other models.
+    """
     settings = Settings()
     try:
         settings = settings_for([path], environment)
@@ -358,6 +361,8 @@ def load_errors(path: str, environment: Mapping[str, Any]) -> Iterator[tuple[str
         try:
             for spec in source.specs():
                 preflight_check(spec)
+            if names is not None:
+                names.append(name)
         except DragomanError as error:
             subject = f"model '{name}'"
             yield subject, error.message.removeprefix(f"{subject}: ")

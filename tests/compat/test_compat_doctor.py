@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from dragoman.cli import main
 
 FOLDER = Path(__file__).parent / "folder"
+NOTHING_MISSING = "nothing missing was found; models not loaded: "
 MODEL = "from mlserver import MLModel\n\nclass Mine(MLModel):\n    pass\n"
 
 
@@ -28,13 +29,13 @@ def folder_of(path: Path, settings: dict[str, object], model: dict[str, object],
 
 def test_a_folder_in_which_everything_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"http_port": 9000, "parallel_workers": 2, "debug": False, "kafka_enabled": False}
-    assert main(["doctor", folder_of(tmp_path, dict(settings), {"name": "m"})]) == 0
+    assert main(["doctor", "--dry-run", folder_of(tmp_path, dict(settings), {"name": "m"})]) == 0
     text = capsys.readouterr().out
     assert "settings.json\n  same       http_port\n" in text
     assert "  different  parallel_workers: the number of worker processes of each model" in text
     assert "  unused     debug: " in text
     assert "  different  host: " in text
-    assert text.endswith("everything works\n")
+    assert text.splitlines()[-1].startswith(NOTHING_MISSING)
     assert "kafka" not in text
 
 
@@ -44,7 +45,7 @@ def test_unsupported_settings_are_reported_and_counted(tmp_path: Path, capsys: p
         "from mlserver_sklearn import SKLearnModel\n\nclass Mine(SKLearnModel):\n    pass\n"
     )
     folder = folder_of(tmp_path, {"kafka_enabled": True}, {"parameters": {"environment_tarball": "e.tgz"}}, code)
-    assert main(["doctor", folder, "--json"]) == 1
+    assert main(["doctor", "--dry-run", folder, "--json"]) == 1
     remarks = json.loads(capsys.readouterr().out)
     bad = {(r["place"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "rejected")}
     assert bad == {
@@ -61,22 +62,22 @@ def test_variables_and_pickles_are_reported(
     monkeypatch.setenv("MLSERVER_TRACING_SERVER", "http://somewhere")
     (tmp_path / "model.joblib").write_bytes(b"")
     folder = folder_of(tmp_path, {}, {"implementation": "mlserver_sklearn.SKLearnModel"})
-    assert main(["doctor", folder]) == 1
+    assert main(["doctor", "--dry-run", folder]) == 1
     text = capsys.readouterr().out
     assert "environment\n  missing    MLSERVER_TRACING_SERVER: traces are not exported" in text
     assert "answers as in MLServer" in text
     assert "start with --allow-pickle" in text
 
 
-def test_no_code_of_the_folder_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", folder_of(tmp_path, {}, {}, f"{MODEL}\nraise SystemExit('run')\n")]) == 0
-    assert main(["doctor", folder_of(tmp_path, {}, {}, "no python (\n")]) == 1
-    assert main(["doctor", str(tmp_path / "nowhere")]) == 2
+def test_a_dry_run_runs_no_code_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--dry-run", folder_of(tmp_path, {}, {}, f"{MODEL}\nraise SystemExit('run')\n")]) == 0
+    assert main(["doctor", "--dry-run", folder_of(tmp_path, {}, {}, "no python (\n")]) == 1
+    assert main(["doctor", "--dry-run", str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err
 
 
 def report_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["doctor", str(folder)]) in (0, 1)
+    assert main(["doctor", "--dry-run", str(folder)]) in (0, 1)
     return capsys.readouterr().out
 
 
@@ -107,7 +108,7 @@ def test_pickles_of_every_protocol_can_be_loaded(tmp_path: Path, capsys: pytest.
     model.noted = {1, 2}, object(), b"bytes"  # which the old protocols name as Python 2 did
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / f"model{protocol}.pkl").write_bytes(pickle.dumps(model, protocol))
-    assert report_of(tmp_path, capsys).endswith("everything works\n")
+    assert report_of(tmp_path, capsys).splitlines()[-1].startswith(NOTHING_MISSING)
 
 
 @pytest.mark.parametrize(
@@ -118,15 +119,15 @@ def test_python_files_are_parsed_in_their_encoding(
 ) -> None:
     folder = folder_of(tmp_path, {}, {"name": "m"})
     (tmp_path / "mine.py").write_bytes(code + MODEL.encode())
-    assert main(["doctor", folder]) == 0
-    assert capsys.readouterr().out.endswith("everything works\n")
+    assert main(["doctor", "--dry-run", folder]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(NOTHING_MISSING)
 
 
 def test_compiled_modules_beside_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / f"compiled{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
     (tmp_path / "mine" / "model.py").write_text("import compiled\n")
-    assert report_of(tmp_path, capsys).endswith("everything works\n")
+    assert report_of(tmp_path, capsys).splitlines()[-1].startswith(NOTHING_MISSING)
 
 
 def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +140,7 @@ def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytes
     )
     text = report_of(tmp_path, capsys)
     assert "plain.joblib\n  different  file: pickle files can run code when loaded: start with --allow-pickle" in text
-    assert text.endswith("everything works\n")
+    assert text.splitlines()[-1].startswith(NOTHING_MISSING)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,93 @@ def test_doctor_reports_the_errors_of_serve(
 ) -> None:
     (tmp_path / "other.py").write_text("class Other:\n    pass\n")
     (tmp_path / file).write_bytes(text.encode("latin-1"))
-    assert main(["doctor", str(tmp_path)]) == 1
+    assert main(["doctor", "--dry-run", str(tmp_path)]) == 1
     assert message.format(tmp_path) in capsys.readouterr().out
     assert not (tmp_path / "__pycache__").exists()
+
+
+# --- loading ---------------------------------------------------------------------------------------------
+
+ROWS = """from mlserver import MLModel
+from mlserver.types import InferenceResponse, ResponseOutput
+
+
+class Mine(MLModel):
+    async def predict(self, payload):
+        if payload.inputs[0].data[0] < 0:
+            raise ValueError("below zero")
+        output = ResponseOutput(name="y", shape=[1], datatype="FP32", data=[payload.inputs[0].data[0] * 2])
+        return InferenceResponse(model_name=self.name, outputs=[output])
+"""
+
+
+def request(value: float) -> dict[str, object]:
+    return {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [value]}]}
+
+
+def test_models_are_loaded_and_answer_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, {"host": "127.0.0.1"}, {"name": "m"}, ROWS)
+    (tmp_path / "requests.txt").write_text(json.dumps([request(1), request(2)]))
+    assert main(["doctor", folder, "--request", f"m={tmp_path / 'requests.txt'}"]) == 0
+    text = capsys.readouterr().out
+    assert "  same       model 'm': loaded, and answered the requests in requests.txt\n" in text
+    assert text.endswith("everything loads; differences: 1, see above\n")
+    (tmp_path / "requests.txt").write_text(json.dumps([request(1), request(-2)]))
+    assert main(["doctor", folder, "--request", f"m={tmp_path / 'requests.txt'}"]) == 1
+    text = capsys.readouterr().out
+    assert "  missing    model 'm', requests.txt, request 2: model 'm' failed: ValueError: below zero\n" in text
+    assert text.endswith("not everything works: 1 missing or rejected, see above\n")
+    (tmp_path / "requests.txt").write_text("{")
+    assert main(["doctor", folder, "--request", f"m={tmp_path / 'requests.txt'}"]) == 1
+    assert "model 'm', requests.txt: " in capsys.readouterr().out
+    for wrong, message in (("other=x", "expected a model of m, got 'other'"), ("m", "expected MODEL=FILE, got 'm'")):
+        assert main(["doctor", folder, "--request", wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("from mlserver.codecs import NotThere\n", "ImportError: cannot import name 'NotThere'"),
+        ("import os\nos._exit(3)\n", "the process ended without a result"),
+        ("raise SystemExit('run')\n", "run"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, message: str
+) -> None:
+    folder = folder_of(tmp_path, {"parallel_workers": 0}, {"name": "m"}, f"{code}{MODEL}")
+    assert main(["doctor", folder]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model 'm', loading: " in line]
+    assert line.startswith("  rejected")
+    assert message in line
+
+
+def test_pickles_are_loaded_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    joblib.dump(StandardScaler().fit([[1.0], [2.0]]), tmp_path / "m.joblib")
+    assert main(["doctor", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "  untried    model 'm': " in text
+    assert text.splitlines()[-1].startswith("nothing missing was found; models not loaded: 1")
+    assert main(["doctor", str(tmp_path), "--allow-pickle"]) == 0
+    assert "  same       model 'm': loaded\n" in capsys.readouterr().out
+
+
+def test_a_folder_of_triton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text("import triton_python_backend_utils\n")
+    config = 'backend: "python"\ninstance_group { passive: true }\nfoo: 1\n'
+    (tmp_path / "m" / "config.pbtxt").write_text(config)
+    assert main(["doctor", str(tmp_path), "--dry-run"]) == 1
+    text = capsys.readouterr().out
+    assert "m/config.pbtxt:2\n  missing    instance_group.passive: " in text
+    assert "m/config.pbtxt:3\n  unused     foo: unknown field" in text
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert "'model.py' has no class TritonPythonModel with a method execute" in capsys.readouterr().out
+    (tmp_path / "m" / "1" / "model.py").write_text("class TritonPythonModel:\n    def execute(self, requests): ...\n")
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"\n')
+    assert main(["doctor", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("everything works\n")
+    (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: -1\nbackend: 'python'\n")
+    assert main(["doctor", str(tmp_path), "--dry-run"]) == 1
+    assert "config.pbtxt:1: field 'max_batch_size': expected 0 or more, got -1" in capsys.readouterr().out

@@ -12,8 +12,8 @@ from dragoman.core.errors import InvalidInput
 log = logging.getLogger("dragoman.compat")
 
 # same: as in MLServer. different: supported, with a difference. unused: ignored, and not needed. missing: ignored, not
-# supported. rejected: the server does not start.
-Effect = Literal["same", "different", "unused", "missing", "rejected"]
+# supported. rejected: the server does not start. untried: no error was found, but the model was not loaded.
+Effect = Literal["same", "different", "unused", "missing", "rejected", "untried"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Report how a folder of MLServer or LMI is supported, from its files, without running any of its code."""
+"""Report how a folder of MLServer, Triton or LMI is supported, from its files, without running any of its code."""
 
 import ast
 import json
@@ -36,8 +36,8 @@ _MODULE = Path(__file__).parent / "mlserver"
 
 def survey(folder: Path) -> list[Remark]:
     """Return all remarks on a folder: on the environment, its settings, its models and their code."""
-    remarks = [*_environment(folder), *_server(folder)]
     described = sorted(folder.rglob("model-settings.json"))
+    remarks = [*_environment(folder), *_server(folder, is_mlserver=bool(described))]
     for path in described:
         remarks += _model(path, folder)
     properties = sorted(folder.rglob(serving.FILE))
@@ -47,13 +47,26 @@ def survey(folder: Path) -> list[Remark]:
             remarks += serving.property_remarks(path, place)
         except InvalidInput as error:
             remarks.append(Remark(place, "properties", "rejected", error.message))
+    configured = sorted(folder.rglob("config.pbtxt"))
+    for path in configured:
+        remarks += _triton(path, str(path.relative_to(folder)))
     for path in sorted(folder.rglob("*.py")):
         remarks += _code(path, str(path.relative_to(folder)))
-    if not described and not properties:
+    if not described and not properties and not configured:
         remarks.append(Remark(".", "models", "same", "no model-settings.json; models are recognized from their files"))
         pickled = sorted(path for path in folder.rglob("*") if path.suffix in _PICKLED)
         remarks += [Remark(str(path.relative_to(folder)), "file", "different", _PICKLE) for path in pickled]
     return remarks
+
+
+def _triton(path: Path, place: str) -> Iterator[Remark]:
+    """Return remarks on a `config.pbtxt`; none if it is invalid, which loading it reports."""
+    from dragoman.compat.triton.config import read_model, remarks  # imports protobuf
+
+    try:
+        yield from remarks(read_model(path.parent), place)
+    except InvalidInput:
+        return
 
 
 def _environment(folder: Path) -> Iterator[Remark]:
@@ -69,11 +82,11 @@ def _environment(folder: Path) -> Iterator[Remark]:
             yield replace(remark, subject=prefix + remark.subject.upper())
 
 
-def _server(folder: Path) -> Iterator[Remark]:
+def _server(folder: Path, *, is_mlserver: bool) -> Iterator[Remark]:
     path = folder / "settings.json"
     if path.is_file():
         yield from remarks_on(_read(path), SERVER, "settings.json")
-    if "host" not in (_read(path) if path.is_file() else {}):
+    if (is_mlserver or path.is_file()) and "host" not in (_read(path) if path.is_file() else {}):
         yield Remark("settings.json" if path.is_file() else ".", "host", "different", SERVER["host"].note)
 
 

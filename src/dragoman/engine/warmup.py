@@ -50,7 +50,11 @@ async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -
     Raises ModelFailed that names the request if one fails, and NotReady if the model may load later.
     """
     replicas = spec.replicas if pool.is_replicated else 1
-    for number, call in enumerate(await asyncio.to_thread(_read_requests, spec), 1):
+    try:
+        calls = await asyncio.to_thread(read_requests, Path(spec.warmup))
+    except InvalidInput as error:
+        raise _error(spec, error.message) from error
+    for number, call in enumerate(calls, 1):
         answers = (_answer(Request(call, spec.name, spec.version), pool, loaded, binder) for _ in range(replicas))
         try:
             await asyncio.gather(*answers)
@@ -81,23 +85,22 @@ async def _answer(request: Request[Any], pool: Pool, loaded: Loaded, binder: Bin
             pass
 
 
-def _read_requests(spec: ModelSpec) -> list[Infer]:
-    """Return the requests of the warm-up file: one Open Inference request in JSON, or a list of them."""
-    file = Path(spec.warmup)
+def read_requests(file: Path) -> list[Infer]:
+    """Return the requests in a file: one Open Inference request in JSON, or a list of them. Raises InvalidInput."""
     try:
         text = file.read_bytes()
         bodies = msgspec.json.decode(text, type=list[msgspec.Raw]) if text.lstrip().startswith(b"[") else [text]
     except (OSError, msgspec.DecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise _error(spec, f"the file '{file.name}' cannot be read: {reason}") from error
-    return [_parse(spec, bytes(body), number) for number, body in enumerate(bodies, 1)]
+        raise InvalidInput(f"the file '{file.name}' cannot be read: {reason}") from error
+    return [_parse(bytes(body), number) for number, body in enumerate(bodies, 1)]
 
 
-def _parse(spec: ModelSpec, text: bytes, number: int) -> Infer:
+def _parse(text: bytes, number: int) -> Infer:
     try:
         body = parse_request(text, None, Policy())
     except DragomanError as error:
-        raise _error(spec, f"request {number}: {error.message}") from error
+        raise InvalidInput(f"request {number}: {error.message}") from error
     return Infer(body.inputs, tuple(output.name for output in body.outputs), body.parameters)
 
 
