@@ -187,16 +187,16 @@ class Application:
         # the interpreter specializes calls by the function.
         self._until_measured -= 1
         started_s = 0.0 if self._until_measured else self._start_sample()
-        format_error: Callable[[DragomanError], HttpResponse] = match.protocol.format_error
+        progress: Progress | None = None
         try:
-            progress: Progress = match.endpoint(request)  # type: ignore[misc]  # a plain request has an endpoint
+            progress = match.endpoint(request)  # type: ignore[misc]  # a plain request has an endpoint
             if started_s:
                 self.counters.observe(match.protocol.name, "parse", started_s, SAMPLED)
-            while type(progress) is PreliminaryCall:
-                begun: Any = self._engine.begin(progress.request)
-                progress = progress.then(begun) if type(begun) is Response else StartedCall(progress, begun)
+            if type(progress) is not EngineCall:
+                while type(progress) is PreliminaryCall:
+                    begun: Any = self._engine.begin(progress.request)
+                    progress = progress.then(begun) if type(begun) is Response else StartedCall(progress, begun)
             if type(progress) is EngineCall:
-                format_error = progress.format_error or format_error
                 begun = self._engine.begin(progress.request)
                 if type(begun) is not Response or weight(begun.answer) > LARGE:
                     if started_s:
@@ -210,7 +210,8 @@ class Application:
                     return response
                 progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
         except DragomanError as error:
-            return format_error(error)
+            format_error = progress.format_error if type(progress) is EngineCall else None
+            return (format_error or match.protocol.format_error)(error)
         except Exception as error:
             return match.protocol.format_error(error if isinstance(error, HttpError) else _internal_error())
         if type(progress) is HttpResponse:

@@ -201,7 +201,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         context, head = self._context, self._last_headers
         if len(data) != head.whole or not data.startswith(head.raw):
             head = self._last_headers = context.heads.get(data[: data.find(b"\r\n\r\n") + 4], NO_HEADERS)
-        if len(data) != head.whole or context.bodies.is_over_limit:
+            if len(data) != head.whole:
+                return False
+        if context.bodies.is_over_limit:
             return False
         writer, running = self._writer, context.running
         try:
@@ -210,12 +212,12 @@ class Http1Connection(asyncio.BufferedProtocol):
             if self._is_guarded and (error := self._authorize(head)) is not None:
                 response: Any = context.application.reject(error, head.summary(writer.context))
             else:
-                body = data[len(head.raw) :]
+                body = data[head.size :]
                 request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
                 response = copy_context().run(self._application.begin, match, request, writer)
             if type(response) is HttpResponse:
-                self._since_s = self._listener.loop.time()
-                writer.write_plain(head, response)
+                self._since_s = now_s = self._listener.loop.time()
+                writer.write_plain(head, response, now_s)
                 if writer.close:
                     self._end_response(unread=False)
             else:
@@ -343,7 +345,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         if type(response) is HttpResponse:
             self._context.bodies.release(self._body_size)
             self._is_responding, self._body_size = False, 0
-            writer.write_plain(head, response)
+            writer.write_plain(head, response, self._listener.loop.time())
             self._end_response(unread=False)
         else:
             self._run(response or application.answer(match, request, writer))

@@ -33,7 +33,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
 
     `match` is None if there is no endpoint, and `error` is the reason. `plain`: the response may be ready at once.
     `request_id`: the client's, or "". If the headers are cached too, which those with a request id are not, `raw` are
-    their bytes and `whole` is the size of the request with its body.
+    their bytes, `size` their number, and `whole` is the size of the request with its body.
     """
 
     method: str
@@ -49,6 +49,7 @@ class Http1Headers(msgspec.Struct, frozen=True):
     plain: bool = False
     request_id: str = ""
     raw: bytes = b""
+    size: int = 0
     whole: int = -1
 
     def summary(self, context: Context) -> RequestSummary:
@@ -219,7 +220,7 @@ class HeaderCache:
         if len(raw) > MAX_CACHED_BYTES or HEADER in head.headers or PARENT in head.headers:
             return head, False
         if head.plain:
-            head = msgspec.structs.replace(head, raw=raw, whole=len(raw) + head.length)
+            head = msgspec.structs.replace(head, raw=raw, size=len(raw), whole=len(raw) + head.length)
         if any(name in head.headers for name in CREDENTIALS):
             return head, False  # not shared: the connection remembers its last headers itself
         if len(self._cache) >= _MAX_CACHED:

@@ -25,24 +25,19 @@ class ResponseHeaderWriter:
         self._cache: dict[tuple[int, Headers], tuple[bytes, bool]] = {}
         self._second = 0
         self._date = b""
-        self._plain: tuple[int, Headers, float, bytes] = (
-            0,
-            (),
-            0.0,
-            b"",
-        )  # the last result of `plain`, and until when it is valid
+        # Arguments and result of the last call of `plain`, and until when on the clock of the event loop it is valid.
+        self.last_plain: tuple[int, Headers, float, bytes] = (0, (), 0.0, b"")
 
-    def plain(self, status: int, headers: Headers) -> bytes:
+    def plain(self, status: int, headers: Headers, now_s: float) -> bytes:
         """Return the headers of a response on a connection that is kept, up to the number in its request id.
 
         The number and the length follow. Returns b"" if such a response has no length or closes the connection.
+        `now_s`: time of the event loop.
         """
-        last_status, last, until, text = self._plain
-        if headers is not last or status != last_status or time.time() >= until:
-            unusual = status in BODILESS or ("connection", "close") in headers
-            head = b"" if unusual else self.head(status, headers, 0, close=False, http10=False)
-            text = b"" if unusual else b"%b%b: %b" % (head.removesuffix(_NO_LENGTH), _REQUEST_ID, PREFIX)
-            self._plain = status, headers, self._second + 1, text
+        unusual = status in BODILESS or ("connection", "close") in headers
+        head = b"" if unusual else self.head(status, headers, 0, close=False, http10=False)
+        text = b"" if unusual else b"%b%b: %b" % (head.removesuffix(_NO_LENGTH), _REQUEST_ID, PREFIX)
+        self.last_plain = status, headers, now_s + self._second + 1 - time.time(), text
         return text
 
     def head(

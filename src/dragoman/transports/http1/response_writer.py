@@ -81,7 +81,8 @@ class Http1ResponseWriter:
         parts, head = response.body, self._head
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if size <= _SMALL and head is not None and head.plain:
-            self.write_plain(head, response)
+            self.write_plain(head, response, self._loop.time())
+            self.started = True
         elif size > _TLS_CHUNK and not self._transport.can_write_eof():  # TLS
             await self._send_in_chunks(response, size)
             return
@@ -105,22 +106,26 @@ class Http1ResponseWriter:
         else:
             transport.writelines((text, *parts))
 
-    def write_plain(self, head: Http1Headers, response: HttpResponse) -> None:
-        """Write the response to a plain request on the shortest path."""
-        parts = response.body
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        is_small = size <= _SMALL and not self.draining and type(self.context) is int
-        text = self._outgoing.plain(response.status, response.headers) if is_small else b""
-        if not text:
+    def write_plain(self, head: Http1Headers, response: HttpResponse, now_s: float) -> None:
+        """Write the response to a plain request on the shortest path. `now_s`: time of the event loop."""
+        parts, status, headers, context = response.body, response.status, response.headers, self.context
+        if len(parts) == 1:
+            body: Any = parts[0]
+            size = len(body)
+        else:
+            size = sum(map(len, parts))
+            body = b"".join(parts) if size <= _SMALL else b""
+        last_status, last_headers, until_s, text = self._outgoing.last_plain
+        if headers is not last_headers or status != last_status or now_s >= until_s:
+            text = self._outgoing.plain(status, headers, now_s)
+        if size > _SMALL or self.draining or type(context) is not int or not text:
             self.begin(head)
             self.write_whole(response, size, close=False)
             return
-        self.started = True
-        self.close = False
         self.size = size
-        message = b"".join((text, b"%d\r\ncontent-length: %d\r\n\r\n" % (self.context, size), *parts))
+        message = b"%b%d\r\ncontent-length: %d\r\n\r\n%b" % (text, context, size, body)
         self._transport.write(message)
-        head.match.statuses[response.status] += 1  # type: ignore[union-attr]  # a plain request has an endpoint
+        head.match.statuses[status] += 1  # type: ignore[union-attr]  # a plain request has an endpoint
         self._counters.sent += len(message)
 
     async def _send_in_chunks(self, response: HttpResponse, size: int) -> None:
