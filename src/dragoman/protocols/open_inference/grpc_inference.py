@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.calls import Infer, Inference, Request, Response
-from dragoman.core.datatypes import Datatype, datatype
+from dragoman.core.datatypes import DATATYPES, Datatype, datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.formats.oip_messages import (
@@ -215,8 +215,8 @@ def _parse_inputs(
             raise InvalidInput(f"{where} already exists in request")
         if raw and (index in packed or tensor.HasField("contents")):
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
-        parameters = parameters_from_proto(tensor.parameters, f"{where}: ")
-        kind, shape = _parse_datatype(tensor.datatype, where), list(tensor.shape)
+        parameters = parameters_from_proto(tensor.parameters, f"{where}: ") if tensor.parameters else {}
+        kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), list(tensor.shape)
         if parameters and (place := pop_slice(parameters, where)) is not None:
             in_regions += 1
             contents = require_regions(policy.regions, where).read(place, where)
