@@ -190,6 +190,15 @@ def test_openai_client_reads_a_stream(process: ServerProcess) -> None:
         assert client.completions.create(model="Speaker", prompt="a b").choices[0].text == "a b"
 
 
+def test_each_front_end_has_the_metrics_of_its_process(process: ServerProcess) -> None:
+    for name, least in (("cpu_seconds_total", 0.1), ("resident_memory_bytes", 1e7), ("open_fds", 5)):
+        found = metric_values(process, f"dragoman_front_end_process_{name}")
+        assert sorted(found) == ["0", "1"]
+        assert min(found.values()) >= least
+    started = metric_values(process, "dragoman_front_end_process_start_time_seconds").values()
+    assert all(time.time() - 3600 < each < time.time() + 2 for each in started)
+
+
 def test_async_results_can_be_fetched_over_any_front_end(process: ServerProcess) -> None:
     before = metric_values(process, "dragoman_front_end_calls_total")
     body = {"inputs": " ".join(map(str, range(60))), "stream": True, "parameters": {"max_new_tokens": 60}}

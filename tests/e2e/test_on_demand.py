@@ -170,7 +170,23 @@ def test_metadata_and_listings_do_not_load_a_model_again(process: ServerProcess)
     assert metrics(process)[loads] == before[loads]
 
 
+def test_several_front_ends_load_a_model_once(folder: Path) -> None:
+    arguments = ("--load-on-demand", "--max-loaded-models", "1", "--control-open", "--front-ends", "2")
+    with running_server(str(folder), *arguments) as process:
+        for send in (infer_rest, infer_grpc, stream_grpc):
+            assert send(process, "three") == [3.0, -1.5]
+            assert index(process) == states(loaded="three")
+            assert "hello" in str(post(process, "/v1/completions", {"model": "words", "prompt": "?"}))
+            assert index(process) == states(loaded="words")
+        check_concurrent_load(process, folder)
+
+
 def test_concurrent_requests_cause_one_load(process: ServerProcess, folder: Path) -> None:
+    check_concurrent_load(process, folder)
+
+
+def check_concurrent_load(process: ServerProcess, folder: Path) -> None:
+    """Send requests for a model that is loaded, over several connections; it must be loaded once."""
     infer_rest(process, "three")
     before = metrics(process)
     (folder / "two" / "wait").touch()
@@ -180,7 +196,7 @@ def test_concurrent_requests_cause_one_load(process: ServerProcess, folder: Path
         in_flight = 'dragoman_calls_in_flight{model="two",version=""}'
         try:
             wait_until(lambda: metrics(process)[in_flight] == len(senders), "the wait of all requests")
-            assert index(process)["two"] == ("READY", "loading")
+            wait_until(lambda: index(process)["two"] == ("READY", "loading"), "room for the model")
             assert process.status("/v2/health/ready") == 200
         finally:
             (folder / "two" / "wait").unlink()

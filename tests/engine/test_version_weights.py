@@ -313,6 +313,25 @@ async def test_versions_that_differ_for_clients_do_not_share_requests(folder: Pa
         assert {(e.state, e.reason[:31]) for e in states} == {("UNAVAILABLE", message[:31])}
 
 
+async def test_versions_that_are_loaded_after_a_retry_are_compared(folder: Path, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    extra = f"""
+    def load(self):
+        if not pathlib.Path({str(up)!r}).exists():
+            raise dragoman.errors.NotReady("the database is down")
+"""
+    write(folder, "2", datatype="dragoman.FP32", extra=extra)
+    write_settings(folder, '{ "1" = 1, "2" = 1 }')
+    async with open_engine(folder, placement="inline") as engine, asyncio.timeout(20):
+        assert [d.state for d in engine.deployments()] == ["READY", "UNAVAILABLE"]
+        up.touch()
+        while "differ in outputs" not in engine.deployments()[0].reason:
+            await engine.wait_for_change()
+        assert {d.state for d in engine.deployments()} == {"UNAVAILABLE"}
+        with pytest.raises(errors.NotReady, match="versions '1' and '2' differ in outputs"):
+            await engine.infer("m", X)
+
+
 async def test_handlers_follow_the_weights(folder: Path) -> None:
     for version in ("1", "2"):
         write(folder, version, extra=HANDLER)

@@ -14,13 +14,14 @@ from dragoman.engine.generation_counters import GenerationCounters, GenerationUs
 from dragoman.system import process
 
 OK = "ok"
-_PROCESS: Mapping[str, tuple[Kind, str]] = {
-    "process_cpu_seconds_total": ("counter", "User and system CPU seconds of the server's process."),
-    "process_resident_memory_bytes": ("gauge", "Resident memory of the server's process."),
-    "process_virtual_memory_bytes": ("gauge", "Virtual memory of the server's process."),
-    "process_open_fds": ("gauge", "Open file descriptors of the server's process."),
-    "process_max_fds": ("gauge", "Limit on open file descriptors."),
-    "process_start_time_seconds": ("gauge", "Start of the server's process, as a Unix time."),
+# Kind and description of what `resource_usage` returns.
+PROCESS_METRICS: Mapping[str, tuple[Kind, str]] = {
+    "process_cpu_seconds_total": ("counter", "User and system CPU seconds of the process."),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of the process."),
+    "process_virtual_memory_bytes": ("gauge", "Virtual memory of the process."),
+    "process_open_fds": ("gauge", "Open file descriptors of the process."),
+    "process_max_fds": ("gauge", "Limit on open file descriptors of the process."),
+    "process_start_time_seconds": ("gauge", "Start of the process, as a Unix time."),
 }
 # Environment variable that names the folder of prometheus_client's multiprocess mode.
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -131,7 +132,7 @@ def server_families(version: str) -> Iterable[Family]:
     info = (Sample("dragoman_build_info", labels, 1),)
     yield Family("dragoman_build_info", "gauge", "Versions of the server and of Python; the value is 1.", info)
     usage = process.resource_usage()
-    for name, (kind, help_text) in _PROCESS.items():
+    for name, (kind, help_text) in PROCESS_METRICS.items():
         if name in usage:
             yield Family(name, kind, help_text, (Sample(name, {}, usage[name]),))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -12,8 +12,9 @@ from dragoman.access.grants import EVERYTHING, Grant
 from dragoman.access.restricted_engine import KeyLimits, LimitedCall, RestrictedEngine
 from dragoman.core.calls import Measure, Ready, Request, Response
 from dragoman.core.errors import DragomanError, ServerError
-from dragoman.core.metrics import Family, Sample, sum_families
+from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.engine.call_handler import CallHandler
+from dragoman.engine.counters import PROCESS_METRICS
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
@@ -57,6 +58,7 @@ class FrontEndService:
         self._restrict = restrict
         self._transport_metrics: tuple[Family, ...] = ()
         self._earlier_metrics: tuple[Family, ...] = ()  # of processes that have exited
+        self.resource_usage: Mapping[str, float] = {}  # of the current process
         self.calls = 0
         self.restarts = 0
 
@@ -103,15 +105,16 @@ class FrontEndService:
         except Exception as error:
             raise _public_error(error, request) from error
 
-    def set_metrics(self, metrics: tuple[Family, ...]) -> None:
-        """Store the metrics of the transports of the current process."""
-        self._transport_metrics = metrics
+    def set_metrics(self, metrics: tuple[Family, ...], resource_usage: Mapping[str, float]) -> None:
+        """Store the metrics of the transports of the current process, and its own."""
+        self._transport_metrics, self.resource_usage = metrics, resource_usage
 
     def begin_restart(self) -> None:
         """Count a restart, and keep the counters of the process that has exited."""
         self.restarts += 1
         counters = [family for family in self._transport_metrics if family.kind != "gauge"]
         self._earlier_metrics, self._transport_metrics = sum_families((self._earlier_metrics, counters)), ()
+        self.resource_usage = {}
 
     def transport_metrics(self) -> tuple[Family, ...]:
         """Return the metrics of the transports, summed over the processes of this front end."""
@@ -196,7 +199,7 @@ class FrontEnd:
     def _handle_frame(self, frame: Frame) -> None:
         value: Any = frame.value()
         if frame.kind == FrameKind.METRICS:
-            self.service.set_metrics(value)
+            self.service.set_metrics(*value)
             self._end_measuring()
         elif self._listening.done():
             return
@@ -224,20 +227,18 @@ class FrontEnd:
 def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]:
     """Return the metrics of front ends, labelled with their numbers, and the sums of those of their transports."""
     services = [*services]
-    labelled = [({"front_end": str(number)}, service) for number, service in enumerate(services)]
-    calls, restarts = "dragoman_front_end_calls_total", "dragoman_front_end_restarts_total"
+
+    def family(name: str, kind: Kind, help_text: str, values: Iterable[float | None]) -> Family:
+        name = f"dragoman_front_end_{name}"
+        samples = [Sample(name, {"front_end": str(n)}, v) for n, v in enumerate(values) if v is not None]
+        return Family(name, kind, help_text, tuple(samples))
+
     return (
-        Family(
-            calls,
-            "counter",
-            "Calls that each front end sent to the engine.",
-            tuple(Sample(calls, labels, service.calls) for labels, service in labelled),
-        ),
-        Family(
-            restarts,
-            "counter",
-            "Restarts of each front end.",
-            tuple(Sample(restarts, labels, service.restarts) for labels, service in labelled),
+        family("calls_total", "counter", "Calls that each front end sent to the engine.", (s.calls for s in services)),
+        family("restarts_total", "counter", "Restarts of each front end.", (s.restarts for s in services)),
+        *(
+            family(name, kind, f"Each front end: {help_text}", [s.resource_usage.get(name) for s in services])
+            for name, (kind, help_text) in PROCESS_METRICS.items()
         ),
         *sum_families(service.transport_metrics() for service in services),
     )

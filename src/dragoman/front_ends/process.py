@@ -101,7 +101,7 @@ class EngineClient(JobSender, JobRunner):
         elif frame.kind == FrameKind.DRAIN:
             self.begin_drain()
         elif frame.kind == FrameKind.METRICS:
-            self.send_control(FrameKind.METRICS, self.metrics())
+            self.send_control(FrameKind.METRICS, (self.metrics(), process.resource_usage()))
         elif frame.kind == FrameKind.STOP and not self.stopping.done():
             self.stopping.set_result(frame.value())
 
