@@ -77,3 +77,15 @@ class NumbersInThread(Numbers):
 
 class NumbersInProcess(Numbers):
     placement = "process"
+
+
+class Doubling(dragoman.Model):
+    """Return twice the vector, in a worker process."""
+
+    inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.FP32, (-1,)),)
+    placement = "process"
+
+    def infer(self, call: dragoman.Infer) -> NDArray[np.float32]:
+        doubled: NDArray[np.float32] = call.inputs["x"].data * 2
+        return doubled
