@@ -70,7 +70,8 @@ def simulate(load: Load, hosts: int, seed: int = 1) -> Simulated:
 
     # Events in the order of time: (time, number, stage). Each stage is reached in that order, so queues are fair.
     events = [(0.0, number, 0) for number in range(2 * workers)]
-    done, warm_up, began_s, now_s, calls = 0, (_CALLS + 2 * workers) // 5, 0.0, 0.0, _CALLS + 2 * workers
+    calls = _CALLS + 10 * workers
+    done, warm_up, began_s, now_s = 0, calls // 5, 0.0, 0.0
     while done < calls:
         now_s, number, stage = heapq.heappop(events)
         if stage == 0:
@@ -94,8 +95,8 @@ def simulate(load: Load, hosts: int, seed: int = 1) -> Simulated:
         heapq.heappush(events, event)
     rate = (done - warm_up) / (now_s - began_s)
     share = rate * load.model_s / workers
-    part = max(busy, key=lambda name: busy[name])
-    return Simulated(load.model, hosts, rate, share, "workers" if share > 0.9 else part.partition(" ")[0])
+    limit = "workers" if share > 0.9 else max(busy, key=lambda name: busy[name])
+    return Simulated(load.model, hosts, rate, share, limit)
 
 
 def chart_of(rows: Sequence[dict[str, Any]]) -> str:

@@ -89,10 +89,9 @@ def _dragoman(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     home.mkdir(parents=True)
     secret.write_text(_SECRET)
     secret.chmod(0o600)
-    command = f"srun --ntasks=1 --chdir=/ {sys.executable} -m dragoman worker --join {{address}}"
     (home / "dragoman.toml").write_text(
         f'[model]\nuri = "{ROOT}/benchmarks/simulators.py:Double"\n'
-        f'[model.placement]\nlauncher = "command"\ncommand = "{command}"\nreplicas = 2\n'
+        f'[model.placement]\nlauncher = "slurm"\nreplicas = 2\n'
     )
     flags = ["--worker-port", str(free_port()), "--worker-host", "127.0.0.1", "--worker-secret-file", str(secret)]
     server = dragoman([str(home.parent)], port, -1, *flags)

@@ -16,7 +16,18 @@ from dragoman.formats.oip_messages import ModelInferResponse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import checked_request, codecs, generation, load, operations, processes, tables, workloads  # noqa: E402
+from benchmarks import (  # noqa: E402
+    checked_request,
+    cluster,
+    cluster_hosts,
+    codecs,
+    generation,
+    load,
+    operations,
+    processes,
+    tables,
+    workloads,
+)
 from benchmarks.workloads import Response, Workload  # noqa: E402
 
 WORKLOADS = {w.name: w for w in workloads.identity()}
@@ -270,3 +281,34 @@ def test_read_body_returns_the_decoded_and_the_raw_body(headers: dict[str, str],
     assert parsed == body
     assert received.startswith(raw)
     assert received[len(raw) :].lstrip().endswith(b"more")
+
+
+def test_the_page_on_clusters_agrees_with_the_results() -> None:
+    result = json.loads(cluster.RESULT.read_text())
+    text = cluster.PAGE.read_text()
+    assert cluster.page_with(text, result) == text
+    assert cluster_hosts.chart_of(result["hosts"]) == cluster.PICTURE.read_text()
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+def test_simulated_hosts_reach_the_throughput_of_their_bottleneck(hosts: int) -> None:
+    workers = hosts * cluster_hosts.WORKERS_PER_HOST
+    server = cluster_hosts.simulate(cluster_hosts.Load("m", 0.001, 1_000, 100e-6), hosts)
+    assert server.limit == "server"
+    assert 9_900 < server.rate < 10_100
+    network = cluster_hosts.simulate(cluster_hosts.Load("m", 0.001, 1_250_000, 100e-6), hosts)
+    assert network.limit.startswith("link")
+    assert 990 < network.rate < 1_010
+    free = cluster_hosts.simulate(cluster_hosts.Load("m", 0.1, 1_000, 0.0), hosts)
+    assert free.limit == "workers"
+    assert 0.95 * workers / 0.1 < free.rate < 1.05 * workers / 0.1
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_joined_workers_are_compared_with_local_ones() -> None:
+    output = run("cluster", "--only", "calls,http")
+    rows = results("cluster-quick")["calls"]
+    assert {cluster.LOCAL, cluster.JOINED, cluster.SERVER} <= {row["subject"] for row in rows}
+    assert all(row["rate"] > 0 for row in rows)
+    assert all(row["server_us"] > 0 for row in rows if row["subject"] == cluster.SERVER)
+    assert f"| {cluster.JOINED} | {cluster.LOCAL} | 600 KB | 8 |" in output
