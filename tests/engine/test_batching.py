@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.bytes_tensor import BytesTensor, came_as_text
-from dragoman.core.calls import Infer, Inference, Request, WorkerStatus
+from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.datatypes import BYTES, DATATYPES, Datatype
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotReady
 from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor, object_array
+from dragoman.core.worker_status import WorkerStatus
 from dragoman.engine.batching import Batcher, group_key, merge, mergeable, rows, split
 from dragoman.workers.pool import Loaded
 

@@ -15,6 +15,7 @@ from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
 from dragoman.core.vectors import Config
+from dragoman.core.worker_status import WorkerStatus
 
 Answer = TypeVar("Answer")
 Tensors = Mapping[str, Tensor]
@@ -274,22 +275,6 @@ class ServerDescription:
     name: str
     version: str
     extensions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """A worker process of a model, or one that is awaited.
-
-    host: its machine, "" for the server's. state: idle, busy, hung, unavailable or waiting, for a `reason`.
-    calls: number of calls that it has. mean_s: running estimate of the time per call in seconds, 0 while unknown.
-    """
-
-    host: str
-    process: str
-    state: str
-    reason: str = ""
-    calls: int = 0
-    mean_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

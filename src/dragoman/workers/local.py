@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from contextlib import aclosing, closing, contextmanager, suppress
 from typing import Any
 
-from dragoman.core.calls import Request, WorkerStatus
+from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, public_text
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
+from dragoman.core.worker_status import WorkerStatus
 from dragoman.system.coroutines import ensure_task
 from dragoman.system.request_context import set_context
 from dragoman.system.threads import limit_library_threads

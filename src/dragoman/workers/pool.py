@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dragoman.core.calls import Call, Request, WorkerStatus
+from dragoman.core.calls import Call, Request
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
 from dragoman.core.options import SequenceOptions
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.worker_status import WorkerStatus
 
 A = TypeVar("A")
 

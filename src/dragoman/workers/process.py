@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
-from dragoman.core.calls import WorkerStatus
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import LaunchOptions, ModelSpec
+from dragoman.core.worker_status import WorkerStatus
 from dragoman.workers.autoscaler import Autoscaler
 from dragoman.workers.frames import Buffer, FrameKind
 from dragoman.workers.jobs import Job, JobRunner

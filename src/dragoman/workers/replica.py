@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dragoman.core.calls import WorkerStatus
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.worker_status import WorkerStatus
 from dragoman.workers.channel import Channel
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender

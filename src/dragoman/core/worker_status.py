@@ -1,0 +1,19 @@
+"""The status of a worker process, as operators see it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process of a model, or one that is awaited.
+
+    host: its machine, "" for the server's. state: idle, busy, hung, unavailable or waiting, for a `reason`.
+    calls: number of calls that it has. mean_s: running estimate of the time per call in seconds, 0 while unknown.
+    """
+
+    host: str
+    process: str
+    state: str
+    reason: str = ""
+    calls: int = 0
+    mean_s: float = 0.0
