@@ -12,9 +12,9 @@ import pytest
 
 from dragoman import errors
 from dragoman.core.calls import IndexEntry, Infer, Request
+from dragoman.core.file_states import file_states
 from dragoman.core.tensor import Tensor
 from dragoman.engine.control import ModelControl
-from dragoman.engine.file_states import file_states
 from dragoman.engine.folder_watch import Changes, FolderSync, FolderWatch
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import DiskRepository

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from workers_harness import call, first_value, make_request, spec_of, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, WorkerLost
-from dragoman.core.spec import LaunchOptions
+from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
 from dragoman.workers import worker_port
@@ -567,3 +568,81 @@ async def test_a_launcher_needs_a_port() -> None:
     launch = LaunchOptions(launcher="join")
     with pytest.raises(ModelFailed, match=r"launcher 'join' needs a port .* --worker-port"):
         ProcessPool(spec_of("Echo", launch=launch), lambda: None)
+
+
+# --- the model's files on other machines -------------------------------------------------------------------------
+
+
+FOLDER_MODEL = """
+import numpy as np
+import dragoman
+
+class Scale(dragoman.Model):
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return x * float(open(__file__.replace("model.py", "factor")).read())
+"""
+# A worker on another machine sees another folder under the same path: it opens files of `copy` in its place.
+OTHER_FILES = """
+import builtins, io, os, pathlib
+real_open, real_stat = io.open, os.stat
+def moved(path):
+    return str(path).replace({here!r}, {copy!r}) if isinstance(path, (str, pathlib.Path)) else path
+io.open = lambda path, *a, **k: real_open(moved(path), *a, **k)
+os.stat = lambda path, *a, **k: real_stat(moved(path), *a, **k)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("", ""),
+        ("factor content", "its file 'factor' has other content on worker host"),
+        ("factor size", "its file 'factor' has 3 bytes instead of 1 on worker host"),
+        ("factor missing", "its file 'factor' does not exist on worker host"),
+        ("large content", "its file 'weights' has other content on worker host"),
+    ],
+)
+async def test_a_worker_with_other_files_is_refused(change: str, message: str, tmp_path: Path) -> None:
+    here, copy = tmp_path / "here", tmp_path / "copy"
+    for folder in (here, copy):
+        folder.mkdir()
+        (folder / "model.py").write_text(FOLDER_MODEL)
+        (folder / "factor").write_text("2")
+        with (folder / "weights").open("wb") as file:  # sparse, and larger than what is hashed in full
+            file.truncate(80 << 20)
+    (copy / "cache").write_text("of the worker")
+    match change.split():
+        case ["factor", "content"]:
+            (copy / "factor").write_text("3")
+            os.utime(copy / "factor", ns=(0, (here / "factor").stat().st_mtime_ns))
+        case ["factor", "size"]:
+            (copy / "factor").write_text("2.5")
+        case ["factor", "missing"]:
+            (copy / "factor").unlink()
+        case ["large", "content"]:
+            with (copy / "weights").open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"1")
+    spec = ModelSpec(
+        name="m",
+        runtime="python",
+        uri=str(here),
+        placement="process",
+        replicas=1,
+        launch=LaunchOptions(launcher="join"),
+    )
+    async with open_port() as port:
+        pool = ProcessPool(replace(spec, worker_port=port), lambda: None)
+        worker = start_worker(port.address, code=OTHER_FILES.format(here=str(here), copy=str(copy)))
+        try:
+            if message:
+                with pytest.raises(ModelFailed, match=message):
+                    await pool.start()
+            else:
+                await pool.start()
+                response: Any = await complete(pool.call(Request(Infer({"x": Tensor.of(np.array([4.0]))}))))
+                assert first_value(response) == 8
+        finally:
+            await pool.close()
+        _, output = await end_of(worker)
+    assert message in output

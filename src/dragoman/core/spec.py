@@ -16,6 +16,8 @@ A = TypeVar("A")
 
 # Path, inode, size in bytes and time of modification (ns) of a file.
 FileState = tuple[str, int, int, int]
+# Path, size in bytes and SHA-256 hash of a file.
+FileContent = tuple[str, int, str]
 
 
 class SiblingModels(Protocol):
@@ -96,6 +98,7 @@ class ModelSpec(ModelOptions):
     target: a live Python object instead of a uri; worker processes import it by name.
     siblings: access to the other models, for a model in the server's process; set by the server.
     files: the files that it is made of, as they were when it was found on disk; set by the repository.
+    contents: the files that it is loaded from, for workers on other machines to compare; set by the server.
     warmup: path of a file of requests that the model answers before it is ready; "" for none.
     pinned: it stays loaded where other models are loaded on demand.
     platform, inputs, outputs: override what the model declares.
@@ -130,6 +133,7 @@ class ModelSpec(ModelOptions):
     target: Any = None
     siblings: SiblingModels | None = field(default=None, compare=False, repr=False)
     files: tuple[FileState, ...] = field(default=(), repr=False)
+    contents: tuple[FileContent, ...] = field(default=(), compare=False, repr=False)
     launch: LaunchOptions | None = None
     sequences: SequenceOptions | None = None
     worker_port: Any = field(default=None, compare=False, repr=False)

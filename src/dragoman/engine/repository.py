@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotSupported
+from dragoman.core.file_states import file_states
 from dragoman.core.spec import ModelSpec, check_name
-from dragoman.engine.file_states import file_states
 from dragoman.engine.search import FoundModel, Search, SkippedFile
 from dragoman.engine.version_routing import VersionRouting
 from dragoman.runtimes.recognise import model_file, recognise, why_not

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
-from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.workers.channel import Channel
+from dragoman.workers.file_contents import file_contents
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
 from dragoman.workers.launcher import Launcher
@@ -72,8 +73,10 @@ class Replica(JobSender):
         close_files(process.memory or ())
         self.heartbeat = Heartbeat(process.is_stopped, partial(self.channel.send, encode(FrameKind.PING)))
         self._waiting = asyncio.create_task(process.wait(self._grace_s, self._clean_up))
-        self.channel.send(spec_frame)
         try:
+            if process.has_own_clock:
+                spec_frame = self._encode_spec(await asyncio.to_thread(file_contents, self._spec))
+            self.channel.send(spec_frame)
             loaded = await self._loaded
         except BaseException:
             await self.stop()
@@ -154,9 +157,9 @@ class Replica(JobSender):
         self._process.closed.set()
         await asyncio.wait({self._waiting})
 
-    def _encode_spec(self) -> list[Buffer]:
+    def _encode_spec(self, contents: tuple[FileContent, ...] = ()) -> list[Buffer]:
         try:
-            return encode(FrameKind.SPEC, 0, replace(self._spec, worker_port=None))
+            return encode(FrameKind.SPEC, 0, replace(self._spec, worker_port=None, contents=contents))
         except Exception as error:
             reason = f"its settings cannot be sent to a process: {error}"
             raise ModelFailed(f"failed to load '{self._spec.name}', {reason}") from error

@@ -20,6 +20,7 @@ from dragoman.system.request_context import Context, is_traced, set_context
 from dragoman.workers.channel import Channel, receive, wait_until_writable
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.executor import Executor
+from dragoman.workers.file_contents import check_contents
 from dragoman.workers.frames import Buffer, Frame, FrameKind, Serializer, encode
 from dragoman.workers.pool import WINDOW, WrongPlacement
 from dragoman.workers.results import copy_outputs
@@ -65,7 +66,9 @@ async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own
     pid = os.getpid()
     try:
         try:
-            executor = await Executor.load(first.value(), "process", in_thread=False)
+            spec = first.value()
+            check_contents(spec)
+            executor = await Executor.load(spec, "process", in_thread=False)
         finally:
             _exit_if_forked(pid)
         loaded = _encode_loaded(executor)
@@ -73,7 +76,10 @@ async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own
         send_all(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
         return
     except Exception as error:
-        send_all(_encode_message(FrameKind.ERROR, _public_error(error, "failed to load")))
+        public = _public_error(error, "failed to load")
+        if has_own_clock:  # its log is not the server's
+            log.error("%s", public.message)
+        send_all(_encode_message(FrameKind.ERROR, public))
         return
     send_all(loaded)
     files = (memory[1], memory[0]) if memory else None
@@ -335,8 +341,8 @@ class Worker:
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
     def _encode_error(self, job: _ReceivedJob, error: BaseException) -> list[Buffer]:
-        failure = _public_error(error, f"model '{self._executor.name}' failed")
-        return self._channel.encode(FrameKind.ERROR, job.number, failure)
+        failure = f"model '{self._executor.name}' failed"
+        return self._channel.encode(FrameKind.ERROR, job.number, _public_error(error, failure))
 
 
 def _public_error(error: BaseException, failure: str) -> DragomanError:

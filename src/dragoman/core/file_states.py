@@ -16,7 +16,7 @@ def file_states(*paths: Path) -> tuple[FileState, ...]:
     Links are followed. Hidden files are left out, as they are when models are searched, and so are models below a
     model's folder.
     """
-    files = {file for path in paths for file in _files(path)}
+    files = {file for path in paths for file in model_files(path)}
     states = []
     for file in sorted(files):
         try:
@@ -27,7 +27,8 @@ def file_states(*paths: Path) -> tuple[FileState, ...]:
     return tuple(states)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def model_files(path: Path) -> Iterator[Path]:
+    """Yield the files at or below a path; a model file itself also if it does not exist."""
     if not path.is_dir():
         yield path
         yield from (path.with_name(path.name + suffix) for suffix in _COMPANIONS)
