@@ -109,7 +109,7 @@ async def test_calls_do_not_wait_for_a_worker_that_cannot_be_started(tmp_path: P
         assert first_value(await call(pool, do="pid")) > 0
 
 
-async def test_each_worker_has_a_gpu_of_its_own_also_after_a_restart() -> None:
+async def test_each_worker_has_a_gpu_of_its_own_and_no_call_waits_behind_another_while_one_is_idle() -> None:
     launch = LaunchOptions(replicas=2, min_ready=2, devices=("4", "7"))
     async with processes("OnDevice", launch=launch, replicas=2) as pool:
 
@@ -123,6 +123,16 @@ async def test_each_worker_has_a_gpu_of_its_own_also_after_a_restart() -> None:
         await wait_until(lambda: not pool.ready)
         await wait_until(lambda: pool.ready)
         assert await devices() == {4: 1, 7: 1}
+
+        slower: dict[str, Any] = {"4": 0.09}
+        longer: dict[str, Any] = {"7": 0.5}
+        for _ in range(20):
+            last = first_value(await call(pool, **slower))
+        assert last == 7
+        long = asyncio.create_task(call(pool, **longer))
+        await asyncio.sleep(0)
+        assert first_value(await call(pool)) == 4  # not behind the long call, of which nothing is known before
+        assert first_value(await long) == 7
 
 
 async def test_calls_go_to_the_worker_that_is_expected_to_answer_first() -> None:

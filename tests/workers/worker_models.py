@@ -291,6 +291,15 @@ class OnDevice(Model):
         return {"device": np.array([int(device)])}
 
 
+class SecondsLeft(Model):
+    """Returns the seconds until the deadline of the call, by the clock of its process."""
+
+    takes_request = True
+
+    def infer(self, request: Any) -> Any:
+        return {"left_s": np.array([request.deadline_s - time.monotonic()])}
+
+
 class RecordsClose(Echo):
     def close(self) -> None:
         Path(self.spec.parameters["closed"]).touch()
