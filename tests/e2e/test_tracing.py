@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 import dragoman
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import oip_messages as m
+from dragoman.system.trace_context import Sampler
 from e2e.otlp_receiver import SERVER, OtlpReceiver, Span, running_receiver
 from e2e.server_process import ServerProcess, free_ports, running_server, wait_until
 
@@ -419,6 +421,18 @@ async def test_requests_are_traced_by_default_once_there_is_a_collector(receiver
     spans = receiver.spans[before:]  # sent before the server has stopped
     assert {span.resource["service.name"] for span in spans} == {"dragoman"}
     assert tree(spans, "") == ["POST /v2/models/{model}/infer", ["parse", "queue", "compute", "format"]]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
+def test_the_ratio_of_requests_is_sampled(ratio: float) -> None:
+    sampler, count = Sampler(ratio), 20_000
+    traces = []
+    for _ in range(count):
+        sampler.countdown -= 1
+        if sampler.countdown <= 0 and (trace := sampler.trace({})) is not None:
+            traces.append(trace)
+    assert abs(len(traces) - ratio * count) <= 6 * math.sqrt(count * ratio * (1 - ratio))  # six standard deviations
+    assert all(int(trace.trace_id[16:], 16) < ratio * 2**64 for trace in traces)
 
 
 async def test_the_ratio_is_that_of_the_setting(receiver: OtlpReceiver) -> None:
