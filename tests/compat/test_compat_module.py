@@ -1,6 +1,7 @@
 """The module `mlserver`: its types, codecs and decorator behave as those of the package."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -272,3 +273,42 @@ def test_without_annotations_types_of_values_select_codecs() -> None:
 
     with pytest.raises(OutputNotFound, match="at position '0'"):
         response(unknown, NUMBERS.copy(), WORDS.copy())
+
+
+def _words(data: list[Any], shape: list[int]) -> types.RequestInput:
+    return types.RequestInput(name="x", datatype="BYTES", shape=shape, data=types.TensorData(data))
+
+
+def test_arrays_of_text_that_a_fixed_width_cannot_hold() -> None:
+    """NumPy drops zero characters at the end, and one long element would make all others as wide."""
+    assert codecs.NumpyCodec.decode_input(_words(["a\0", "b"], [2])).tolist() == ["a\0", "b"]
+    wide = codecs.NumpyCodec.decode_input(_words(["x" * 100_000, *["y"] * 999], [1000]))
+    assert (wide.dtype, wide[0], wide[-1]) == (np.dtype(object), "x" * 100_000, "y")
+
+
+def test_null_stays_none_after_data_was_read() -> None:
+    given = _words(["a", None], [2])
+    assert given.data.root == ["a", None]
+    assert codecs.StringCodec.decode_input(given) == ["a", None]
+    output = types.ResponseOutput(name="y", datatype="BYTES", shape=[2], data=types.TensorData(["a", None]))
+    with pytest.raises(InvalidOutput, match="expected bytes or text, got NoneType"):
+        output.to_tensor()
+
+
+def test_a_codec_of_one_tensor_rejects_several() -> None:
+    request = types.InferenceRequest(inputs=[_words(["a"], [1]), _words(["b"], [1])])
+    with pytest.raises(codecs.CodecError, match="content type 'np': expected one input, got 2"):
+        codecs.NumpyRequestCodec.decode_request(request)
+
+
+def test_encoded_tensors_have_the_parameters_and_shapes_of_mlserver() -> None:
+    scalar = codecs.NumpyCodec.encode_output("n", np.array(7))
+    assert (scalar.shape, scalar.data.root) == ([1], [7])
+    assert codecs.NumpyCodec.encode_output("t", np.array(["a"])).parameters == types.Parameters(content_type="np")
+    assert codecs.Base64Codec.encode_output("b", ["x"]).data.root == [b"eA=="]
+    import pandas as pd
+
+    frame = pd.DataFrame({"cells": [np.arange(2), {"a": np.float32(0.5)}]})
+    (cells,) = codecs.PandasCodec.encode_outputs(frame)
+    assert [json.loads(each) for each in cells.data.root] == [[0, 1], {"a": 0.5}]
+    assert cells.parameters == types.Parameters(content_type="pd_json")

@@ -45,6 +45,15 @@ class Seen(SKLearnModel):
         return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("seen", texts)])
 
 
+class Requested(SKLearnModel):
+    async def load(self):
+        return True
+
+    async def predict(self, payload):
+        outputs = [self.encode(["x"], each, default_codec=StringCodec) for each in payload.outputs]
+        return InferenceResponse(model_name=self.name, outputs=outputs)
+
+
 class Counted(SKLearnModel):
     async def load(self):
         return True
@@ -54,6 +63,15 @@ class Counted(SKLearnModel):
             model_name=self.name,
             outputs=[{"name": "text", "shape": [4], "datatype": "BYTES", "data": ["four"]}],
         )
+"""
+
+NATIVE = """
+import dragoman
+
+
+@dragoman.model(placement="thread")
+def infer(x: list[str]) -> list[str]:
+    return x
 """
 
 
@@ -88,9 +106,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     dump(words.fit(np.array([["red"], ["green"], ["blue"], ["red"]]), [0, 1, 1, 0]), place / "model.joblib")
     place = home("scaled", sklearn, parameters={"uri": ".", "extra": {"predict_fn": "transform"}})
     dump(StandardScaler().fit(x), place / "model.joblib")
-    for name in ("Rounded", "Seen", "Counted"):
+    for name in ("Rounded", "Seen", "Requested", "Counted"):
         place = home(name.lower(), f"derived.{name}", parameters={"uri": str(folder / "iris" / "model.joblib")})
         (place / "derived.py").write_text(DERIVED)
+    (folder / "native").mkdir()
+    (folder / "native" / "model.py").write_text(NATIVE)
     with running_server(str(folder), "--allow-pickle") as process:
         yield process
 
@@ -169,8 +189,28 @@ def test_a_derived_class(server: ServerProcess) -> None:
 def test_null_in_text_is_none(server: ServerProcess) -> None:
     given = tensor("x", "BYTES", [2], ["a", None], content_type="str")
     assert infer(server, "seen", given).json()["outputs"][0]["data"] == ["['a', None]"]
-    strict = infer(server, "unknown", given)
-    assert strict.status_code == 404
+    many = tensor("x", "BYTES", [4097], [None] * 4097)
+    assert infer(server, "seen", many).status_code == 400
+    assert infer(server, "unknown", given).status_code == 404
+
+
+@pytest.mark.parametrize("given", [tensor("x", "BYTES", [2], ["a", None]), tensor("x", "BYTES", [2], ["ab"])])
+def test_other_models_reject_what_only_mlserver_accepts(server: ServerProcess, given: dict[str, Any]) -> None:
+    assert infer(server, "seen", given).status_code == 200
+    assert infer(server, "native", given).status_code == 400
+
+
+def test_the_model_encodes_a_requested_content_type(server: ServerProcess) -> None:
+    wanted = {"name": "y", "parameters": {"content_type": "base64"}}
+    (output,) = infer(server, "requested", ROW, outputs=[wanted]).json()["outputs"]
+    assert (output["data"], output["parameters"]) == (["eA=="], {"content_type": "base64"})
+
+
+def test_a_model_may_ignore_a_requested_content_type(server: ServerProcess) -> None:
+    wanted = {"name": "seen", "parameters": {"content_type": "base64"}}
+    given = tensor("x", "BYTES", [1], ["a"])
+    (output,) = infer(server, "seen", given, outputs=[wanted]).json()["outputs"]
+    assert (output["data"], output["parameters"]) == (["['a']"], {"content_type": "str"})
 
 
 def test_a_shape_that_is_the_length_of_a_text(server: ServerProcess) -> None:

@@ -107,7 +107,10 @@ class _NamedTensor(BaseModel):
         if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:
             return with_parameters(tensor, parameters or NONE)
         found = data.root if isinstance(data, TensorData) else data
-        return output_tensor(f"'{self.name}'", found, str(self.datatype), self.shape, parameters or NONE)
+        where, datatype = f"'{self.name}'", str(self.datatype)
+        return output_tensor(
+            where, found, datatype, self.shape, parameters or NONE, allows_null=isinstance(self, RequestInput)
+        )
 
 
 class RequestInput(_NamedTensor):

@@ -37,8 +37,13 @@ def has_null(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.datatype is BYTES and None in tensor.data.reshape(-1).tolist()
 
 
-def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
-    """Return a flat or nested list or an array as a tensor. Raises ValueError, TypeError or InvalidInput."""
+def tensor_of(
+    data: Any, name: str, shape: Sequence[int], parameters: Parameters, *, allows_null: bool = False
+) -> Tensor:
+    """Return a flat or nested list or an array as a tensor; elements of BYTES may be None with `allows_null`.
+
+    Raises ValueError, TypeError or InvalidInput.
+    """
     kind, size = datatype(name), tuple(int(n) for n in shape)
     flat = data.reshape(-1) if isinstance(data, np.ndarray) else list(_flat(data))
     if kind is BYTES and len(flat) == 1 and len(size) == 1 and size[0] in (len(flat[0]), len(_bytes(flat[0]))):
@@ -48,15 +53,18 @@ def tensor_of(data: Any, name: str, shape: Sequence[int], parameters: Parameters
     if kind is BYTES and flat and all(isinstance(each, str) for each in flat):
         return BytesTensor.of_any_texts([str(each) for each in flat], size, parameters)
     if kind is BYTES:
-        return Tensor(object_array(map(_bytes, flat), size), kind, parameters)
+        elements = [None if each is None and allows_null else _bytes(each) for each in flat]
+        return Tensor(object_array(elements, size), kind, parameters)
     numbers = _floats(flat, kind) if kind.kind == "float" else _exact(flat, kind)
     return Tensor(numbers.reshape(size), kind, parameters)
 
 
-def output_tensor(where: str, data: Any, name: str, shape: Sequence[int], parameters: Parameters) -> Tensor:
+def output_tensor(
+    where: str, data: Any, name: str, shape: Sequence[int], parameters: Parameters, *, allows_null: bool = False
+) -> Tensor:
     """Return the data of an output as `tensor_of` does. Raises InvalidOutput naming where it is."""
     try:
-        return tensor_of(data, name, shape, parameters)
+        return tensor_of(data, name, shape, parameters, allows_null=allows_null)
     except (TypeError, ValueError, OverflowError, InvalidInput) as error:
         raise InvalidOutput(f"{where}: expected {name} data of shape {list(shape)}: {error}") from error
 
