@@ -31,7 +31,8 @@ class Served:
 
 
 async def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, object_store_memory=200 << 20)
+    # "local": a cluster of its own, not one that runs or has been left on this machine.
+    ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False, object_store_memory=200 << 20)
     remote: Any = ray.remote(Doubling)
     actor = remote.options(num_cpus=0).remote()
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
