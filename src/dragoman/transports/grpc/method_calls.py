@@ -38,7 +38,7 @@ class UnaryCall(GrpcCall):
     __slots__ = ("_message",)
 
     def __init__(self, server: CallServer, stream: Http2Stream, headers: CallHeaders) -> None:
-        super().__init__(server, stream, headers)
+        GrpcCall.__init__(self, server, stream, headers)  # faster than by `super()`
         self._message: Buffer | None = None
         self._began_s = server.loop.time()
 

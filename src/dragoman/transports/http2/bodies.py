@@ -42,7 +42,10 @@ class BodyReceiver:
                 self._stream = None
             if ended or stop > at:
                 try:
-                    self._count(stream, stop - at, ended)
+                    if stream.length >= 0:
+                        self._check_length(stream, stop - at, ended)
+                    if ended:
+                        stream.remote_ended = True
                     stream.handler.receive(data, at, stop, ended)
                 except Exception as error:
                     self._fail(stream, error)
@@ -70,20 +73,20 @@ class BodyReceiver:
         if not self.left:
             self._stream = None
         try:
-            self._count(stream, size, ended)
+            if stream.length >= 0:
+                self._check_length(stream, size, ended)
+            if ended:
+                stream.remote_ended = True
             stream.handler.on_buffer_filled(size, ended)
         except Exception as error:
             self._fail(stream, error)
 
-    def _count(self, stream: Http2Stream, size: int, ended: bool) -> None:
-        """Raises Http2StreamError if the body is not as long as announced."""
-        if stream.length >= 0:
-            stream.length -= size
-            if stream.length < 0 or (ended and stream.length):
-                self._stream = None
-                raise Http2StreamError(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
-        if ended:
-            stream.remote_ended = True
+    def _check_length(self, stream: Http2Stream, size: int, ended: bool) -> None:
+        """Count bytes of a body with a content-length. Raises Http2StreamError if the body is not as long."""
+        stream.length -= size
+        if stream.length < 0 or (ended and stream.length):
+            self._stream = None
+            raise Http2StreamError(frames.PROTOCOL_ERROR, "the body is not as long as its content-length")
 
     def forget(self, stream: Http2Stream) -> None:
         """Skip what is left of a frame of this stream."""

@@ -182,7 +182,13 @@ class Http2Connection:
         if flags & frames.PADDED:
             padding = 1 + data[at] if length else 1
             at += 1
-        self._check_data(number, length, padding)
+        if self._blocks.is_open or number > self.streams.last or not number & 1:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
+        if length > self._limits.max_frame:
+            text = f"expected at most {self._limits.max_frame} bytes in a frame"
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
+        if padding > length:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
         self._windows.take(length)
         ended = flags & 1 == 1
         stream = self.streams.open.get(number)
@@ -201,15 +207,6 @@ class Http2Connection:
             self.fail_stream(number, error)
         body.begin(accepted, length - padding, max(0, padding - 1), ended=ended)
         return body.receive(data, at, end)
-
-    def _check_data(self, number: int, length: int, padding: int) -> None:
-        if self._blocks.is_open or number > self.streams.last or not number & 1:
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
-        if length > self._limits.max_frame:
-            text = f"expected at most {self._limits.max_frame} bytes in a frame"
-            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, text)
-        if padding > length:
-            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the padding is longer than the frame")
 
     def _check_late_data(self, number: int, length: int) -> None:
         """DATA on a stream that has ended is skipped if it was on its way when we reset the stream."""
@@ -231,7 +228,8 @@ class Http2Connection:
     # --- control frames ------------------------------------------------------------------------------------------
 
     def _count_empty_frame(self) -> None:
-        self._rates.count_empty_frame(self.streams.last >> 1)
+        if not self._rates.empty_frames.take():
+            self._rates.count_empty_frame(self.streams.last >> 1)
 
     def _handle_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame other than DATA, HEADERS and CONTINUATION."""
@@ -301,9 +299,9 @@ class Http2Connection:
         if number == 0:
             sender.widen(increment)
         else:
-            self.streams.check_opened(number)
             stream = self.streams.open.get(number)
             if stream is None:
+                self.streams.check_opened(number)
                 return
             sender.widen_stream(stream, increment)
         if sender.waiting:

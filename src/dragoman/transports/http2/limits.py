@@ -77,12 +77,14 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Each method counts one event and raises Http2ConnectionError ENHANCE_YOUR_CALM if there were too many."""
+    """Each method counts one event and raises Http2ConnectionError ENHANCE_YOUR_CALM if there were too many.
+
+    `empty_frames`: for frames that carry nothing; call `count_empty_frame` if it has no token left.
+    """
 
     __slots__ = (
         "_clock",
         "_earned",
-        "_empty_frames",
         "_frames_at_ping",
         "_frames_at_reset",
         "_limits",
@@ -91,6 +93,7 @@ class RateLimits:
         "_resets",
         "_strikes",
         "_writer",
+        "empty_frames",
     )  # fmt: skip
 
     def __init__(self, limits: Http2Limits, writer: FrameWriter, clock: Callable[[], float]) -> None:
@@ -98,20 +101,18 @@ class RateLimits:
         self._writer = writer
         self._clock = clock
         self._resets = TokenBucket(*_RESETS, clock)
-        self._empty_frames = TokenBucket(*_EMPTY_FRAMES, clock)
+        self.empty_frames = TokenBucket(*_EMPTY_FRAMES, clock)
         self._earned = self._frames_at_reset = self._frames_at_ping = 0
         self._pinged_s = -limits.ping_interval_s
         self._pings_earned = self._strikes = 0
 
     def count_empty_frame(self, requests: int) -> None:
-        """Count a frame that carries nothing; `requests` is the number of requests so far."""
-        if self._empty_frames.take():
-            return
+        """Count a frame for which `empty_frames` had no token; `requests` is the number of requests so far."""
         earned = _EARNED_BY_REQUEST * requests + _EARNED_BY_FRAME * self._writer.response_frames
         earned += self._writer.body_bytes // _BYTES_TO_EARN
-        self._empty_frames.add(earned - self._earned)
+        self.empty_frames.add(earned - self._earned)
         self._earned = earned
-        if not self._empty_frames.take():
+        if not self.empty_frames.take():
             raise Http2ConnectionError(frames.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def count_reset(self) -> None:
