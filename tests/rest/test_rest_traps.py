@@ -837,7 +837,8 @@ async def test_a_query_is_ignored(server: RestServer) -> None:
 
 async def test_shared_memory_is_rejected_by_name(server: RestServer) -> None:
     value = tensor("mine", parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})
-    await check_rejected(server, inputs(value), "'mine'", "shared memory")
+    del value["data"]
+    await check_rejected(server, inputs(value), "'mine'", "shared memory is disabled")
 
 
 async def test_two_requests_on_one_connection_do_not_mix(server: RestServer) -> None:
