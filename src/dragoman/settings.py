@@ -73,6 +73,7 @@ class ProtocolOptions:
             operator_only=True,
         ),
     ] = False
+    allow_config_override: Annotated[bool, Option("let clients override configs", SECURITY, operator_only=True)] = False
     max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
     max_json_values: Annotated[
         int, Option("strings, numbers, lists and objects in the JSON of a request, tensor data excluded", LIMITS)

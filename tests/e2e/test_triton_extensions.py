@@ -267,7 +267,7 @@ def test_only_extensions_that_are_on_are_listed(plain: ServerProcess, batched: S
     common = ["schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics"]
     for process, expected in (
         (plain, ["classification", "sequence", *common]),
-        (batched, ["classification", "sequence", "model_repository", *common]),
+        (batched, ["classification", "sequence", "model_repository", "model_repository(unload_dependents)", *common]),
     ):
         for module in CLIENTS:
             with connect(module, process) as client:

@@ -202,6 +202,12 @@ def test_other_invalid_fields_are_rejected() -> None:
     def final(message: Any) -> None:
         message.parameters["triton_enable_empty_final_response"].int64_param = 1
 
+    def reserved(message: Any) -> None:
+        message.parameters["triton_other"].bool_param = True
+
+    def priority(message: Any) -> None:
+        message.parameters["priority"].int64_param = -1
+
     def timeout(message: Any) -> None:
         message.parameters["timeout"].double_param = 1.5
 
@@ -212,6 +218,8 @@ def test_other_invalid_fields_are_rejected() -> None:
         (classes, "output 'y': parameter 'classification'"),
         (final, "parameter 'triton_enable_empty_final_response': expected a bool"),
         (timeout, "parameter 'timeout'"),
+        (reserved, "parameter keys starting with 'triton_' are reserved for Triton usage"),
+        (priority, "Unable to parse 'priority': invalid value, expected value >= 0., got -1"),
     ):
         message = infer_message()
         change(message)

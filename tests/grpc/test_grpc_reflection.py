@@ -45,6 +45,11 @@ async def test_every_service_can_be_described(channel: Any, version: str) -> Non
             assert set(file.dependency) <= set(again)
 
 
+async def test_methods_are_symbols(channel: Any) -> None:
+    described = files(await reflect(channel, "v1", file_containing_symbol=f"{m.SERVICE}.ModelInfer"))
+    assert "open_inference.proto" in described
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_descriptors_name_messages_of_their_own_version(channel: Any, version: str) -> None:
     symbol = f"grpc.reflection.{version}.ServerReflectionRequest"
@@ -59,6 +64,7 @@ async def test_descriptors_name_messages_of_their_own_version(channel: Any, vers
     ("fields", "code"),
     [
         ({"file_containing_symbol": "no.Such"}, 5),
+        ({"file_containing_symbol": "inference.GRPCInferenceService.Nothing"}, 5),
         ({"file_by_filename": "no.proto"}, 5),
         ({"all_extension_numbers_of_type": "no.Such"}, 5),
         ({"file_containing_extension": {"containing_type": "inference.ModelInferRequest"}}, 5),

@@ -45,6 +45,17 @@ async def test_health_follows_the_engine(engine: FakeEngine, target: str, servic
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_health_of_all_services_is_listed(engine: FakeEngine, target: str) -> None:
+    async with grpc.aio.insecure_channel(target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        listed = (await health.List(health_pb2.HealthListRequest())).statuses
+        assert {"", m.SERVICE} <= set(listed)
+        assert {each.status for each in listed.values()} == {SERVING}
+        engine.set_ready(False)
+        listed = (await health.List(health_pb2.HealthListRequest())).statuses
+        assert listed[m.SERVICE].status == NOT_SERVING
+
+
 async def test_health_is_watched_until_the_server_stops(engine: FakeEngine, server: Any, target: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(serialized_request(""))

@@ -792,8 +792,12 @@ async def test_control_with_the_right_token() -> None:
         assert (await server.request("POST", CONTROL[1], b"null", right)).status == 200
         assert (await server.infer("Adder", both())).status == 200
         response = await server.request("POST", "/v2/repository/models/nope/load", b"", right)
-        assert response.status == 400
-        assert response.error.startswith("failed to load 'nope',")
+        assert response.status == 404
+        assert response.error.startswith("failed to load 'nope', failed to poll from model repository")
+        dependents = {"parameters": {"unload_dependents": 1}}
+        refused = await server.request("POST", CONTROL[2], dependents, right)
+        assert "'unload_dependents': expected true or false, got 1" in refused.error
+        assert (await server.infer("Adder", both())).status == 200
         assert (await server.request("POST", "/v2/repository/models/nope/unload", b"", right)).status in (400, 404)
 
 
@@ -811,8 +815,42 @@ async def test_load_parameters_with_files_are_rejected(key: str) -> None:
     async with serving(control_token="t") as server:
         body = {"parameters": {key: "{}"}}
         response = await server.request("POST", CONTROL[1], body, {"Authorization": "Bearer t"})
-        assert response.status == 400
-        assert f"'{key}'" in response.error
+        assert response.status == 403
+        assert response.error.startswith(f"failed to load 'Adder', parameter '{key}'")
+
+
+class Batched(dragoman.Model):
+    placement = "inline"
+    inputs = outputs = (dragoman.TensorSpec("x", dragoman.INT32, (-1, 2)),)
+    batched = True
+
+    async def infer(self, call: dragoman.Infer) -> Any:
+        return dict(call.inputs)
+
+
+async def test_a_configuration_is_overridden_until_the_next_load() -> None:
+    async with serving(Batched, allow_config_override=True, control_open=True) as server:
+        path, config = "/v2/repository/models/Batched/load", "/v2/models/Batched/config"
+        batching = '{"max_batch_size": "16", "dynamic_batching": {"max_queue_delay_microseconds": "2000"}}'
+        assert (await server.request("POST", path, {"parameters": {"config": batching}})).status == 200
+        shown = (await server.request("GET", config)).json
+        assert shown["max_batch_size"] == 16
+        assert shown["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+        for bad, words in (
+            ('{"max_batch_size": -1}', "max_batch_size"),
+            ('{"backend": "python"}', "got backend"),
+            ('{"name": "Other"}', "got name"),
+            ('{"max_batch_size"}', "failed to poll from model repository"),
+            (3, "expected JSON as a text, got 3"),
+        ):
+            refused = await server.request("POST", path, {"parameters": {"config": bad}})
+            assert refused.error.startswith("failed to load 'Batched'")
+            assert words in refused.error
+        assert (await server.request("GET", config)).json["max_batch_size"] == 16
+        long_name = await server.request("POST", path, {"parameters": {"file:" + "A" * 256: "", "config": "{}"}})
+        assert (long_name.status, "failed to poll from model repository" in long_name.error) == (500, True)
+        assert (await server.request("POST", path)).status == 200
+        assert (await server.request("GET", config)).json["max_batch_size"] == 0
 
 
 # --- names in paths --------------------------------------------------------------------------------------------
@@ -839,6 +877,35 @@ async def test_shared_memory_is_rejected_by_name(server: RestServer) -> None:
     value = tensor("mine", parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})
     del value["data"]
     await check_rejected(server, inputs(value), "'mine'", "shared memory is disabled")
+
+
+async def test_reserved_and_invalid_parameters(server: RestServer) -> None:
+    for name in ("triton_x", "triton_enable_empty_final_response"):
+        body = inputs(tensor(), parameters={name: True})
+        await check_rejected(server, body, "'triton_' are reserved for Triton usage", f"'{name}")
+    for priority in ("x", -1, True, 1.5):
+        await check_rejected(server, inputs(tensor(), parameters={"priority": priority}), "Unable to parse 'priority'")
+    assert (await server.infer("Identity", inputs(tensor(), parameters={"priority": 2}))).status == 200
+
+
+async def test_health_has_a_body_for_clients_that_parse_it(server: RestServer) -> None:
+    for headers in ({"User-Agent": "python-httpx/0.28"}, {"Accept": "application/json"}):
+        assert (await server.request("GET", "/v2/health/live", None, headers)).json == {"live": True}
+        assert (await server.request("GET", "/v2/health/ready", None, headers)).json == {"ready": True}
+    assert (await server.request("GET", "/v2/health/live", None, {"Accept": "*/*"})).body == b""
+
+
+async def test_raw_bytes_need_one_element() -> None:
+    class Many(dragoman.Model):
+        placement = "inline"
+        inputs = (dragoman.TensorSpec("t", dragoman.BYTES, (-1,)),)
+
+        def infer(self, call: dragoman.Infer) -> Any:
+            return dict(call.inputs)
+
+    async with serving(Many) as server:
+        response = await server.infer("Many", b"abc", {"Inference-Header-Content-Length": "0"})
+        assert (response.status, response.error) == (400, "input 't': a raw binary request needs shape [1], got [-1]")
 
 
 async def test_two_requests_on_one_connection_do_not_mix(server: RestServer) -> None:

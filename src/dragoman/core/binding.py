@@ -121,6 +121,9 @@ def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]
     if spec.datatype is None or spec.shape is None:
         raise InvalidInput(f"a raw binary request needs the datatype and shape of input '{spec.name}' to be known")
     if spec.datatype is BYTES:
+        dims = spec.shape[1:] if signature.batched else spec.shape
+        if any(n != 1 for n in dims):  # OIP, binary extension: the bytes are the only element
+            raise InvalidInput(f"input '{spec.name}': a raw binary request needs shape [1], got {list(spec.shape)}")
         array = object_array([raw], (1,) * len(spec.shape))
         array.flags.writeable = False
     else:

@@ -362,12 +362,13 @@ class Load(ServerCall[None]):
 
     With a `url`, register the model at that path under a name that is not in use. `version_weights`, such as
     "1=90,2=10", replaces the shares of requests that versions get, and loads no more than the version of the request,
-    if it has one; "" removes the shares.
+    if it has one; "" removes the shares. `overrides` are fields of its ModelSpec that hold until the next load.
     """
 
     token: str = field(repr=False, default="")
     url: str = ""
     version_weights: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

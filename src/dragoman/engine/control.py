@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from dragoman.core import error_texts
+from dragoman.core import error_texts, errors
 from dragoman.core.calls import IndexEntry
 from dragoman.core.errors import AlreadyLoaded, DragomanError, InvalidInput, ModelFailed, NotReady, OutOfMemory
 from dragoman.core.spec import ModelSpec, SiblingModels
@@ -110,14 +110,15 @@ class ModelControl:
             if current is not None and current.cancelling():
                 raise
 
-    async def load(self, name: str, version: str = "", url: str = "", version_weights: str | None = None) -> None:
+    async def load(
+        self, name: str, version: str = "", url: str = "", version_weights: str | None = None, **overrides: Any
+    ) -> None:
         """Load or reload a model, or one version of it; with a `url`, register the model at that path.
 
-        With `version_weights` only these are changed, after the version is loaded, if there is one. They stay until
-        the whole model is loaded again.
+        With `version_weights` only these are changed, once the version is loaded, if there is one. They stay until the
+        whole model is loaded again. `overrides` are fields of the specs.
 
-        Raises InvalidInput if there is no such model or it cannot be loaded, and OutOfMemory; the old version
-        stays then. AlreadyLoaded for a `url` if the name is in use. NotReady if the server is shutting down.
+        Raises ModelNotFound, InvalidInput, OutOfMemory (the old version stays), AlreadyLoaded, NotReady.
         """
         if version_weights is not None and not version:
             await self._changes.wait(name)
@@ -129,7 +130,7 @@ class ModelControl:
         await self._changes.wait(name)
         if url and self._registry.versions(name):
             raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
-        versions = self._select_versions(name, source.specs(), version)
+        versions = self._select_versions(name, (replace(s, **overrides) for s in source.specs()), version)
         routing, before = source.routing, self._registry.routing(name)
         if version and before.is_override:
             routing = before
@@ -259,7 +260,7 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            raise InvalidInput(f"{error_texts.not_in_repository(name)}: it is not in the repository")
+            raise errors.ModelNotFound(f"{error_texts.not_in_repository(name)}: it is not in the repository")
         return source
 
     def _initial_sources(self) -> Mapping[str, Source]:

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dragoman.core.calls import Infer, ModelDescription
-from dragoman.core.errors import InvalidInput, InvalidOutput, NotSupported
+from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import Headers, Policy
 from dragoman.system.request_context import HEADER
 
+RESERVED = "triton_"
+# Triton: the request parameter that asks a stream to mark its last response.
+WANTS_FINAL = "triton_enable_empty_final_response"
 # Triton's parameter is an unsigned 64-bit number; half of that is 292,000 years.
 _MAX_US = 1 << 63
 
@@ -22,7 +25,7 @@ def extensions(*, has_control: bool, has_shared_memory: bool) -> tuple[str, ...]
     return (
         "classification",
         "sequence",
-        *(("model_repository",) if has_control else ()),
+        *(("model_repository", "model_repository(unload_dependents)") if has_control else ()),
         "schedule_policy",
         "model_configuration",
         *(("system_shared_memory", "cuda_shared_memory") if has_shared_memory else ()),
@@ -60,8 +63,18 @@ def metadata_tensors(specs: Iterable[TensorSpec]) -> Iterator[tuple[str, str, Sh
 def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> float | None:
     """Return the earlier of a transport's deadline and that of the parameter `timeout`, in microseconds from now.
 
-    Triton, schedule policy extension. Raises InvalidInput for an invalid timeout.
+    Triton, schedule policy extension. Raises InvalidInput for an invalid timeout or priority, and for a parameter that
+    is reserved.
     """
+    for name in parameters:
+        if name.startswith(RESERVED):
+            raise InvalidInput(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
+                f"Only the following keys starting with 'triton_' are allowed: {WANTS_FINAL}; got {name!r:.64}"
+            )
+    priority = parameters.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+        raise InvalidInput(f"Unable to parse 'priority': invalid value, expected value >= 0., got {priority!r:.32}")
     timeout_us = parameters.get("timeout")
     if timeout_us is None:
         return deadline_s
@@ -83,13 +96,14 @@ def check_counts(call: Infer, policy: Policy) -> None:
         raise InvalidInput(f"'outputs': expected at most {most}, got {len(call.outputs)}")
 
 
-def check_load_parameters(parameters: Iterable[str]) -> None:
-    """Raise NotSupported for the parameters of a load request that change a model's files or its configuration."""
-    for key in parameters:
-        if key == "config" or key.startswith("file:"):
-            raise NotSupported(
-                f"parameter '{key}': a model is loaded as it is in the repository; change its files there and load it"
-            )
+def check_unload_parameters(parameters: Mapping[str, object]) -> None:
+    """Raise InvalidInput unless `unload_dependents` is a bool.
+
+    Triton: it unloads the models that were loaded only because an ensemble needs them. No model is loaded so here.
+    """
+    dependents = parameters.get("unload_dependents", False)
+    if not isinstance(dependents, bool):
+        raise InvalidInput(f"parameter 'unload_dependents': expected true or false, got {dependents!r}")
 
 
 def parse_version_weights(parameters: Mapping[str, object]) -> str | None:

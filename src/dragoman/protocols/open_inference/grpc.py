@@ -43,6 +43,7 @@ from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference import shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
+from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.grpc_inference import (
     FINAL,
@@ -110,7 +111,7 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("ModelInfer", partial(_infer, policy), role="infer"),
             GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), _format_stream_error, role="infer"),
             GrpcMethod("RepositoryIndex", _repository_index, role="admin"),
-            GrpcMethod("RepositoryModelLoad", _repository_load, role="admin"),
+            GrpcMethod("RepositoryModelLoad", partial(_repository_load, policy), role="admin"),
             GrpcMethod("RepositoryModelUnload", _repository_unload, role="admin"),
             *shared_memory.methods(policy),
         ),
@@ -288,10 +289,13 @@ def _repository_index(request: GrpcRequest) -> EngineCall[tuple[IndexEntry, ...]
     return _message_call(Request(call, deadline_s=request.deadline_s), to_message)
 
 
-def _repository_load(request: GrpcRequest) -> EngineCall[None, bytes]:
+def _repository_load(policy: Policy, request: GrpcRequest) -> EngineCall[None, bytes]:
     message = m.parse_message(m.RepositoryModelLoadRequest, request.body)
-    weights = oip.parse_version_weights(m.parameters_from_proto(message.parameters, ""))
-    load = _control_request(Load(bearer_token(request.metadata), version_weights=weights), message, request)
+    parameters = m.parameters_from_proto(message.parameters, "")
+    weights = oip.parse_version_weights(parameters)
+    overrides = parse_overrides(message.model_name, parameters, policy)
+    call = Load(bearer_token(request.metadata), version_weights=weights, overrides=overrides)
+    load = _control_request(call, message, request)
     return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
 
 
@@ -305,7 +309,7 @@ def _control_request(call: Call[None], message: Any, request: GrpcRequest) -> Re
     """Return the request to load or unload the model of a message, and the version if a parameter names one."""
     _check_repository(message)
     parameters = m.parameters_from_proto(message.parameters, "")
-    oip.check_load_parameters(parameters)
+    oip.check_unload_parameters(parameters)
     version = parameters.get("version", "")
     if not isinstance(version, str):
         raise InvalidInput(f"parameter 'version': expected text, got {version!r}")

@@ -39,8 +39,7 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Metadata of a request: how its response has its tensors, as the setting `grpc_output_contents`.
 OUTPUT_CONTENTS = "dragoman-output-contents"
-# Triton: the request parameter that asks a stream to mark its last response, and the mark.
-WANTS_FINAL = "triton_enable_empty_final_response"
+# Triton: the mark of the last response.
 FINAL = "triton_final_response"
 
 
@@ -169,9 +168,9 @@ def require_model_name(model: str) -> str:
 
 def _pop_wants_final(parameters: dict[str, Scalar]) -> bool:
     """Remove and return the parameter that marks the last response of a stream; models must not see it."""
-    final = parameters.pop(WANTS_FINAL, False) if parameters else False
+    final = parameters.pop(oip.WANTS_FINAL, False) if parameters else False
     if not isinstance(final, bool):
-        raise InvalidInput(f"parameter '{WANTS_FINAL}': expected a bool, got {final!r}")
+        raise InvalidInput(f"parameter '{oip.WANTS_FINAL}': expected a bool, got {final!r}")
     return final
 
 

@@ -50,10 +50,11 @@ from dragoman.formats.shared_regions import require_regions
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.open_inference import messages, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
+from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
     check_headers,
-    check_load_parameters,
+    check_unload_parameters,
     metadata_tensors,
     parse_version_weights,
 )
@@ -75,6 +76,7 @@ from dragoman.protocols.open_inference.rest_request import (
 )
 from dragoman.protocols.open_inference.statistics import statistics_list
 from dragoman.protocols.wire import (
+    JSON,
     JSON_TYPE,
     EngineCall,
     Headers,
@@ -223,18 +225,19 @@ class OpenInferenceRest:
     # --- health and metadata -------------------------------------------------------------------------------
 
     def live(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
-        return EngineCall(Request(Live()), lambda r: self._health(r.answer, Liveness(r.answer)))
+        return EngineCall(Request(Live()), lambda r: self._health(http, r.answer, Liveness(r.answer)))
 
     def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def format_response(response: Response[bool]) -> HttpResponse:
-            return self._health(response.answer, Readiness(response.answer, response.model))
+            return self._health(http, response.answer, Readiness(response.answer, response.model))
 
         return EngineCall(Request(Ready(), *path_model(http)), format_response)
 
-    def _health(self, is_healthy: bool, body: object) -> HttpResponse:
-        # OIP: 200 is true, 4xx is false, and the body should be empty.
-        status = 200 if is_healthy else 400
-        return _message(body, status) if self._policy.health_json else HttpResponse(status)
+    def _health(self, http: HttpRequest, is_healthy: bool, body: object) -> HttpResponse:
+        # OIP: 200 is true, 4xx is false, and the body should be empty. KServe's client, on httpx, parses it.
+        status, headers = 200 if is_healthy else 400, http.headers
+        is_kserve = headers.get("user-agent", "").startswith("python-httpx/") or headers.get("accept") == JSON
+        return _message(body, status) if self._policy.health_json or is_kserve else HttpResponse(status)
 
     def server(self, http: HttpRequest) -> EngineCall[Any, HttpResponse]:
         return EngineCall(
@@ -290,12 +293,14 @@ class OpenInferenceRest:
 
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
-        check_load_parameters(parameters)
+        overrides = parse_overrides(http.params["model"], parameters, self._policy)
         weights = parse_version_weights(parameters)
-        return self._control(Load(control_token(http.headers), version_weights=weights), http, parameters)
+        call = Load(control_token(http.headers), version_weights=weights, overrides=overrides)
+        return self._control(call, http, parameters)
 
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
+        check_unload_parameters(parameters)
         return self._control(Unload(control_token(http.headers)), http, parameters)
 
     def _control(

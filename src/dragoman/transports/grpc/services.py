@@ -104,7 +104,11 @@ class Reflection:
             response.list_services_response.service.add(name=name)
 
     def _find_symbol(self, symbol: str, response: Any) -> None:
-        self._add_files(self._pool.FindFileContainingSymbol(symbol).name, response)
+        try:
+            file = self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            file = self._pool.FindMethodByName(symbol).containing_service.file
+        self._add_files(file.name, response)
 
     def _find_extension(self, extension: Any, response: Any) -> None:
         containing = self._pool.FindMessageTypeByName(extension.containing_type)
@@ -157,6 +161,7 @@ class Health:
     def handlers(self) -> dict[str, Handler]:
         return {
             f"/{_HEALTH_SERVICE}/Check": UnaryHandler(self.check, health=True),
+            f"/{_HEALTH_SERVICE}/List": UnaryHandler(self.list, health=True),
             f"/{_HEALTH_SERVICE}/Watch": StreamHandler(self.watch, health=True),
         }
 
@@ -166,6 +171,13 @@ class Health:
         if status == _SERVICE_UNKNOWN:
             raise GrpcError("NOT_FOUND", f"there is no service '{service}'")
         return _serialize_status(status)
+
+    async def list(self, _request: GrpcRequest) -> bytes:
+        """Return the status of the server and of each service."""
+        response: Any = _HEALTH["HealthListResponse"]()
+        for service in self._services:
+            response.statuses[service].status = self._status(service)
+        return bytes(response.SerializeToString())
 
     async def watch(self, peer: Peer) -> None:
         """Send the status now and whenever it changes, until the server stops."""
