@@ -25,7 +25,7 @@ _HOME = {
     "TensorSpec": "core.signature",
     "Signature": "core.signature",
     "ModelSpec": "core.spec",
-    "SequenceOptions": "core.options",
+    "SequenceOptions": "core.sequences",
     "Runtime": "core.runtime",
     "Datatype": "core.datatypes",
     "BOOL": "core.datatypes",

@@ -27,8 +27,8 @@ from dragoman.core.datatypes import UINT32 as UINT32
 from dragoman.core.datatypes import UINT64 as UINT64
 from dragoman.core.datatypes import Datatype as Datatype
 from dragoman.core.model import Model as Model
-from dragoman.core.options import SequenceOptions as SequenceOptions
 from dragoman.core.runtime import Runtime as Runtime
+from dragoman.core.sequences import SequenceOptions as SequenceOptions
 from dragoman.core.signature import Signature as Signature
 from dragoman.core.signature import TensorSpec as TensorSpec
 from dragoman.core.spec import ModelSpec as ModelSpec

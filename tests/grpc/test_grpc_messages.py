@@ -57,6 +57,8 @@ NEWER = (
     "ModelMetrics",
     "model_metrics",
     "ModelConfig.runtime",
+    "TensorMetadata.parameters",
+    "TensorMetadata.ParametersEntry",
 )
 
 

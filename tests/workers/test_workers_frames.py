@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from workers_harness import PLACEMENTS, call, first_value, pool_of, processes, wait_until
 
-from dragoman.core.calls import Infer, Request, SequenceStep
+from dragoman.core.calls import Infer, Request
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, datatype_of
 from dragoman.core.errors import ModelFailed
+from dragoman.core.sequences import SequenceStep
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.system.coroutines import complete
 from dragoman.system.shared_memory import create_memory_file

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dragoman.core.metrics import Family
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions, SequenceStep
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.core.text import Generation, Prompt, Sampling, Tokenized
@@ -54,21 +54,6 @@ class Inference(msgspec.Struct, frozen=True):
 
     def __reduce__(self) -> tuple[type["Inference"], tuple[Tensors, Parameters, Mapping[str, str]]]:
         return Inference, (self.outputs, self.parameters, self.metadata)
-
-
-class SequenceStep(msgspec.Struct):
-    """One request of a sequence: requests that a stateful model answers one after the other, with a state of their own.
-
-    `id` is what the client named the sequence, `start` and `end` mark its first and its last request. `state` lasts as
-    long as the sequence: a dictionary for the model, empty at the start. `slot` and `number` locate it in the replica.
-    """
-
-    id: int | str
-    start: bool = False
-    end: bool = False
-    slot: int = 0
-    number: int = 0
-    state: dict[str, Any] | None = None
 
 
 class Infer(msgspec.Struct, ModelCall[Inference], frozen=True):
@@ -360,9 +345,9 @@ class Index(ServerCall[tuple[IndexEntry, ...]]):
 class Load(ServerCall[None]):
     """Load the model of the request, or reload it from disk, without failing calls in flight.
 
-    With a `url`, register the model at that path under a name that is not in use. `version_weights`, such as
-    "1=90,2=10", replaces the shares of requests that versions get, and loads no more than the version of the request,
-    if it has one; "" removes the shares. `overrides` are fields of its ModelSpec that hold until the next load.
+    With a `url`, register the model at that path under an unused name. `version_weights`, such as "1=90,2=10", replaces
+    the shares of requests that versions get, "" removes them; only the version of the request is loaded, if there is
+    one. `overrides` are fields of its ModelSpec that hold until the next load.
     """
 
     token: str = field(repr=False, default="")

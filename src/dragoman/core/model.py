@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.core import calls
 from dragoman.core.datatypes import Array
 from dragoman.core.metrics import Family
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor

@@ -192,24 +192,6 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceOptions:
-    """How a stateful model serves sequences: the attribute `sequences` of its class, or the table `[model.sequences]`.
-
-    Each sequence has a slot of one replica until it ends. Requests of different sequences are merged into batches.
-    """
-
-    strategy: Annotated[
-        Literal["oldest", "direct"],
-        Option("oldest: max_candidates slots per replica; direct: one per row of a batch; others wait for a slot"),
-    ] = "oldest"
-    max_candidates: Annotated[int, Option("slots per replica with the strategy oldest", least=1)] = 1024
-    max_sequences: Annotated[
-        int, Option("live sequences, also those that wait for a slot; others get 503", least=1)
-    ] = 1024
-    idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", least=0.001)] = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """Options of the port that workers on other machines join."""
 

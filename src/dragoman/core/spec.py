@@ -8,8 +8,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import ModelOptions, Option, SequenceOptions
+from dragoman.core.options import ModelOptions, Option
 from dragoman.core.options import Placement as Placement
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 
 A = TypeVar("A")

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from dragoman.compat import files, serving
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import Option, SequenceOptions, options, suggestion
+from dragoman.core.options import Option, options, suggestion
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.engine.version_routing import parse_weights

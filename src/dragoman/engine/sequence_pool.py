@@ -17,7 +17,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, SequenceLost
 from dragoman.core.metrics import Family, Sample
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.engine.batch_counters import BatchCounters

@@ -9,9 +9,10 @@ from typing import Any
 from msgspec import structs
 
 from dragoman.core import error_texts
-from dragoman.core.calls import Infer, Request, SequenceStep
+from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Sample
+from dragoman.core.sequences import SequenceStep
 from dragoman.system.call_times import CallTimes, get_times
 from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from dragoman.core.calls import Call, Request
 from dragoman.core.errors import ModelFailed, OutOfMemory
 from dragoman.core.metrics import Family
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus

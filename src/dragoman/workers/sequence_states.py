@@ -5,8 +5,9 @@ from typing import Any
 from msgspec import structs
 
 from dragoman.core import error_texts
-from dragoman.core.calls import Infer, SequenceStep
+from dragoman.core.calls import Infer
 from dragoman.core.errors import SequenceLost
+from dragoman.core.sequences import SequenceStep
 
 
 class SequenceStates:

@@ -7,7 +7,7 @@ from google.protobuf.json_format import Parse, ParseError
 
 from dragoman.core import error_texts
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.wire import Policy
 

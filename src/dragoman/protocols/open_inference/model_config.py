@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.core.calls import ModelDescription
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.options import SequenceOptions
+from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.formats import oip_messages as m

@@ -1,0 +1,40 @@
+"""Sequences of requests to a stateful model: the options of a model, and a request's place in its sequence."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from dragoman.core.options import Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions:
+    """How a stateful model serves sequences: the attribute `sequences` of its class, or the table `[model.sequences]`.
+
+    Each sequence has a slot of one replica until it ends. Requests of different sequences are merged into batches.
+    """
+
+    strategy: Annotated[
+        Literal["oldest", "direct"],
+        Option("oldest: max_candidates slots per replica; direct: one per row of a batch; others wait for a slot"),
+    ] = "oldest"
+    max_candidates: Annotated[int, Option("slots per replica with the strategy oldest", least=1)] = 1024
+    max_sequences: Annotated[
+        int, Option("live sequences, also those that wait for a slot; others get 503", least=1)
+    ] = 1024
+    idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", least=0.001)] = 60.0
+
+
+class SequenceStep(msgspec.Struct):
+    """One request of a sequence: its client's `id`, and whether it is the first (`start`) and the last (`end`).
+
+    `state` lasts as long as the sequence: a dictionary for the model. `slot` and `number` locate it in the replica.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+    slot: int = 0
+    number: int = 0
+    state: dict[str, Any] | None = None
