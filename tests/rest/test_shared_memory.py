@@ -172,6 +172,20 @@ async def test_invalid_places(server: RestServer, memory: Path, body: Any, messa
     assert message in response.error
 
 
+async def test_no_bytes_of_the_object_beyond_the_region(server: RestServer, memory: Path) -> None:
+    await register(server, memory, byte_size=24)
+    for body in (request_of(IN_X, IN_Y), request_of(IN_X, IN_X, sum=in_region(16, 16))):
+        error = (await server.infer("Sum", body)).error
+        assert "Invalid offset + byte size for shared memory region: 'r'" in error
+    assert memory.read_bytes()[32:] == bytes(32)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+async def test_objects_of_other_users_are_not_opened(server: RestServer, memory: Path) -> None:
+    os.chown(memory, 65534, 65534)
+    assert (await register(server, memory)).error == f"Unable to open shared memory region: '/{memory.name}'"
+
+
 async def test_a_client_that_shrinks_its_memory_gets_errors(server: RestServer, memory: Path) -> None:
     await register(server, memory)
     os.truncate(memory, 32)
