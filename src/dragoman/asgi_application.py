@@ -18,7 +18,7 @@ from dragoman.server_transports import (
     load_protocols,
     make_observation,
     transport_limits,
-    with_openapi,
+    with_pages,
 )
 from dragoman.settings import Settings
 from dragoman.transports.application import Application
@@ -90,7 +90,7 @@ class AsgiApplication:
             access = access_control(self.settings)
             if access is not None:
                 engine.metric_sources.append(access.families)
-            protocols = with_openapi(self._protocols, self.settings, access)
+            protocols = with_pages(self._protocols, self.settings, access)
             executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes))
             executor.observation = make_observation(self.settings)
             application = make_application(engine, protocols, self._limits, executor, access)

@@ -20,6 +20,7 @@ from dragoman.core.options import split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.formats.shared_regions import SharedRegions
+from dragoman.protocols.console.routes import with_console
 from dragoman.protocols.openapi import routes as openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
@@ -112,7 +113,7 @@ class ServerTransports:
 
         return HttpServer(
             self._engine,
-            with_openapi(http, self._settings, self.access),
+            with_pages(http, self._settings, self.access),
             limits=limits,
             tls=self._tls.context() if self._tls is not None else None,
             grpc=grpc if self._settings.grpc_port >= 0 else (),
@@ -220,14 +221,14 @@ def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
     return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
 
 
-def with_openapi(http: Sequence[HttpProtocol], settings: Settings, access: AccessControl | None) -> list[HttpProtocol]:
-    """Return the protocols of an address, and the one that describes them."""
+def with_pages(http: Sequence[HttpProtocol], settings: Settings, access: AccessControl | None) -> list[HttpProtocol]:
+    """Return the protocols of an address, those that describe them, and the console."""
     root_path = transport_limits(settings).root_path
     is_guarded = access.is_guarded if access is not None else lambda role: False
     own = openapi.protocol(
-        http, version=__version__, root_path=root_path, is_guarded=is_guarded, has_page=settings.api_page
+        http, version=__version__, root_path=root_path, is_guarded=is_guarded, has_page=settings.web_pages
     )
-    return [*http, own]
+    return with_console([*http, own]) if settings.web_pages else [*http, own]
 
 
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:

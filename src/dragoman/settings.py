@@ -46,9 +46,9 @@ class ProtocolOptions:
         ),
     ] = "raw"
     health_json: Annotated[bool, Option("health endpoints return a JSON body", PROTOCOLS)] = False
-    api_page: Annotated[
-        bool, Option("serve pages that show the OpenAPI documents: /docs, /v2/docs, /v2/models/{model}/docs", PROTOCOLS)
-    ] = True
+    web_pages: Annotated[bool, Option("serve pages for browsers: the console at / and the API at /docs", PROTOCOLS)] = (
+        True
+    )
     metrics_path: Annotated[str, Option('path of Prometheus metrics; "" disables them', PROTOCOLS)] = "/metrics"
     metrics_as: Annotated[
         Literal["", "vllm", "tgi", "triton"],

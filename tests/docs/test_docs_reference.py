@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dragoman.core import errors
 from dragoman.core.datatypes import DATATYPES
-from dragoman.server_transports import load_protocols, with_openapi
+from dragoman.server_transports import load_protocols, with_pages
 from dragoman.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_endpoints() -> None:
         for path in expand(quoted)
     ]
     routes = [
-        (route.method, route.pattern) for protocol in with_openapi(HTTP, Settings(), None) for route in protocol.routes
+        (route.method, route.pattern) for protocol in with_pages(HTTP, Settings(), None) for route in protocol.routes
     ]
     assert sorted(documented) == sorted(routes)
 

@@ -200,7 +200,7 @@ async def test_pages_are_public_and_documents_need_a_key(keys: KeyFile) -> None:
 
 
 async def test_without_the_page_only_documents_are_served() -> None:
-    async with serving(Doubler, api_page=False) as server:
+    async with serving(Doubler, web_pages=False) as server:
         statuses = [(await server.request("GET", p)).status for p in ("/docs", "/v2/docs", "/docs/assets/page.js")]
         assert statuses == [404, 404, 404]
         assert (await server.request("GET", "/openapi.json")).status == 200

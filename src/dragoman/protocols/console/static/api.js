@@ -1,0 +1,99 @@
+// Requests to the server that this page comes from.
+
+const KEY = "dragoman-api-key"; // for this tab, until it is closed
+export const root = new URL("../..", import.meta.url).pathname.replace(/\/$/, "");
+
+export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
+
+export function storeKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// Integers beyond 2^53 become BigInt, since a number would change them. Older browsers lack `context`: they round.
+export function parseJson(text) {
+  return JSON.parse(text, (_, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "")
+      ? BigInt(context.source)
+      : value,
+  );
+}
+
+export const roundsIntegers = typeof parseJson("9007199254740993") !== "bigint";
+
+function errorMessage(text, status) {
+  try {
+    const { error, message } = JSON.parse(text);
+    const found = error?.message ?? error ?? message;
+    if (typeof found === "string") return found;
+  } catch {
+    // not JSON
+  }
+  return text.slice(0, 500) || `the server answered ${status}`;
+}
+
+// Send a request and return the response. `body` is text, or a value that is sent as JSON. Throws ApiError.
+export async function send(path, { method = "GET", body, signal } = {}) {
+  const headers = {};
+  if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(root + path, {
+      method,
+      headers,
+      signal,
+      body: body === undefined || typeof body === "string" ? body : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "the server cannot be reached");
+  }
+  if (!response.ok) throw new ApiError(response.status, errorMessage(await response.text(), response.status));
+  return response;
+}
+
+// Send a request and return the parsed JSON, the time in milliseconds and the id of the request.
+export async function call(path, options) {
+  const started = performance.now();
+  const response = await send(path, options);
+  const text = await response.text();
+  return {
+    data: text ? parseJson(text) : null,
+    ms: performance.now() - started,
+    id: response.headers.get("x-request-id") ?? "",
+  };
+}
+
+export const read = async (path, options) => (await call(path, options)).data;
+
+// Yield the data of server-sent events, each parsed as JSON, until the stream ends.
+export async function* events(path, body, signal) {
+  const response = await send(path, { method: "POST", body, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const data = block
+        .split(/\r?\n/)
+        .filter((line) => line.startsWith("data:"))
+        .map((line) => line.slice(5).trimStart())
+        .join("\n");
+      if (data && data !== "[DONE]") yield parseJson(data);
+    }
+  }
+}
+
+export const modelPath = (name, version) =>
+  `/v2/models/${encodeURIComponent(name)}${version ? `/versions/${encodeURIComponent(version)}` : ""}`;

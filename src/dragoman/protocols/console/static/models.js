@@ -1,0 +1,92 @@
+// The list of models, with their states and the actions of model control.
+import { ApiError, call, modelPath, read } from "./api.js";
+import { html, useEffect, useState } from "./html.js";
+
+const REFRESH_MS = 3000;
+
+// Return the models of the repository if this caller may list it, else the loaded models that it may use.
+async function listModels() {
+  try {
+    const index = await read("/v2/repository/index", { method: "POST", body: {} });
+    return { canControl: true, models: index };
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status === 0) throw error;
+  }
+  const { models } = await read("/v2/models");
+  const described = await Promise.all(
+    models.map(async (name) => {
+      try {
+        const model = await read(modelPath(name));
+        return { name, version: model.versions?.at(-1) ?? "", state: "READY", reason: "", platform: model.platform };
+      } catch (error) {
+        return { name, version: "", state: "UNAVAILABLE", reason: error.message };
+      }
+    }),
+  );
+  return { canControl: false, models: described };
+}
+
+export function State({ state }) {
+  const kind = { READY: "good", UNAVAILABLE: "bad" }[state] ?? "waiting";
+  return html`<span class=${`state ${kind}`}>${state.toLowerCase()}</span>`;
+}
+
+function Control({ model, onDone, onError }) {
+  const [busy, setBusy] = useState("");
+  const run = (action) => async () => {
+    setBusy(action);
+    try {
+      const path = `/v2/repository/models/${encodeURIComponent(model.name)}/${action}`;
+      const parameters = model.version && action === "unload" ? { parameters: { version: model.version } } : {};
+      await call(path, { method: "POST", body: parameters });
+      onError("");
+    } catch (error) {
+      onError(`${action} ${model.name}: ${error.message}`);
+    }
+    setBusy("");
+    onDone();
+  };
+  const loaded = model.state === "READY";
+  return html`<button disabled=${busy !== ""} onClick=${run("load")}>${loaded ? "Reload" : "Load"}</button>
+    <button disabled=${busy !== "" || !loaded} onClick=${run("unload")}>Unload</button>
+    ${busy && html`<span role="status">${busy}ing …</span>`}`;
+}
+
+export function Models() {
+  const [listed, setListed] = useState(null);
+  const [problem, setProblem] = useState("");
+  const [failure, setFailure] = useState("");
+
+  async function refresh() {
+    try {
+      setListed(await listModels());
+      setProblem("");
+    } catch (error) {
+      setProblem(error.message);
+    }
+  }
+  useEffect(() => {
+    refresh();
+    const timer = setInterval(() => document.hidden || refresh(), REFRESH_MS);
+    return () => clearInterval(timer);
+  }, []);
+
+  if (!listed) return problem ? html`<p class="error" role="alert">${problem}</p>` : html`<p class="note">Loading …</p>`;
+  const { models, canControl } = listed;
+  const address = (m) => `#/models/${encodeURIComponent(m.name)}${m.version ? `/${encodeURIComponent(m.version)}` : ""}`;
+  return html`<h1>Models</h1>
+    ${(problem || failure) && html`<p class="error" role="alert">${problem || failure}</p>`}
+    ${models.length === 0 && html`<p class="note">No models. Serve some: <code>dragoman serve model.onnx</code></p>`}
+    <div class="scroll"><table class="models">
+      <thead><tr><th>name</th><th>version</th><th>state</th><th>reason</th>${canControl && html`<th>control</th>`}</tr></thead>
+      <tbody>${models.map(
+        (m) => html`<tr key=${`${m.name}/${m.version}`}>
+          <td><a href=${address(m)}>${m.name}</a></td>
+          <td>${m.version || "–"}</td>
+          <td><${State} state=${m.state} /></td>
+          <td class="reason">${m.reason}</td>
+          ${canControl && html`<td><${Control} model=${m} onDone=${refresh} onError=${setFailure} /></td>`}
+        </tr>`,
+      )}</tbody>
+    </table></div>`;
+}

@@ -1,0 +1,106 @@
+// Code that calls a model, for the clients that people have; it runs as it is.
+import { modelPath, root, storedKey } from "./api.js";
+import { html, useState } from "./html.js";
+
+const NUMPY = {
+  BOOL: "bool", UINT8: "uint8", UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", INT8: "int8", INT16: "int16",
+  INT32: "int32", INT64: "int64", FP16: "float16", FP32: "float32", FP64: "float64", BYTES: "object",
+};
+const MAX_WRITTEN = 64;
+
+const quote = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
+const python = (value) => JSON.stringify(value).replaceAll("true", "True").replaceAll("false", "False").replaceAll("null", "None");
+
+// NumPy's expression for an example, short for long ones.
+function array({ datatype, shape, data }) {
+  const dtype = NUMPY[datatype];
+  if (!dtype) return null;
+  if (data.length > MAX_WRITTEN) return `np.ones(${python(shape).replace("[", "(").replace(/\]$/, ",)")}, np.${dtype})`;
+  const values = datatype === "BYTES" ? `[${data.map((text) => `b${JSON.stringify(text)}`).join(", ")}]` : python(data);
+  const type = dtype === "object" || dtype === "bool" ? dtype : `np.${dtype}`;
+  return `np.array(${values}, ${type}).reshape(${shape.join(", ") || "()"})`;
+}
+
+function tensorSnippets({ name, version, model, url, host, hasKey }) {
+  const example = model.example;
+  if (!example) return [];
+  const arrays = example.inputs.map((tensor) => [tensor, array(tensor)]);
+  const header = hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : "";
+  const found = [["curl", `curl ${url}${modelPath(name, version)}/infer${header} -d ${quote(JSON.stringify(example))}`]];
+  if (arrays.some(([, text]) => text === null)) return found;
+  const token = hasKey ? ', token=os.environ["DRAGOMAN_API_KEY"]' : "";
+  const imports = hasKey ? "import os\n\n" : "";
+  const chosen = version ? `, version=${JSON.stringify(version)}` : "";
+  found.push([
+    "Python",
+    `${imports}import numpy as np\n\nimport dragoman\n\nwith dragoman.Client("${url}"${token}) as client:\n` +
+      `    result = client.infer("${name}", {\n${arrays.map(([t, text]) => `        "${t.name}": ${text},\n`).join("")}    }${chosen})\n` +
+      "    for output in result:\n        print(output, result[output])\n",
+  ]);
+  const headers = hasKey ? ', headers={"authorization": "Bearer " + os.environ["DRAGOMAN_API_KEY"]}' : "";
+  const versioned = version ? `, model_version="${version}"` : "";
+  const triton = (module, client) =>
+    `${imports}import numpy as np\nimport tritonclient.${module} as triton\n\nclient = ${client}\ninputs = []\n` +
+    arrays
+      .map(
+        ([t, text]) =>
+          `inputs.append(triton.InferInput("${t.name}", ${python(t.shape)}, "${t.datatype}"))\ninputs[-1].set_data_from_numpy(${text})\n`,
+      )
+      .join("") +
+    `result = client.infer("${name}", inputs${versioned}${headers})\n` +
+    model.metadata.outputs.map((output) => `print(result.as_numpy("${output.name}"))\n`).join("");
+  const secure = location.protocol === "https:";
+  const address = `${host}${root}`;
+  found.push(["tritonclient", triton("http", `triton.InferenceServerClient("${address}"${secure ? ", ssl=True" : ""})`)]);
+  if (!root) found.push(["gRPC", triton("grpc", `triton.InferenceServerClient("${host}"${secure ? ", ssl=True" : ""})`)]);
+  return found;
+}
+
+function textSnippets({ name, url, hasKey }) {
+  const key = hasKey ? 'os.environ["DRAGOMAN_API_KEY"]' : '"-"';
+  return [
+    [
+      "openai",
+      `${hasKey ? "import os\n\n" : ""}import openai\n\nclient = openai.OpenAI(base_url="${url}/v1", api_key=${key})\n` +
+        `answer = client.completions.create(model="${name}", prompt="Once upon a time", max_tokens=32)\nprint(answer.choices[0].text)\n`,
+    ],
+    [
+      "curl (text)",
+      `curl ${url}/v1/completions${hasKey ? ' -H "authorization: Bearer $DRAGOMAN_API_KEY"' : ""} -d ` +
+        quote(JSON.stringify({ model: name, prompt: "Once upon a time", max_tokens: 32 })),
+    ],
+  ];
+}
+
+function simulatorSnippets({ name, url }) {
+  return [
+    [
+      "umbridge",
+      `import umbridge\n\nmodel = umbridge.HTTPModel("${url}", "${name}")\n` +
+        "point = [[1.0] * n for n in model.get_input_sizes()]\nprint(model(point))\n",
+    ],
+  ];
+}
+
+export function Snippets({ name, version, model }) {
+  const [chosen, setChosen] = useState(0);
+  const [copied, setCopied] = useState("");
+  const context = { name, version, model, url: location.origin + root, host: location.host, hasKey: storedKey() !== "" };
+  const found = [
+    ...(model.canGenerate ? textSnippets(context) : []),
+    ...tensorSnippets(context),
+    ...(model.support.Evaluate && !context.hasKey ? simulatorSnippets(context) : []),
+  ];
+  if (found.length === 0) {
+    return html`<p class="note">The model does not declare its inputs, so there is no request to show. Its interface:
+      <a href=${`${root}${modelPath(name, version)}/docs`}>API</a></p>`;
+  }
+  const [, text] = found[Math.min(chosen, found.length - 1)];
+  const copy = () => navigator.clipboard.writeText(text).then(() => setCopied("Copied"), () => setCopied("Select the text to copy it"));
+  return html`<div class="row">${found.map(
+      ([title], i) => html`<button aria-pressed=${i === chosen} onClick=${() => (setChosen(i), setCopied(""))}>${title}</button>`,
+    )}
+    <button onClick=${copy}>Copy</button><span role="status">${copied}</span></div>
+    <pre class="code" tabindex="0">${text}</pre>
+    <p class="note">Everything that the model offers: <a href=${`${root}${modelPath(name, version)}/docs`}>API</a></p>`;
+}
