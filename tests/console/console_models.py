@@ -23,15 +23,16 @@ class Table(dragoman.Model):
 
 @dragoman.vector_function(inputs={"x": 2}, derivatives="complex step")
 def energy(x: NDArray[Any], *, scale: float = 1.0) -> NDArray[Any]:
-    return scale * (x[0] ** 2 + 3 * x[1])[None]
+    value: NDArray[Any] = scale * (x[0] ** 2 + 3 * x[1])[None]
+    return value
 
 
 class Parrot(dragoman.Model):
-    """Repeats a prompt, a token a word. Markup in it must stay text."""
+    """Repeats a message as one token. Markup in it must stay text."""
 
     placement = "inline"
 
     def generate(self, call: Generate) -> Generation:
-        prompt = call.prompts[0]
-        words = prompt if isinstance(prompt, str) else prompt.messages[-1]["content"]
+        chat: Any = call.prompts[0]
+        words = str(chat.messages[-1]["content"])
         return Generation((Text(0, 0, words, (Token(1, words, -0.5),), 1, "eos_token", whole=words),))
