@@ -113,6 +113,12 @@ ROLES = {
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",
         "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload",
+        *(
+            f"/v2/{kind}sharedmemory/{part}{verb}"
+            for kind in ("system", "cuda")
+            for part, verbs in (("", ("status", "unregister")), ("region/{region}/", ("status", "register", "unregister")))
+            for verb in verbs
+        ),
     },
 }  # fmt: skip
 
