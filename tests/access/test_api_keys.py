@@ -116,8 +116,8 @@ ROLES = {
         *(
             f"/v2/{kind}sharedmemory/{part}{verb}"
             for kind in ("system", "cuda")
-            for part, verbs in (("", ("status", "unregister")), ("region/{region}/", ("status", "register", "unregister")))
-            for verb in verbs
+            for part, verbs in (("", "status unregister"), ("region/{region}/", "status register unregister"))
+            for verb in verbs.split()
         ),
     },
 }  # fmt: skip
