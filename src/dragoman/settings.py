@@ -148,10 +148,10 @@ class TransportOptions:
 class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
     """Settings of a server; every default suits a first try on one machine."""
 
-    host: Annotated[str, Option("address to listen on; 0.0.0.0: every network interface", ADDRESSES)] = "127.0.0.1"
-    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, most=65535)] = 8080
+    host: Annotated[str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True)] = "127.0.0.1"
+    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, most=65535, common=True)] = 8080
     grpc_port: Annotated[
-        int, Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, least=-1, most=65535)
+        int, Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, least=-1, most=65535, common=True)
     ] = 8081
     http_also: Annotated[str, Option("further HTTP addresses, as host:port,host:port", ADDRESSES)] = ""
     umbridge_port: Annotated[
@@ -234,7 +234,7 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
     ] = 0.0
     watch: Annotated[
         bool,
-        Option("load, replace and unload models when their files change; needs `dragoman[watch]`", MODELS),
+        Option("load, replace and unload models when their files change; needs `dragoman[watch]`", MODELS, common=True),
     ] = False
     watch_quiet_s: Annotated[
         float,
@@ -247,6 +247,7 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
             "file with hashed API keys, as `dragoman keys` writes it; every request but health checks needs a key",
             SECURITY,
             operator_only=True,
+            common=True,
         ),
     ] = ""
     api_key: Annotated[
@@ -339,7 +340,7 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
 
     log_format: Annotated[Literal["text", "json"], Option("format of log lines: text or json", LOGGING)] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING)
+        Literal["debug", "info", "warning", "error"], Option("lowest level that is logged", LOGGING, common=True)
     ] = "info"
     access_log: Annotated[
         str,

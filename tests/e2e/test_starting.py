@@ -34,14 +34,12 @@ def test_help() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "serve" in done.stdout
-    done = run("serve", "--help")
-    assert done.returncode == 0
-    for flag in ("--http-port", "--allow-pickle", "--replicas", "--max-batch-size", "--drain-s", "--log-format"):
-        assert flag in done.stdout
     assert run("--version").stdout.startswith("dragoman ")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("serve", "--help"), ("serv",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("--version",), ("serve", "--help"), ("serve", "--help=all"), ("serv",)], ids=" ".join
+)
 def test_help_imports_neither_numpy_nor_the_engine(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "dragoman", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -146,7 +146,7 @@ def test_the_secret_is_required(folder: Path) -> None:
 
 
 def test_the_secret_is_no_flag() -> None:
-    command = [sys.executable, "-m", "dragoman", "serve", "--help"]
+    command = [sys.executable, "-m", "dragoman", "serve", "--help=all"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "--worker-secret-file" in flags
     assert "--worker-secret " not in flags

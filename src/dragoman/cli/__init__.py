@@ -35,6 +35,10 @@ class CommandParser(argparse.ArgumentParser):
 
     file_type: Any = None
 
+    def __init__(self, **options: Any) -> None:
+        # A command may declare a `--help` of its own.
+        super().__init__(allow_abbrev=False, conflict_handler="resolve", **options)
+
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
         if self.file_type is not None and action.metavar in _FILES:
@@ -57,12 +61,13 @@ class CommandParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0 success, 1 failure, 2 wrong arguments or settings."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] not in _COMMANDS:
+    if not words:
+        main_parser().print_help(sys.stderr)
+        return 2
+    if words[0] not in _COMMANDS:
         main_parser().parse_args(words)
     command = _command(words[0])
-    parser = CommandParser(
-        prog=f"dragoman {words[0]}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser(prog=f"dragoman {words[0]}", formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
     try:
         status: int = command.run(parser.parse_args(words[1:]))
@@ -88,7 +93,6 @@ def main_parser(file_type: Any = None) -> CommandParser:
         prog="dragoman",
         description="Serve models over Open Inference, UM-Bridge and the OpenAI, TGI and LMI text APIs.",
         epilog="Try: dragoman serve model.onnx",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -2,38 +2,47 @@
 
 import argparse
 import os
+import shutil
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
-from dragoman.core.options import Option
-from dragoman.settings import GROUPS, SETTINGS
+from dragoman.core.options import Option, suggestion
+from dragoman.settings import GROUPS, PREFIX, SETTINGS
 
-_EPILOG = """\
+_USAGE = "dragoman serve [options] [PATH ...]"
+_DESCRIPTION = "Serve models over HTTP and gRPC."
+_PATHS = """\
 PATH:
   model.onnx              a model file; runtime and name follow from the file
   models/                 a folder of models: each subfolder or file is one model
   resnet/                 one model; subfolders named by integers are its versions
   package.module:object   a dragoman.Model class or a function; also file.py:object
-
-settings:
-  Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) and a key in the [server] table of a
-  dragoman.toml in a folder given as PATH. A flag overrides the variable, which overrides the file.
-
+"""
+_EXAMPLES = """\
 examples:
   dragoman serve model.onnx
   dragoman serve models/ --allow-pickle --http-port 9000
   dragoman serve my_module:predict --placement process --replicas 2
-
-try:
-  curl http://127.0.0.1:8080/v2/models
 """
+_RULE = """\
+Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) and a key in the [server] table of a
+dragoman.toml in a folder given as PATH. A flag overrides the variable, which overrides the file.
+"""
+_ALL = "all"
+# Columns of flags and of help lines.
+_FLAG_COLUMNS = 24
+_MAX_COLUMNS = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command: paths, and a flag for each setting."""
-    parser.usage = "dragoman serve [options] [PATH ...]"
-    parser.description = "Serve models over HTTP and gRPC."
-    parser.epilog = _EPILOG
+    parser.usage = _USAGE
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "-h", "--help", action=SettingsHelp, nargs="?", metavar="WORD", help="show settings, those with WORD, or all"
+    )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="a model file, a folder, or module:object")
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS}
     for option in SETTINGS.values():
@@ -42,16 +51,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(group: Any, option: Option) -> None:
-    flag = "--" + option.name.replace("_", "-")
-    shown = f" (default: {option.shown_default})" if option.shown_default else ""
-    common: Any = {"dest": option.name, "default": None, "help": (option.help + shown).replace("%", "%%")}
+    common: Any = {"dest": option.name, "default": None, "help": option.help.replace("%", "%%")}
     words = tuple(filter(None, option.choices))
     if option.type is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        group.add_argument(_flag(option), action=argparse.BooleanOptionalAction, **common)
     elif words:
-        group.add_argument(flag, choices=words, **common)
+        group.add_argument(_flag(option), choices=words, **common)
     else:
-        group.add_argument(flag, metavar=option.name.rpartition("_")[2].upper(), **common)
+        group.add_argument(_flag(option), metavar=_metavar(option), **common)
+
+
+def _flag(option: Option) -> str:
+    return "--" + option.name.replace("_", "-")
+
+
+def _metavar(option: Option) -> str:
+    return option.name.rpartition("_")[2].upper()
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+class SettingsHelp(argparse.Action):
+    """Print the settings most used and exit; `--help=WORD`: those whose name, help or group contains the word."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, _flag: Any = None) -> NoReturn:
+        shown = [option for option in SETTINGS.values() if not option.secret]
+        if word is None:
+            lines = [f"usage: {_USAGE}", "", _DESCRIPTION, "", _PATHS, *_short_help(shown), "", _EXAMPLES]
+        else:
+            found = shown if word.lower() == _ALL else [each for each in shown if _contains(each, word.lower())]
+            if not found:
+                hint = suggestion(word.lower(), [part for each in shown for part in each.name.split("_")])
+                parser.error(f"no setting contains '{word}'{hint or '; --help=all shows all settings'}")
+            lines = [*_grouped_help(found), "", _RULE.rstrip()]
+        print("\n".join(lines).rstrip())
+        sys.exit(0)
+
+
+def _contains(option: Option, word: str) -> bool:
+    if word in (_group_word(option.group), option.group.lower()):
+        return True
+    return any(word in text.lower() for text in (_flag(option), PREFIX + option.name, option.help))
+
+
+def _group_word(group: str) -> str:
+    return group.split()[0].lower()
+
+
+def _short_help(options: Sequence[Option]) -> Iterator[str]:
+    """Yield the common settings, and the groups of the others."""
+    yield "settings:"
+    for option in sorted(options, key=lambda each: GROUPS.index(each.group)):
+        if option.common:
+            yield from _describe(option)
+    yield ""
+    yield "further settings:"
+    for group in GROUPS:
+        count = sum(option.group == group and not option.common for option in options)
+        yield f"  --help={_group_word(group):<16} {count:>3} more: {group}"
+    yield f"  --help={'WORD':<16}     those that contain a word, as --help=timeout"
+    yield f"  --help={_ALL:<16}     all"
+
+
+def _grouped_help(options: Sequence[Option]) -> Iterator[str]:
+    for group in GROUPS:
+        found = [option for option in options if option.group == group]
+        if found:
+            yield f"{group}:"
+        for option in found:
+            yield from _describe(option)
+
+
+def _describe(option: Option) -> Iterator[str]:
+    """Yield the lines for a setting: its flag, its help and its default."""
+    values = "" if option.type is bool else _metavar(option)
+    if option.choices:
+        values = "{" + ",".join(filter(None, option.choices)) + "}"
+    left = f"  {_flag(option)} {values}".rstrip()
+    default = option.shown_default
+    if option.type is bool:
+        default = f"on; --no-{_flag(option)[2:]}" if option.default else ""
+    text = option.help + (f" (default: {default})" if default else "")
+    width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS) - _FLAG_COLUMNS
+    lines = textwrap.wrap(text, max(width, 30), break_long_words=False, break_on_hyphens=False)
+    if len(left) < _FLAG_COLUMNS - 1:
+        left += " " * (_FLAG_COLUMNS - len(left)) + lines.pop(0)
+    yield left
+    for line in lines:
+        yield " " * _FLAG_COLUMNS + line
 
 
 def run(arguments: argparse.Namespace) -> int:

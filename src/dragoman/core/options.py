@@ -30,12 +30,14 @@ class Option:
     operator_only: rejected in files beside models, because it is a decision about security.
     least, most: bounds of a number, inclusive.
     secret: only set by its environment variable, never by a flag, which other users of the machine may see.
+    common: shown by `dragoman serve --help`, which names only the groups of the others.
     """
 
     help: str
     group: str = "Models"
     operator_only: bool = False
     secret: bool = False
+    common: bool = False
     least: float = 0
     most: float = math.inf
     name: str = ""
@@ -140,15 +142,17 @@ class ModelOptions:
 
     allow_pickle: Annotated[
         bool,
-        Option("load model files that can run code when loaded (pickle, joblib)", operator_only=True),
+        Option("load model files that can run code when loaded (pickle, joblib)", operator_only=True, common=True),
     ] = False
     placement: Annotated[
         Placement,
-        Option("where models run: inline (on the event loop), thread or process; by default the model decides"),
+        Option(
+            "where models run: inline (on the event loop), thread or process; by default the model decides", common=True
+        ),
     ] = ""
-    replicas: Annotated[int, Option("copies of each model that compute at the same time", least=1)] = 1
+    replicas: Annotated[int, Option("copies of each model that compute at the same time", least=1, common=True)] = 1
     max_batch_size: Annotated[
-        int, Option("merge queued calls into batches of up to this many rows; 0: no batching")
+        int, Option("merge queued calls into batches of up to this many rows; 0: no batching", common=True)
     ] = 0
     max_batch_wait_s: Annotated[
         float, Option("seconds that a batch waits for more rows, even while a worker is idle")
