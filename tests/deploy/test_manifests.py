@@ -20,6 +20,7 @@ import yaml
 
 from dragoman import __version__
 from dragoman.cli.serve import add_arguments
+from dragoman.cli.worker import add_arguments as add_worker_arguments
 from dragoman.settings import from_environment, parse_settings
 
 from .manifests import CHART, DEPLOY, ROOT, chart, environment, kubernetes, load, pods
@@ -84,7 +85,10 @@ def settings_of(name: str) -> argparse.Namespace:
 
 
 def test_kubernetes_manifests_are_valid() -> None:
-    for each in kubernetes():
+    workers = [
+        each for name in ("workers", "service", "networkpolicy") for each in load(f"kubernetes-workers/{name}.yaml")
+    ]
+    for each in (*kubernetes(), *workers):
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
@@ -176,6 +180,55 @@ def test_the_service_and_policies_select_the_pods() -> None:
         assert {each["targetPort"] for each in named["Service"]["ports"]} == ports
         allowed = named["NetworkPolicy"]["ingress"][0]["ports"]
         assert {each["port"] for each in allowed} == ports
+
+
+def test_workers_join_the_server() -> None:
+    """Ports, secrets, files and policies of the two sides fit, and their arguments are those of the commands."""
+    named = {(each["kind"], each["metadata"]["name"]): each["spec"] for name in ("workers", "service", "networkpolicy")
+             for each in load(f"kubernetes-workers/{name}.yaml")}  # fmt: skip
+    (patch,) = load("kubernetes-workers/server.yaml")
+    (base,) = (each for each in kubernetes() if each["kind"] == "Deployment")
+    server = patch["spec"]["template"]["spec"]["containers"][0]
+    pod = named["Deployment", "dragoman-worker"]["template"]
+    (worker,) = pod["spec"]["containers"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_worker_arguments(parser)
+    assert worker["command"] == ["dragoman", "worker"]
+    arguments = parser.parse_args(worker["args"])
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    settings = parser.parse_args(server["args"])
+    assert set(base["spec"]["template"]["spec"]["containers"][0]["args"]) < set(server["args"])
+
+    port = {each["containerPort"]: each["name"] for each in server["ports"]}[int(settings.worker_port)]
+    service = named["Service", "dragoman-workers"]
+    assert [each["targetPort"] for each in service["ports"]] == [port]
+    assert arguments.join == f"dragoman-workers:{service['ports'][0]['port']}"
+    assert service["selector"].items() <= base["spec"]["template"]["metadata"]["labels"].items()
+    assert named["Deployment", "dragoman-worker"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    outwards, inwards = (named["NetworkPolicy", name] for name in ("dragoman-worker", "dragoman-workers"))
+    assert outwards["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert inwards["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert inwards["podSelector"]["matchLabels"] == outwards["egress"][0]["to"][0]["podSelector"]["matchLabels"]
+    assert inwards["ingress"][0]["ports"] == outwards["egress"][0]["ports"] == [{"port": int(settings.worker_port)}]
+
+    assert settings.worker_secret_file == arguments.secret_file
+    for volumes, mounts in (
+        (patch["spec"]["template"]["spec"]["volumes"], server["volumeMounts"]),
+        (pod["spec"]["volumes"], worker["volumeMounts"]),
+    ):
+        assert {each["name"] for each in volumes} == {each["name"] for each in mounts}
+        assert {"name": "secret", "mountPath": "/secret", "readOnly": True} in mounts
+        assert {"name": "secret", "secret": {"secretName": "dragoman-workers", "defaultMode": 0o440}} in volumes
+    models = {"name": "models", "mountPath": "/models", "readOnly": True}
+    assert models in worker["volumeMounts"]
+    assert models in base["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert worker["securityContext"] == base["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert pod["spec"]["securityContext"] == base["spec"]["template"]["spec"]["securityContext"]
+    (kustomization,) = load("kubernetes-workers/kustomization.yaml")
+    assert kustomization["images"][0]["newTag"] == __version__
+    files = {file.name for file in (DEPLOY / "kubernetes-workers").glob("*")} - {"kustomization.yaml"}
+    assert {*kustomization["resources"], kustomization["patches"][0]["path"]} == {*files, "../kubernetes"}
 
 
 def test_kserve_conventions() -> None:

@@ -1,6 +1,7 @@
 """Launchers that submit a job for each worker to a scheduler: what SLURM, HyperQueue and Ray have in common."""
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,8 @@ from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.spec import ModelSpec
 from dragoman.workers.launchers import port_and_options, rejected
 from dragoman.workers.worker_port import JoinedWorker
+
+log = logging.getLogger("dragoman.worker")
 
 # The scheduler is asked for the states of jobs at most this often: twice a second at first, later each 10 s.
 _FIRST_POLL_S = 0.5
@@ -60,6 +63,9 @@ class JobLauncher(ABC):
     async def cancel(self, job: str) -> None:
         """Cancel a job that waits or runs, as far as possible."""
 
+    def release(self, job: str) -> None:  # noqa: B027 (most have nothing to do)
+        """Forget a job that has ended or was cancelled."""
+
     async def describe_failure(self, job: str) -> str:
         """Return what is known about a job that has ended before its worker joined, as the end of a sentence."""
         return ""
@@ -92,7 +98,7 @@ class JobLauncher(ABC):
             if isinstance(error, DragomanError):
                 self._problem = f"; {error.message.removeprefix(self._failed)}"
             if job:
-                await self.cancel(job)
+                await self._give_up(job)
             raise
         finally:
             self._states.pop(job, None)
@@ -112,7 +118,7 @@ class JobLauncher(ABC):
             job = await asyncio.shield(submitting)
         except asyncio.CancelledError:
             with suppress(DragomanError):
-                await self.cancel(await submitting)
+                await self._give_up(await submitting)
             raise
         self._states[job] = JobState("waiting", "submitted")
         return job
@@ -150,12 +156,19 @@ class JobLauncher(ABC):
         """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""
         end_s = time.monotonic() + max(grace_s, _ENDING_S)
         delay_s = 0.1
-        with suppress(NotReady):
+        try:
             while time.monotonic() < end_s:
                 state = (await self.states([job])).get(job)
                 if state is None or state.phase == "ended":
+                    self.release(job)
                     return f"{self.job_name} {job} ended with {'an unknown state' if state is None else state.text}"
                 await asyncio.sleep(delay_s)
                 delay_s *= 2
-        await self.cancel(job)
+        except NotReady as error:
+            log.warning("the state of %s %s is not known: %s", self.job_name, job, error.message)
+        await self._give_up(job)
         return f"{self.job_name} {job} was cancelled"
+
+    async def _give_up(self, job: str) -> None:
+        await self.cancel(job)
+        self.release(job)

@@ -1,0 +1,280 @@
+"""The launcher `ray`: an actor for each worker. Ray places and ends processes; calls do not pass through it.
+
+Ray is imported in a driver, a child process of the server that is started with the first worker and ended after the
+last one, because `ray.init` replaces the handlers of signals and starts threads. The driver ends with the server, and
+with it, its actors. As a program, this module is that driver.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dragoman.core.errors import ModelFailed, NotReady
+from dragoman.core.options import child_environment
+from dragoman.core.spec import ModelSpec
+from dragoman.workers.handshake import SECRET_VARIABLE
+from dragoman.workers.launchers import WorkerCommand
+from dragoman.workers.launchers.jobs import JobLauncher, JobState
+from dragoman.workers.process_group import signal_on_parent_exit
+
+_STRATEGIES = ("DEFAULT", "SPREAD")
+_GROUP_STRATEGIES = ("PACK", "STRICT_PACK", "STRICT_SPREAD")
+_OUTPUT_BYTES = 4096
+
+
+class RayLauncher(JobLauncher):
+    """Creates an actor for each worker, in the cluster of `RAY_ADDRESS` or of this machine.
+
+    `resources`: `cpus`, `gpus` (fractions share one), `memory` in bytes, the names of custom resources, and `strategy`:
+    SPREAD (the default), DEFAULT, or PACK, STRICT_PACK and STRICT_SPREAD, which reserve a placement group for all
+    workers.
+    """
+
+    job_name = "Ray actor"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if importlib.util.find_spec("ray") is None:
+            raise ModelFailed(
+                f"failed to load '{spec.name}', launcher 'ray' needs the package ray: pip install 'dragoman[ray]'"
+            )
+        self._command = WorkerCommand(spec, self.port, "{worker}")
+        self._resources = _check_resources(self.options.resources, spec.name)
+        self._count = max(1, spec.replicas)
+        self._driver: _Driver | None = None
+        self._jobs: set[str] = set()
+
+    async def submit(self, ticket: str) -> str:
+        values = {
+            "arguments": self._command.worker(ticket)[1:],
+            "secret": self.port.secret,
+            "resources": self._resources,
+            "count": self._count,
+            "name": f"dragoman-{self.model}-{ticket}",
+        }
+        self._jobs.add(ticket)
+        try:
+            await self._request("submit", {"job": ticket, **values})
+        except BaseException:
+            self.release(ticket)
+            raise
+        return ticket
+
+    async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
+        answer = await self._request("states", {"jobs": [*jobs]})
+        return {job: JobState(phase, text) for job, (phase, text) in answer.items()}
+
+    async def cancel(self, job: str) -> None:
+        if self._driver is not None:
+            with suppress(NotReady):
+                await self._request("cancel", {"job": job})
+
+    def release(self, job: str) -> None:
+        self._jobs.discard(job)
+        if not self._jobs and self._driver is not None:
+            driver, self._driver = self._driver, None
+            threading.Thread(target=driver.close, name="dragoman-ray").start()
+
+    async def _request(self, method: str, values: dict[str, Any]) -> Any:
+        """Return the result of a method of the driver. Raises NotReady."""
+        if self._driver is None:
+            self._driver = _Driver()
+        try:
+            return await asyncio.to_thread(self._driver.request, method, values)
+        except _DriverError as error:
+            raise NotReady(f"failed to load '{self.model}', Ray: {error}") from error
+
+
+def _check_resources(resources: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the resources of a worker. Raises ModelFailed."""
+    strategies = (*_STRATEGIES, *_GROUP_STRATEGIES)
+    for name, value in resources.items():
+        expected = f"one of {', '.join(strategies)}" if name == "strategy" else "a number, 0 or more"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        if not (value in strategies if name == "strategy" else is_number):
+            raise ModelFailed(
+                f"failed to load '{model}', setting 'placement.resources.{name}': expected {expected}, got {value!r}"
+            )
+    return {"cpus": 1, "strategy": "SPREAD", **resources}
+
+
+class _DriverError(Exception):
+    """An error in the driver, or its end."""
+
+
+class _Driver:
+    """The child process that is Ray's driver: requests and responses are lines of JSON through its pipes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dragoman.workers.launchers.ray"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(runs_models=True),
+            process_group=0,  # Ctrl-C ends the server, which ends this
+        )
+
+    def request(self, method: str, values: dict[str, Any]) -> Any:
+        """Return the result of a method. Blocks. Raises _DriverError."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            try:
+                self._process.stdin.write(json.dumps([method, values]).encode() + b"\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            except (OSError, ValueError) as error:  # it has ended, or was closed
+                raise _DriverError(f"its driver has ended: {error}") from error
+        if not line:
+            raise _DriverError("its driver has ended")
+        result, error_text = json.loads(line)
+        if error_text:
+            raise _DriverError(error_text)
+        return result
+
+    def close(self) -> None:
+        """End the process, and with it the actors. Blocks for some time."""
+        with self._lock, suppress(OSError):
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+
+
+# --- in the driver -----------------------------------------------------------------------------------------------
+
+
+class _Actor:
+    """Runs a worker as a child process, which ends with the actor."""
+
+    def is_placed(self) -> bool:
+        return True
+
+    def run(self, arguments: list[str], secret: str) -> tuple[int, str]:
+        """Run the worker until it ends; return its exit code and the last line of its output."""
+
+        def end_with_actor() -> None:
+            signal_on_parent_exit(signal.SIGTERM)
+
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stderr=output,
+                env={**os.environ, SECRET_VARIABLE: secret},
+                preexec_fn=end_with_actor,
+            )
+            code = process.wait()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+            lines = output.read().decode(errors="replace").split("\n")
+        return code, next(filter(None, map(str.strip, reversed(lines))), "no output")
+
+
+class _Actors:
+    """The actors of one launcher."""
+
+    def __init__(self) -> None:
+        import ray
+
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        self._ray = ray
+        self._actors: dict[str, tuple[Any, Any, Any, dict[str, float]]] = {}  # actor, placed, ended, resources
+        self._group: Any = None
+        self._next_bundle = 0
+
+    def submit(
+        self, job: str, arguments: list[str], secret: str, resources: dict[str, Any], count: int, name: str
+    ) -> None:
+        """Create an actor, which starts a worker as soon as it is placed."""
+        strategy = resources.pop("strategy")
+        needed = {_RAY_NAMES.get(key, key): float(value) for key, value in resources.items()}
+        custom = {key: value for key, value in needed.items() if key not in _RAY_NAMES.values()}
+        options = {
+            "num_cpus": needed.get("CPU", 0),
+            "num_gpus": needed.get("GPU", 0),
+            "memory": needed.get("memory"),
+            "resources": custom,
+            "name": name,
+            "max_restarts": 0,  # the server starts another one
+            "scheduling_strategy": self._strategy(strategy, needed, count),
+        }
+        actor = self._ray.remote(_Actor).options(**options).remote()
+        self._actors[job] = actor, actor.is_placed.remote(), actor.run.remote(arguments, secret), needed
+
+    def _strategy(self, strategy: str, needed: dict[str, float], count: int) -> Any:
+        if strategy in _STRATEGIES:
+            return strategy
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if self._group is None:
+            self._group = placement_group([needed] * count, strategy=strategy)
+        bundle, self._next_bundle = self._next_bundle % count, self._next_bundle + 1
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+
+    def states(self, jobs: list[str]) -> dict[str, tuple[str, str]]:
+        """Return phase and text of the state of each actor."""
+        return {job: self._state(*self._actors[job]) for job in jobs if job in self._actors}
+
+    def _state(self, _actor: Any, placed: Any, ended: Any, needed: dict[str, float]) -> tuple[str, str]:
+        if self._ray.wait([ended], timeout=0)[0]:
+            try:
+                code, line = self._ray.get(ended)
+            except self._ray.exceptions.RayError as error:
+                return "ended", str(error).strip().split("\n")[0][:300]
+            return "ended", f"exit code {code}: {line[:300]}"
+        if self._ray.wait([placed], timeout=0)[0]:
+            return "running", "placed"
+        return "waiting", f"not placed: {self._reason(needed)}"
+
+    def _reason(self, needed: dict[str, float]) -> str:
+        text = ", ".join(f"{name} {amount:g}" for name, amount in needed.items() if amount)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
+            return f"all nodes with {text} are in use"
+        return f"none of {len(nodes)} nodes has {text}"
+
+    def cancel(self, job: str) -> None:
+        """End an actor, with its worker."""
+        if job in self._actors:
+            self._ray.kill(self._actors.pop(job)[0])
+
+
+_RAY_NAMES = {"cpus": "CPU", "gpus": "GPU", "memory": "memory"}
+
+
+def main() -> None:
+    """Serve requests, which are lines of the standard input, until it ends or the server is killed."""
+    signal_on_parent_exit(signal.SIGKILL)
+    responses = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints there
+    actors: _Actors | None = None
+    for line in sys.stdin:
+        method, values = json.loads(line)
+        try:
+            actors = actors or _Actors()
+            call: Callable[..., Any] = getattr(actors, method)
+            answer = [call(**values), ""]
+        except Exception as error:
+            answer = [None, str(error).strip().split("\n")[0][:300] or type(error).__name__]
+        print(json.dumps(answer), file=responses, flush=True)
+
+
+if __name__ == "__main__":
+    main()

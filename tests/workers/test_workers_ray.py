@@ -1,0 +1,159 @@
+"""Workers in actors of a Ray cluster of two nodes on this machine; run by ./scripts/test-clusters.
+
+Each call is answered exactly once: right, or with an error that says that its worker was lost.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_workers_join import open_port, outcomes_of_pids, pids
+from workers_harness import call, spec_of, wait_until
+
+from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
+from dragoman.core.spec import LaunchOptions
+from dragoman.workers.process import ProcessPool
+from dragoman.workers.worker_port import WorkerPort
+
+pytestmark = pytest.mark.skipif("DRAGOMAN_TEST_RAY" not in os.environ, reason="run by ./scripts/test-clusters")
+LONG_S = 60.0
+
+Command = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, Command]]:
+    """The address of a cluster without CPUs, and a function that runs a command of `ray_cluster`."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stderr is not None
+
+    def read(is_wanted: Callable[[str], bool]) -> str:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if is_wanted(line.strip()):
+                return line.strip()
+        raise AssertionError("".join(lines))
+
+    def run(command: str) -> str:
+        assert process.stdin is not None
+        print(command, file=process.stdin, flush=True)
+        return read(str.isdecimal)
+
+    yield read(lambda line: line.startswith("127.0.0.1:") or (line.count(".") == 3 and line.count(":") == 1)), run
+    process.stdin.close()
+    process.wait(60)
+    process.stderr.close()
+
+
+@pytest.fixture(autouse=True)
+def address(cluster: tuple[str, Command], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster[0])
+
+
+def new_pool(port: WorkerPort, **launch: Any) -> ProcessPool:
+    options = LaunchOptions(launcher="ray", **launch)
+    return ProcessPool(spec_of("Actions", launch=options, replicas=options.replicas, worker_port=port), lambda: None)
+
+
+@asynccontextmanager
+async def actors(port: WorkerPort, **launch: Any) -> AsyncIterator[ProcessPool]:
+    pool = new_pool(port, **launch)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def drivers() -> list[str]:
+    found = subprocess.run(["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+    return [line for line in found.splitlines() if "dragoman.workers.launchers.ray" in line]
+
+
+async def test_nodes_join_and_leave(cluster: tuple[str, Command], tmp_path: Path) -> None:
+    _, run = cluster
+    handler = signal.getsignal(signal.SIGTERM)
+    async with open_port() as port:
+        pool = new_pool(port, replicas=2, resources={"cpus": 1})
+        starting = asyncio.create_task(pool.start())
+        await wait_until(lambda: "not placed: none of 1 nodes has CPU 1, and 1 more" in pool.waiting, LONG_S)
+        assert pool.waiting.startswith("waiting for resources: Ray actor ")
+        first_node = await asyncio.to_thread(run, "add 2")
+        await starting
+        try:
+            first = await pids(pool, 2)
+            second_node = await asyncio.to_thread(run, "add 2")
+
+            held = asyncio.create_task(call(pool, do="hold", begun=tmp_path / "begun", go=tmp_path / "go"))
+            await wait_until((tmp_path / "begun").exists)
+            queued = asyncio.create_task(outcomes_of_pids(pool, 100))
+            (busy,) = [replica for replica in pool.supervisor.running if replica.held]
+            os.kill(int(busy.description.split()[2]), signal.SIGKILL)
+            with pytest.raises(WorkerLost, match=r"Ray actor \w+ ended with exit code -9"):
+                await held
+            assert len(await queued) == 100
+            assert first != await pids(pool, 2)
+
+            queued = asyncio.create_task(outcomes_of_pids(pool, 200))
+            await asyncio.to_thread(run, f"kill {first_node}")
+            results = await asyncio.gather(queued, return_exceptions=True)
+            assert [type(result) for result in results] in ([list], [WorkerLost])
+            again = await pids(pool, 2)
+            assert len(again) == 2
+            assert second_node == "1"
+        finally:
+            await pool.close()
+        await wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in again), LONG_S)
+        await wait_until(lambda: not drivers(), LONG_S)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+async def test_placement_groups_and_resources() -> None:
+    """Each worker of STRICT_SPREAD needs a node of its own, of which there is one with CPUs."""
+    async with open_port() as port:
+        async with actors(port, resources={"cpus": 0.5, "node1": 0.1, "strategy": "STRICT_PACK"}, replicas=2) as pool:
+            assert len(await pids(pool, 2)) == 2
+        pool = new_pool(port, replicas=2, resources={"cpus": 0.5, "strategy": "STRICT_SPREAD"})
+        starting = asyncio.create_task(pool.start())
+        await wait_until(lambda: "not placed: " in pool.waiting, LONG_S)
+        await asyncio.sleep(2)
+        assert not starting.done()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await pool.close()
+        await wait_until(lambda: not drivers(), LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"cpus": -1}, "'placement.resources.cpus': expected a number, 0 or more, got -1"),
+        ({"strategy": "spread"}, "'placement.resources.strategy': expected one of DEFAULT, SPREAD, .*, got 'spread'"),
+    ],
+)
+async def test_invalid_resources(resources: dict[str, Any], message: str) -> None:
+    async with open_port() as port:
+        with pytest.raises(ModelFailed, match=message):
+            new_pool(port, resources=resources)
+
+
+async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    async with open_port() as port:
+        with pytest.raises(NotReady, match="failed to load 'm', Ray: "):
+            await asyncio.wait_for(new_pool(port).start(), 2 * LONG_S)
+        await wait_until(lambda: not drivers(), LONG_S)
