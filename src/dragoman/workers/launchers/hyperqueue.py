@@ -26,6 +26,7 @@ class HyperQueueLauncher(JobLauncher):
     """
 
     job_name = "HyperQueue job"
+    reports_success = False
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

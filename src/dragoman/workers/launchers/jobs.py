@@ -22,6 +22,8 @@ _FIRST_POLL_S = 0.5
 _MAX_POLL_S = 10.0
 # How long a job may take to end after its worker, before it is cancelled.
 _ENDING_S = 2.0
+# The same for a scheduler that reports only failures.
+_FAILING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class JobState:
 class JobLauncher(ABC):
     """Submits a job for each worker and cancels it when the worker is not needed any more.
 
-    job_name: what the scheduler calls a job, as `SLURM job`. A subclass implements `submit`, `states` and `cancel`.
+    job_name: what the scheduler calls a job, as `SLURM job`. reports_success: whether `states` reports the end of a job
+    without an error. A subclass implements `submit`, `states` and `cancel`.
     """
 
     job_name = ""
+    reports_success = True
     starts_workers = True
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -154,7 +158,7 @@ class JobLauncher(ABC):
 
     async def _end(self, job: str, grace_s: float) -> str:
         """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""
-        end_s = time.monotonic() + max(grace_s, _ENDING_S)
+        end_s = time.monotonic() + (max(grace_s, _ENDING_S) if self.reports_success else _FAILING_S)
         delay_s = 0.1
         try:
             while time.monotonic() < end_s:

@@ -9,7 +9,9 @@ import asyncio
 import importlib.util
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,9 @@ from dragoman.workers.process_group import signal_on_parent_exit
 _STRATEGIES = ("DEFAULT", "SPREAD")
 _GROUP_STRATEGIES = ("PACK", "STRICT_PACK", "STRICT_SPREAD")
 _OUTPUT_BYTES = 4096
+# A driver that does not respond for this long has no connection to a cluster; Ray itself tries for minutes.
+_RESPONSE_S = 30.0
+_CONNECT_S = 5.0
 
 
 class RayLauncher(JobLauncher):
@@ -70,8 +75,8 @@ class RayLauncher(JobLauncher):
         return ticket
 
     async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        answer = await self._request("states", {"jobs": [*jobs]})
-        return {job: JobState(phase, text) for job, (phase, text) in answer.items()}
+        found = await self._request("states", {"jobs": [*jobs]})
+        return {job: JobState(phase, text) for job, (phase, text) in found.items()}
 
     async def cancel(self, job: str) -> None:
         if self._driver is not None:
@@ -133,6 +138,10 @@ class _Driver:
             try:
                 self._process.stdin.write(json.dumps([method, values]).encode() + b"\n")
                 self._process.stdin.flush()
+                if not select.select([self._process.stdout], [], [], _RESPONSE_S)[0]:
+                    self._process.kill()
+                    address = os.environ.get("RAY_ADDRESS", "auto")
+                    raise _DriverError(f"the cluster at {address} has not responded for {_RESPONSE_S:g} s")
                 line = self._process.stdout.readline()
             except (OSError, ValueError) as error:  # it has ended, or was closed
                 raise _DriverError(f"its driver has ended: {error}") from error
@@ -185,6 +194,26 @@ class _Actor:
         return code, next(filter(None, map(str.strip, reversed(lines))), "no output")
 
 
+def _check_address(address: str) -> None:
+    """Raise ConnectionError if nothing listens at `HOST:PORT`, which Ray would report after some minutes."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or "/" in host:  # as `auto`, or an address of Ray's client
+        return
+    from ray.util import get_node_ip_address
+
+    # Ray takes the address of this machine in the network for a loopback address.
+    hosts = [host, get_node_ip_address()] if host in ("localhost", "127.0.0.1", "::1") else [host]
+    errors = []
+    for each in hosts:
+        try:
+            socket.create_connection((each, int(port)), _CONNECT_S).close()
+        except OSError as error:
+            errors.append(error)
+    if len(errors) == len(hosts):
+        raise ConnectionError(f"nothing listens at {address}: {errors[0]}")
+
+
 class _Actors:
     """The actors of one launcher."""
 
@@ -192,6 +221,7 @@ class _Actors:
         import ray
 
         address = os.environ.get("RAY_ADDRESS", "auto")
+        _check_address(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         self._ray = ray
         self._actors: dict[str, tuple[Any, Any, Any, dict[str, float]]] = {}  # actor, placed, ended, resources
@@ -270,10 +300,10 @@ def main() -> None:
         try:
             actors = actors or _Actors()
             call: Callable[..., Any] = getattr(actors, method)
-            answer = [call(**values), ""]
+            response = [call(**values), ""]
         except Exception as error:
-            answer = [None, str(error).strip().split("\n")[0][:300] or type(error).__name__]
-        print(json.dumps(answer), file=responses, flush=True)
+            response = [None, str(error).strip().split("\n")[0][:300] or type(error).__name__]
+        print(json.dumps(response), file=responses, flush=True)
 
 
 if __name__ == "__main__":
