@@ -72,7 +72,7 @@ def container(name: str) -> dict[str, Any]:
 
 def settings_of(name: str) -> argparse.Namespace:
     """Return the settings of a container: its variables, and its flags as `dragoman serve` parses them."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
     add_arguments(parser)
     flags = vars(parser.parse_args(container(name)["args"]))
     given = {key: value for key, value in flags.items() if value is not None}
@@ -195,7 +195,7 @@ def test_workers_join_the_server() -> None:
     add_worker_arguments(parser)
     assert worker["command"] == ["dragoman", "worker"]
     arguments = parser.parse_args(worker["args"])
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
     add_arguments(parser)
     settings = parser.parse_args(server["args"])
     assert set(base["spec"]["template"]["spec"]["containers"][0]["args"]) < set(server["args"])
