@@ -15,7 +15,7 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
-from dragoman.protocols.open_inference.extensions import check_headers
+from dragoman.protocols.custom_handlers import check_headers
 from dragoman.server import settings_for
 from dragoman.server_transports import protocol_policy
 from e2e.server_process import ServerProcess, running_server
@@ -155,6 +155,9 @@ def test_invalid_requests_are_400(served_folder: ServerProcess, path: str, input
     [
         ("POST", "/my-custom-endpoint", "[1, 2, 3]", b"6"),
         ("POST", "/request-body?unit=m", "[1, 2, 3]", b'["POST","m",6]'),
+        ("POST", "/length", "2000", b"2000"),
+        ("POST", "/marked", '{"rows": [1, 2, 3, 4]}', b'[[1,2,3],"application/json","{m"]'),
+        ("POST", "/marked?max=1&unit=km", '{"rows": [1, 2]}', b'[[1],"application/json","{km"]'),
         ("GET", "/scores/ada%20l/3", None, b'{"name":"ada l","score":3.0}'),
         ("GET", "/scores/ada/3?factor=0.5&shout=yes", None, b'{"name":"ADA","score":1.5}'),
         (
@@ -169,7 +172,8 @@ def test_custom_handlers_serve_their_paths(
     served_folder: ServerProcess, method: str, path: str, body: str | None, answer: bytes
 ) -> None:
     # As FastAPI writes it, which serves these methods there.
-    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
+    headers = {"content-type": "application/json"} if body else {}
+    response = requests.request(method, f"http://{served_folder.url}{path}", data=body, headers=headers, timeout=30)
     assert (response.status_code, response.content) == (200, answer)
     assert response.headers["content-type"] == "application/json"
 
@@ -183,6 +187,10 @@ def test_custom_handlers_serve_their_paths(
         ("POST", "/request-body?unit=m", f"[{'1,' * (1 << 19)}1]", 400, "too many values in JSON"),
         ("POST", "/my-custom-endpoint", "", 400, "'payload' is missing; expected list"),
         ("POST", "/my-custom-endpoint", '{"a": 1}', 400, "'payload': expected list"),
+        ("POST", "/length", "", 400, "'length' is missing; expected int"),
+        ("POST", "/length", '"x"', 400, "'length': expected int"),
+        ("POST", "/marked", "[1]", 400, "'rows' is missing; expected list"),
+        ("POST", "/marked?max=x", '{"rows": []}', 400, "'limit': expected int, got 'x'"),
         ("GET", "/scores/ada/three", None, 400, "'turn': expected int, got 'three'"),
         ("POST", "/scores/ada/3", None, 404, "no such path: /scores/ada/3"),
         ("GET", "/scores/ada", None, 404, "no such path: /scores/ada"),

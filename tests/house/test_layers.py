@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
     "runtimes": {"files", "recognise", "tables", "text_model", "vector_model"},
-    "protocols": {"wire", "json_arrays", "text_common", "web_files"},
+    "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
 }
 
 

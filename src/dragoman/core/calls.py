@@ -200,7 +200,8 @@ class ModelDescription:
     `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
     `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
     waits for more rows. `streams`: its response to Infer is a stream. `caches`: repeated calls are answered from a
-    cache. `labels` are the class labels of outputs. `sequences`: it is stateful.
+    cache. `labels` are the class labels of outputs. `sequences`: it is stateful. `handlers`: its custom handlers, e.g.
+    "POST /invocations".
     """
 
     name: str
@@ -218,6 +219,7 @@ class ModelDescription:
     caches: bool = False
     labels: Mapping[str, ClassLabels] = field(default_factory=dict)
     sequences: SequenceOptions | None = None
+    handlers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,6 +407,7 @@ class Engine:
             caches=deployment.response_cache is not None,
             labels=deployment.labels,
             sequences=loaded.sequences,
+            handlers=loaded.handlers,
         )
 
     @property
@@ -422,14 +423,11 @@ class Engine:
     def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):
             return sum(d.in_flight for d in self._registry.all() if any(map(d.answers, call.able)))
-        counted = [
-            ({"model": d.spec.name, "version": d.spec.version}, d.counters, d.in_flight, d.ready)
-            for d in self._registry.all()
-        ]
-        deployments = zip(counted, self._registry.all(), strict=True)
-        own = [(labels, pool.measurements()) for (labels, *_), d in deployments for pool in d.pools]
-        batches = [({"model": d.spec.name, "version": d.spec.version}, d.batch_counters) for d in self._registry.all()]
-        caches = [({"model": d.spec.name, "version": d.spec.version}, d.response_cache) for d in self._registry.all()]
+        labelled = [(d, {"model": d.spec.name, "version": d.spec.version}) for d in self._registry.all()]
+        counted = [(labels, d.counters, d.in_flight, d.ready) for d, labels in labelled]
+        own = [(labels, pool.measurements()) for d, labels in labelled for pool in d.pools]
+        batches = [(labels, d.batch_counters) for d, labels in labelled]
+        caches = [(labels, d.response_cache) for d, labels in labelled]
         return (
             *counters.families(counted),
             *batch_families(batches),

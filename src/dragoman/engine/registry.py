@@ -149,7 +149,8 @@ class ModelRegistry:
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""
         call: Any = request.call
-        for deployment in self.default_versions():
+        named = request.model
+        for deployment in (self.find(named, request.version),) if named else self.default_versions():
             match = match_handler(deployment.handlers, call.method, call.path)
             if match is not None:
                 handler, params = match

@@ -10,7 +10,8 @@ import numpy as np
 
 from dragoman.codecs.decode import Defaults
 from dragoman.codecs.elements import strings
-from dragoman.core.calls import Infer
+from dragoman.compat.mlflow_scoring import INVOCATIONS, score
+from dragoman.core.calls import Handle, Handled, Infer
 from dragoman.core.datatypes import BYTES, DATATYPES, NUMERIC, Array, Datatype, datatype_of
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
@@ -158,6 +159,7 @@ class MlflowModel(Model):
     """
 
     platform = "mlflow_pyfunc"
+    handlers = (INVOCATIONS,)
 
     def load(self) -> None:
         path = model_path(self.spec)
@@ -202,6 +204,9 @@ class MlflowModel(Model):
             # MLflow checks the data against the signature itself; its message begins with all of the data.
             raise InvalidInput(f"MLflow takes no such inputs: {str(error).rpartition('Error: ')[2]}") from error
         return self._name_outputs(result)
+
+    def handle(self, call: Handle) -> Handled:
+        return score(self._model, call.content, call.content_type)
 
     def _data(self, tensors: Mapping[str, Tensor]) -> Any:
         if not self._inputs:

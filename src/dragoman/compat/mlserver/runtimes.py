@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dragoman.compat.mlflow_scoring import score
 from dragoman.compat.mlserver.codecs.adapted import NumpyCodec, NumpyRequestCodec, PandasCodec
 from dragoman.compat.mlserver.codecs.base import RequestCodec, register_request_codec
 from dragoman.compat.mlserver.codecs.utils import get_decoded_or_raw
 from dragoman.compat.mlserver.errors import InferenceError
+from dragoman.compat.mlserver.handlers import PlainRequest, custom_handler
 from dragoman.compat.mlserver.model import MLModel
 from dragoman.compat.mlserver.types import (
     InferenceRequest,
@@ -25,6 +27,7 @@ from dragoman.compat.mlserver.types import (
     ResponseOutput,
 )
 from dragoman.compat.mlserver.utils import get_model_uri
+from dragoman.core.calls import Handled
 from dragoman.core.datatypes import datatype_of
 from dragoman.core.errors import ModelFailed
 
@@ -240,6 +243,11 @@ class MLflowRuntime(MLModel):
                 parameters.content_type = _mlflow_content_type(signature.inputs)
         if signature.outputs is not None:
             self.outputs = _mlflow_tensors(signature.outputs, "output-")
+
+    @custom_handler(rest_path="/invocations")
+    async def invocations(self, request: PlainRequest) -> Handled:
+        """Answer a request of MLflow's scoring protocol."""
+        return score(self._model, await request.body(), str(request.headers["content-type"]))
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         value = self.decode_request(payload, default_codec=PandasCodec)

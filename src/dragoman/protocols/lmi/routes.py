@@ -5,14 +5,24 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import Describe, DescribeModels, Embed, Generate, Infer, ModelDescription, Request, Response
+from dragoman.core.calls import (
+    Describe,
+    DescribeModels,
+    Embed,
+    Generate,
+    Infer,
+    ModelDescription,
+    Request,
+    Response,
+)
 from dragoman.core.errors import DragomanError, InvalidInput, ServerError
 from dragoman.core.text import Generation
 from dragoman.formats.json_document import cut_number_arrays
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
+from dragoman.protocols.custom_handlers import handler_call
 from dragoman.protocols.lmi import control
-from dragoman.protocols.lmi.arrays import READERS, parse_arrays_request
+from dragoman.protocols.lmi.arrays import READERS, names_format, parse_arrays_request
 from dragoman.protocols.lmi.formats import Formatter, LmiErrors, format_dynamic, parse_codes
 from dragoman.protocols.lmi.model import lmi_model
 from dragoman.protocols.lmi.request import (
@@ -150,8 +160,11 @@ def _in_body(http: HttpRequest, policy: Policy) -> tuple[str, bool]:
     return (name.partition(":")[0].rpartition("/")[2], False) if openais else (name, True)
 
 
+# Models with a custom handler of this path answer it themselves, such as those of MLflow.
+_INVOCATIONS = "/invocations"
+_HANDLER = f"POST {_INVOCATIONS}"
 _PATHS = (
-    "/invocations",
+    _INVOCATIONS,
     "/predictions/{model}",
     "/predictions/{model}/{version}",
     "/models/{model}/invoke",
@@ -177,6 +190,8 @@ class Lmi:
 
         def then(response: Response[ModelDescription]) -> EndpointResult:
             described = response.answer
+            if _HANDLER in described.handlers and http.path.endswith(_INVOCATIONS) and not names_format(http):
+                return handler_call(http, self._policy, described.name, http.params.get("version", ""), _INVOCATIONS)
             if Generate not in described.calls and Infer in described.calls:
                 able = Embed in described.calls
                 vectors = parse_embeddings_request(http, described, self._policy, self._errors) if able else None

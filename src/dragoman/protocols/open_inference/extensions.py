@@ -1,17 +1,15 @@
-"""Parts of the Open Inference Protocol that REST and gRPC share: extensions, their parameters, response headers."""
+"""Parts of the Open Inference Protocol that REST and gRPC share: extensions and their parameters."""
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dragoman.core.calls import Infer, ModelDescription
-from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
-from dragoman.protocols.wire import Headers, Policy
-from dragoman.system.request_context import HEADER
+from dragoman.protocols.wire import Policy
 
 RESERVED = "triton_"
 # Triton: the request parameter that asks a stream to mark its last response.
@@ -130,43 +128,3 @@ def parse_output_region(parameters: Parameters, name: str, policy: Policy, canno
         if parameters.get("classification"):
             raise InvalidInput(f"{cannot_set_both} 'shared_memory_region' and 'classification'")
     return place
-
-
-# --- headers that a model sets -------------------------------------------------------------------------------
-
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110, 5.1: a token
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # no line break, which would start another header
-_RESERVED = re.compile(
-    r"(connection|keep-alive|te|trailer|upgrade|transfer-encoding|date|server|content-.*|inference-header-.*|vary)",
-    re.ASCII,
-)
-# gRPC: names that end in -bin have binary values, names that begin with grpc- are reserved.
-_METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)", re.ASCII)
-_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
-
-
-def check_headers(metadata: Mapping[str, str]) -> Headers:
-    """Return a model's headers with names in lower case, without x-request-id, which the server sends.
-
-    Raises InvalidOutput for one that is invalid or reserved.
-    """
-    headers = (_check_header(name, value) for name, value in metadata.items())
-    return tuple(header for header in headers if header[0] != HEADER)
-
-
-def check_metadata(metadata: Mapping[str, str]) -> Headers:
-    """Return a model's headers as gRPC metadata, whose names and values are more limited."""
-    headers = check_headers(metadata)
-    for name, value in headers:
-        if _METADATA_NAME.fullmatch(name) is None or _METADATA_VALUE.fullmatch(value) is None:
-            raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not valid as gRPC metadata")
-    return headers
-
-
-def _check_header(name: str, value: str) -> tuple[str, str]:
-    lower = name.lower()
-    if _NAME.fullmatch(lower) is None or _RESERVED.fullmatch(lower) is not None:
-        raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not one that a model may set")
-    if _VALUE.fullmatch(value) is None:
-        raise InvalidOutput(f"the model set the header {name!r} to a value with control characters")
-    return lower, value.strip()

@@ -40,6 +40,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
+from dragoman.protocols.custom_handlers import check_metadata
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference import shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
@@ -225,7 +226,7 @@ def _infer(policy: Policy, request: GrpcRequest) -> EngineCall[Any, bytes] | Eng
 def _format_infer(response: Response[Inference], options: GrpcOutputOptions) -> GrpcResult:
     message = format_infer_buffers(response, options)
     metadata = response.answer.metadata
-    return GrpcResponse(message, oip.check_metadata(metadata)) if metadata else message
+    return GrpcResponse(message, check_metadata(metadata)) if metadata else message
 
 
 def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference] | PreliminaryCall[ModelDescription]:

@@ -10,7 +10,6 @@ import msgspec
 from dragoman.core.calls import (
     Describe,
     DescribeServer,
-    Handle,
     Handled,
     Index,
     IndexEntry,
@@ -32,7 +31,6 @@ from dragoman.core.errors import (
     DragomanError,
     Forbidden,
     InvalidInput,
-    InvalidOutput,
     ModelNotFound,
     NotReady,
     NotSupported,
@@ -48,12 +46,12 @@ from dragoman.formats.model_config import config_json
 from dragoman.formats.raw import raw_from_tensor
 from dragoman.formats.shared_regions import require_regions
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
+from dragoman.protocols.custom_handlers import check_headers, handler_call
 from dragoman.protocols.open_inference import messages, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
-    check_headers,
     check_unload_parameters,
     metadata_tensors,
     parse_version_weights,
@@ -212,15 +210,7 @@ class OpenInferenceRest:
 
     def handle(self, http: HttpRequest) -> EngineCall[Handled, HttpResponse]:
         """A path that the model itself handles. Raises ModelNotFound if no model has a handler for it."""
-        call = Handle(
-            method=http.method,
-            path=http.path,
-            query=http.query,
-            content=bytes(http.body),
-            content_type=http.headers.get("content-type", ""),
-        )
-        metadata = self._policy.forwarded_headers(http.headers) if self._policy.forward_headers else {}
-        return EngineCall(Request(call, metadata=metadata), _format_handled)
+        return handler_call(http, self._policy)
 
     # --- health and metadata -------------------------------------------------------------------------------
 
@@ -357,15 +347,6 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
 
 def _format_event(response: HttpResponse) -> bytes:
     return b"data: " + b"".join(response.body) + b"\n\n"
-
-
-def _format_handled(response: Response[Handled]) -> HttpResponse:
-    handled = response.answer
-    if not 200 <= handled.status <= 599:
-        raise InvalidOutput(f"the model returned the status {handled.status}; expected 200 to 599")
-    content_type = handled.content_type.replace("\r", "").replace("\n", "")
-    headers = (("content-type", content_type),) if content_type else ()
-    return HttpResponse(handled.status, (handled.content,), headers + check_headers(handled.metadata))
 
 
 @lru_cache(maxsize=512)

@@ -1,90 +1,133 @@
 """Custom handlers of MLServer models: arguments from a request, and the response from the result.
 
 The rules are those of FastAPI, which MLServer uses: path parameters come from the path, single values from the query,
-anything else from the JSON body.
+anything else from the JSON body. Markers of FastAPI (`Body`, `Query`, `Path`, `Header`, `Depends`) say otherwise.
 """
 
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import orjson
 
+from dragoman.compat.mlserver.handlers import POLICY, PlainRequest, parse_body
 from dragoman.core.calls import Handle, Handled, Request
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.core.type_aliases import without_aliases
-from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
-from dragoman.formats.policy import Policy
 
-_POLICY = Policy()
+Source = Literal["request", "path", "query", "header", "body", "depends"]
+_SOURCES: tuple[Source, ...] = ("path", "query", "header", "depends")
+_FASTAPI = "fastapi.params"
+# The types of the marks of a default that is missing, in Pydantic 2 and 1.
+_UNDEFINED_NAMES = ("PydanticUndefinedType", "UndefinedType")
 _SINGLE = (str, int, float, bool)
 _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a handler: where its value comes from, and under which name.
+
+    `embed`: the value is a member of the body, even if no other parameter comes from the body.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    source: Source
+    key: str
+    embed: bool = False
+    dependency: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, parameter: inspect.Parameter, hint: Any, path: Container[str]) -> "Parameter":
+        """Return a parameter by its annotation and default, which may be markers of FastAPI such as `Body(...)`."""
+        name, default = parameter.name, parameter.default
+        markers = [default, *getattr(hint, "__metadata__", ())]
+        hint = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+        marker = next((each for each in markers if type(each).__module__ == _FASTAPI), None)
+        if marker is None:
+            return cls(name, hint, default, _source(name, hint, path), name)
+        if default is marker:
+            default = getattr(marker, "default", inspect.Parameter.empty)
+            default = (
+                inspect.Parameter.empty if default is ... or type(default).__name__ in _UNDEFINED_NAMES else default
+            )
+        kind = type(marker).__name__.lower()
+        source: Source = next((each for each in _SOURCES if each == kind), "body")
+        key = getattr(marker, "alias", None) or name
+        if source == "header" and key == name and getattr(marker, "convert_underscores", True):
+            key = name.replace("_", "-")
+        dependency = getattr(marker, "dependency", None) or (hint if source == "depends" else None)
+        return cls(name, hint, default, source, key, bool(getattr(marker, "embed", None)), dependency)
+
+
+def _source(name: str, hint: Any, path: Container[str]) -> Source:
+    if getattr(hint, "__name__", "") in ("Request", PlainRequest.__name__):
+        return "request"
+    if name in path:
+        return "path"
+    return "query" if all(kind in (*_SINGLE, type(None)) for kind in _kinds(hint)) else "body"
 
 
 class Handler:
     """A method, `async` or not, that answers at a path."""
 
     def __init__(self, method: Callable[..., Any], path: str) -> None:
-        self._method = method
-        self._path = {part[1:-1] for part in path.split("/") if part.startswith("{")}
-        hints = _hints(method)
-        self._parameters = [
-            (p.name, hints.get(p.name, Any), p.default)
-            for p in inspect.signature(method).parameters.values()
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        self._bodies = [name for name, hint, _ in self._parameters if self._source(name, hint) == "body"]
+        names = frozenset(part[1:-1] for part in path.split("/") if part.startswith("{"))
+        self._method = Arguments(method, names)
 
     async def answer(self, request: Request[Handled]) -> Handled:
         """Call the method. Raises InvalidInput naming the argument that is missing or invalid."""
+        return _to_handled(await self._method.call(request))
+
+
+class Arguments:
+    """A function whose arguments come from a request."""
+
+    def __init__(self, function: Callable[..., Any], path: Container[str]) -> None:
+        self._function = function
+        hints = _hints(function)
+        self._parameters = [
+            Parameter.of(p, hints.get(p.name, Any), path)
+            for p in inspect.signature(function).parameters.values()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        self._dependencies = {
+            p.name: Arguments(p.dependency, path) for p in self._parameters if p.dependency is not None
+        }
+        bodies = [p for p in self._parameters if p.source == "body"]
+        self._has_body = bool(bodies)
+        self._is_whole_body = len(bodies) == 1 and not bodies[0].embed
+
+    async def call(self, request: Request[Handled]) -> Any:
+        """Call the function, after its dependencies. Raises InvalidInput."""
         call = request.call
         assert isinstance(call, Handle)
-        query = dict(parse_qsl(call.query, keep_blank_values=True))
-        body = _json(call.content) if self._bodies else None
-        arguments = {}
-        for name, hint, default in self._parameters:
-            match self._source(name, hint):
-                case "request":
-                    arguments[name] = _request(hint, call, request.metadata)
-                    continue
-                case "path":
-                    given = call.params.get(name)
-                case "query":
-                    given = query.get(name)
-                case _:
-                    given = body if len(self._bodies) == 1 else _member(body, name)
-            arguments[name] = _value(name, given, hint, default)
-        result = self._method(**arguments)
-        return _to_handled(await result if inspect.isawaitable(result) else result)
-
-    def _source(self, name: str, hint: Any) -> str:
-        if getattr(hint, "__name__", "") == "Request":
-            return "request"
-        if name in self._path:
-            return "path"
-        return "query" if all(kind in (*_SINGLE, type(None)) for kind in _kinds(hint)) else "body"
-
-
-class PlainRequest:
-    """The request object for handlers whose annotation names a framework that is not installed."""
-
-    def __init__(self, call: Handle, metadata: Mapping[str, str]) -> None:
-        self.method = call.method
-        self.headers = {"content-type": call.content_type, **metadata}
-        self.path_params = dict(call.params)
-        self.query_params = dict(parse_qsl(call.query, keep_blank_values=True))
-        self._content = call.content
-
-    async def body(self) -> bytes:
-        return self._content
-
-    async def json(self) -> Any:
-        return _json(self._content)
+        sources: dict[str, Mapping[str, Any]] = {
+            "path": call.params,
+            "query": dict(parse_qsl(call.query, keep_blank_values=True)),
+            "header": {"content-type": call.content_type, **request.metadata},
+        }
+        body = parse_body(call.content) if self._has_body else None
+        arguments: dict[str, Any] = {}
+        for p in self._parameters:
+            if p.source == "request":
+                arguments[p.name] = _request(p.hint, call, request.metadata)
+            elif p.name in self._dependencies:
+                arguments[p.name] = await self._dependencies[p.name].call(request)
+            else:
+                whole = p.source == "body" and self._is_whole_body
+                given = body if whole else _member(sources.get(p.source, body), p.key)
+                arguments[p.name] = _value(p.name, given, p.hint, p.default)
+        result = self._function(**arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 # --- in ------------------------------------------------------------------------------------------------------
@@ -92,17 +135,13 @@ class PlainRequest:
 
 def _hints(method: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return {name: without_aliases(hint) for name, hint in get_type_hints(method).items()}
+        return {name: without_aliases(hint) for name, hint in get_type_hints(method, include_extras=True).items()}
     except (NameError, TypeError):  # an annotation that exists only for type checkers
         return {}
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _json(content: bytes) -> Any:
-    return parse_json(content, _POLICY) if content.strip() else None
 
 
 def _member(body: Any, name: str) -> Any:
@@ -174,7 +213,7 @@ def _bounded_request_class(request_class: Any) -> Any:
 
     class BoundedRequest(request_class):  # type: ignore[misc]
         async def json(self) -> Any:
-            check_json(await self.body(), _POLICY)
+            check_json(await self.body(), POLICY)
             return await super().json()
 
     return BoundedRequest

@@ -267,6 +267,9 @@ class LibraryModel(MLServerModel):
     def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         return _complete(super().infer(request))
 
+    def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
+        return _complete(super().handle(request))
+
 
 def _complete(coroutine: Coroutine[Any, Any, A]) -> A:
     """Return the result of a coroutine that never waits."""

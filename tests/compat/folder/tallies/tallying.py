@@ -1,12 +1,17 @@
 # mypy: ignore-errors
 """A model with paths of its own."""
 
-from typing import Optional
+from typing import Annotated, Optional
 
+from fastapi import Body, Depends, Header, Query
 from mlserver import MLModel, log, register
 from mlserver.handlers import custom_handler
 from mlserver.types import InferenceRequest, InferenceResponse
 from starlette.requests import Request
+
+
+async def _first_byte(request: Request, unit: str = "m") -> str:
+    return f"{(await request.body())[:1].decode()}{unit}"
 
 
 class Tallies(MLModel):
@@ -33,6 +38,20 @@ class Tallies(MLModel):
     @custom_handler(rest_path="/request-body")
     async def request_body(self, request: Request) -> list:
         return [request.method, request.query_params["unit"], sum(await request.json())]
+
+    @custom_handler(rest_path="/length")
+    async def length(self, length: int = Body(...)) -> int:
+        return length
+
+    @custom_handler(rest_path="/marked")
+    async def marked(
+        self,
+        rows: Annotated[list, Body(embed=True)],
+        limit: int = Query(3, alias="max"),
+        content_type: str = Header(),
+        start: str = Depends(_first_byte),
+    ) -> list:
+        return [rows[:limit], content_type, start]
 
     @custom_handler(rest_path="/broken")
     async def broken(self, payload: dict) -> dict:

@@ -1,0 +1,200 @@
+"""MLflow's scoring protocol: the answers of `/invocations` are those of MLflow's own scoring server."""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import dragoman
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+pyfunc = pytest.importorskip("mlflow.pyfunc")
+models = pytest.importorskip("mlflow.models")
+types = pytest.importorskip("mlflow.types")
+
+JSON = "application/json"
+
+
+def _save(folder: Path, name: str, function: Any, signature: Any = None) -> None:
+    with warnings.catch_warnings(record=True):  # about type hints and examples
+        warnings.simplefilter("ignore", UserWarning)
+
+        class Wrapped(pyfunc.PythonModel):  # type: ignore[misc, name-defined]
+            def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+                return function(model_input, params or {})
+
+        path = folder / name
+        pyfunc.save_model(str(path), python_model=Wrapped(), signature=signature, pip_requirements=[])
+
+
+def _table(data: Any, params: dict[str, Any]) -> Any:
+    data["sum"] = data["a"] * params["factor"] + data["b"]
+    return data
+
+
+def _sums(data: Any, _: dict[str, Any]) -> Any:
+    return data.sum(axis=-1)
+
+
+def _quotient(data: Any, _: dict[str, Any]) -> Any:
+    return (data["a"] / data["b"]).to_numpy()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mlflow")
+    columns = types.Schema([types.ColSpec(kind, name) for kind, name in (("long", "a"), ("double", "b"))])
+    text = types.ColSpec("string", "c", required=False)
+    params = types.ParamSchema([types.ParamSpec("factor", "long", 2)])
+    table = models.ModelSignature(inputs=types.Schema([*columns.inputs, text]), params=params)
+    _save(folder, "table", _table, table)
+    import numpy as np
+
+    tensor = types.Schema([types.TensorSpec(np.dtype("float32"), (-1, 3))])
+    _save(folder, "tensor", _sums, models.ModelSignature(inputs=tensor))
+    _save(folder, "quotient", _quotient)
+    place = folder / "of_mlserver"
+    place.mkdir()
+    settings = {"name": "of_mlserver", "implementation": "mlserver_mlflow.MLflowRuntime"}
+    settings["parameters"] = {"uri": str(folder / "table")}  # type: ignore[assignment]
+    (place / "model-settings.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Iterator[TestClient]:
+    with TestClient(dragoman.asgi(str(folder), allow_pickle=True, placement="thread")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> dict[str, TestClient]:
+    """Clients of MLflow's server, which serves one model."""
+    from mlflow.pyfunc import scoring_server
+
+    names = ("table", "tensor", "quotient")
+    clients = {name: TestClient(scoring_server.init(pyfunc.load_model(str(folder / name)))) for name in names}
+    return {**clients, "of_mlserver": clients["table"]}
+
+
+TABLE = {"columns": ["a", "b", "c"], "data": [[1, 0.5, "x"], [2, 1.5, None]]}
+RECORDS = [{"a": 1, "b": 0.5, "c": "x"}, {"a": 2, "b": 1.5}]
+SPLIT = {"columns": ["a", "b"], "data": [[1, 2], [0, 0]]}
+
+
+@pytest.mark.parametrize("model", ["table", "of_mlserver"])
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        (JSON, {"dataframe_split": TABLE}, [2.5, 5.5]),
+        (JSON, {"dataframe_split": TABLE, "params": {"factor": 10}}, [10.5, 21.5]),
+        ("application/json; charset=utf-8", {"dataframe_records": RECORDS}, [2.5, 5.5]),
+        (JSON, {"instances": RECORDS[:1]}, [2.5]),
+        (JSON, {"inputs": {"a": [1, 2], "b": [0.5, 1.5]}}, [2.5, 5.5]),
+        ("text/csv", "a,b,c\n1,0.5,x\n2,1.5,\n", [2.5, 5.5]),
+        ("text/csv;charset=utf-8", "b,a\n0.5,1\n", [2.5]),
+    ],
+)
+def test_tables(
+    ours: TestClient, theirs: dict[str, TestClient], model: str, kind: str, body: Any, expected: list[float]
+) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    answer = ours.post(f"/models/{model}/invocations", content=content, headers={"content-type": kind})
+    wanted = theirs[model].post("/invocations", content=content, headers={"content-type": kind})
+    values = json.loads(wanted.text, parse_constant=lambda _: None)  # MLflow sends NaN, which is not JSON
+    assert (answer.status_code, answer.json()) == (wanted.status_code, values)
+    assert [row["sum"] for row in answer.json()["predictions"]] == expected
+
+
+@pytest.mark.parametrize("body", [{"instances": [[1, 2, 3]]}, {"inputs": [[1, 2, 3], [0.5, 0, 0]]}])
+def test_arrays(ours: TestClient, theirs: dict[str, TestClient], body: Any) -> None:
+    answer = ours.post("/invocations", json=body, headers={"model_name": "tensor"})
+    wanted = theirs["tensor"].post("/invocations", json=body)
+    assert (answer.status_code, answer.json()) == (200, wanted.json())
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "status"),
+    [
+        (JSON, '{"dataframe_split": {"columns": ["a"], "data": [[1]]}}', 400),
+        (JSON, '{"dataframe_split": 1}', 400),
+        (JSON, '{"rows": [[1]]}', 400),
+        (JSON, '{"instances": [], "inputs": []}', 400),
+        (JSON, "[1]", 400),
+        (JSON, '{"inputs"', 400),
+        (JSON, b"\xff", 400),
+        (JSON, '{"inputs": {"a": ["x"], "b": [1]}}', 400),
+        (JSON, '{"inputs": {"a": [1], "b": [1]}, "params": {"factor": "x"}}', 400),
+        ("application/json; charset=latin-1", "{}", 415),
+        ("application/json; format=pandas-split", "{}", 415),
+        ("text/csv", "", 400),
+    ],
+)
+def test_errors(ours: TestClient, theirs: dict[str, TestClient], kind: str, content: str | bytes, status: int) -> None:
+    answer = ours.post("/models/table/invocations", content=content, headers={"content-type": kind})
+    wanted = theirs["table"].post("/invocations", content=content, headers={"content-type": kind})
+    assert answer.status_code == wanted.status_code == status
+    if status == 415:
+        assert answer.text == wanted.text
+        return
+    assert answer.json()["error_code"] == wanted.json()["error_code"]
+    assert answer.json()["message"]
+    assert "Traceback" not in answer.text
+
+
+def test_errors_of_a_model_have_no_traceback(ours: TestClient, theirs: dict[str, TestClient]) -> None:
+    answer = ours.post("/models/quotient/invocations", json={"dataframe_records": [{"a": 1}]})
+    wanted = theirs["quotient"].post("/invocations", json={"dataframe_records": [{"a": 1}]})
+    assert "stack_trace" in wanted.json()
+    assert answer.status_code == wanted.status_code == 400
+    assert answer.json() == {name: wanted.json()[name] for name in ("error_code", "message")}
+
+
+def test_limits(ours: TestClient) -> None:
+    number = "9" * 5000
+    for value in ("[" * 5000 + "]" * 5000, f"[{number}]"):
+        content = f'{{"inputs": {value}}}'
+        answer = ours.post("/models/table/invocations", content=content, headers={"content-type": JSON})
+        assert answer.status_code == 400, answer.text
+    parquet = {"content-type": "application/vnd.apache.parquet"}
+    assert ours.post("/models/table/invocations", content=b"PAR1", headers=parquet).status_code == 415
+
+
+def test_predictions_that_json_does_not_have(ours: TestClient) -> None:
+    answer = ours.post("/models/quotient/invocations", json={"dataframe_split": {**SPLIT, "data": [[1, 2], [0, 0]]}})
+    assert (answer.status_code, answer.json()) == (200, {"predictions": [0.5, None]})
+    answer = ours.post("/models/quotient/invocations", json={"dataframe_split": {**SPLIT, "data": [[1, 0]]}})
+    assert (answer.status_code, answer.json()["error_code"]) == (500, "INTERNAL_ERROR")
+    assert "infinite" in answer.json()["message"]
+
+
+def test_other_formats_are_those_of_arrays(ours: TestClient) -> None:
+    body = {"inputs": [[1, 2, 3]]}
+    answer = ours.post("/models/tensor/invocations", json=body, headers={"accept": "text/csv"})
+    assert (answer.status_code, answer.text) == (200, "6.0\n")
+
+
+def test_the_client_of_mlflow(ours: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas
+    from mlflow.pyfunc.scoring_server import client as mlflow_client
+
+    class Requests:  # over our application instead of a socket
+        @staticmethod
+        def get(url: str) -> Any:
+            return ours.get(url)
+
+        @staticmethod
+        def post(url: str, data: str, headers: Any) -> Any:
+            return ours.post(url, content=data, headers={**headers, "model_name": "table"})
+
+    monkeypatch.setattr(mlflow_client, "requests", Requests)
+    client = mlflow_client.ScoringServerClient("testserver", 80)
+    client.ping()
+    assert client.get_version()
+    frame = pandas.DataFrame(RECORDS)[["a", "b"]]
+    assert client.invoke(frame, params={"factor": 1}).get_predictions()["sum"].tolist() == [1.5, 3.5]
