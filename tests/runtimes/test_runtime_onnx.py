@@ -119,6 +119,17 @@ def test_invalid_files_are_rejected(tmp_path: Path) -> None:
         _load(tmp_path / "model.onnx")
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_a_provider_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime lists a provider of its build even where the provider's libraries are missing."""
+    listed = ["CUDAExecutionProvider", *onnxruntime.get_available_providers()]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
+    _graph(tmp_path / "m.onnx", TensorProto.FLOAT, [1])
+    spec = ModelSpec(name="m", uri=str(tmp_path / "m.onnx"), parameters={"providers": ["cuda", "cpu"]})
+    with pytest.raises(ModelFailed, match="execution provider 'CUDAExecutionProvider' cannot be started"):
+        OnnxModel(spec).load()
+
+
 def test_execution_providers_and_options(tmp_path: Path) -> None:
     _graph(tmp_path / "m.onnx", TensorProto.FLOAT, [1])
 

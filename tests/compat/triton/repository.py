@@ -52,6 +52,8 @@ def write_repository(root: Path) -> None:
     write(root / "bls" / "1" / "model.py", BLS)
     write(root / "repeat" / "config.pbtxt", REPEAT_CONFIG)
     write(root / "repeat" / "1" / "model.py", REPEAT)
+    write(root / "widths" / "config.pbtxt", WIDTHS_CONFIG)
+    write(root / "widths" / "1" / "model.py", WIDTHS)
     (root / "ensemble" / "1").mkdir(parents=True)
     write(root / "ensemble" / "config.pbtxt", f'platform: "ensemble"\nmax_batch_size: 8\n{ADD_SUB}{STEPS}')
 
@@ -83,6 +85,8 @@ class TritonPythonModel:
         self.version, self.warm = args["model_version"], 0
 
     def execute(self, requests):
+        if any((request.inputs()[0].as_numpy() == 91).any() for request in requests):
+            return []
         return [self.respond(request, len(requests)) for request in requests]
 
     def respond(self, request, count):
@@ -96,6 +100,10 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("no 77", pb_utils.TritonError.INVALID_ARG))
         if (a == 88).any():
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a.astype("float32"))])
+        if (a == 89).any():
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a[:, :3])])
+        if (a == 90).any():
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OTHER", a)])
         seen = {
             "count": count, "id": request.request_id(), "wanted": ",".join(request.requested_output_names()),
             "given": request.parameters(), "warm": self.warm, "version": self.version,
@@ -148,6 +156,8 @@ class TritonPythonModel:
     in the server's process."""
 
     def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy()[0] == -1:
+            return []
         for request in requests:
             threading.Thread(target=self.send, args=(request,)).start()
 
@@ -156,6 +166,25 @@ class TritonPythonModel:
         for n in request.inputs()[0].as_numpy():
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([n], np.int32))]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+'''
+WIDTHS_CONFIG = """
+backend: "python"
+max_batch_size: 8
+dynamic_batching { max_queue_delay_microseconds: 50000 }
+input { name: "INPUT0" data_type: TYPE_INT32 dims: -1 }
+output { name: "WIDTHS" data_type: TYPE_INT32 dims: -1 }
+"""
+WIDTHS = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """Returns the widths of all requests of its list. InferenceRequest.exec( as above."""
+
+    def execute(self, requests):
+        widths = np.array([[len(request.inputs()[0].as_numpy()[0]) for request in requests]], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("WIDTHS", widths)]) for _ in requests]
 '''
 STEPS = """
 ensemble_scheduling {

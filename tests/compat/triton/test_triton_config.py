@@ -1,16 +1,19 @@
 """`config.pbtxt`: errors name file, line and field; the model file must agree; what is not honoured is logged."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+import dragoman
 from compat.triton.repository import ADD_SUB, write, write_add_sub
-from dragoman.core.calls import Infer
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
+from dragoman.core.calls import Describe, Infer, Request, States
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
@@ -208,6 +211,60 @@ def test_a_fixed_first_axis_is_no_batch(tmp_path: Path) -> None:
         loaded(spec_of(tmp_path, config))
 
 
+def test_an_output_needs_the_rows_of_the_request(tmp_path: Path) -> None:
+    shape = ["N", 4]
+    names = (
+        helper.make_tensor_value_info("X", TensorProto.INT32, shape),
+        helper.make_tensor_value_info("Y", TensorProto.INT32, ["M", 4]),
+    )
+    node = helper.make_node("Concat", ["X", "X"], ["Y"], axis=0)
+    graph = helper.make_graph([node], "g", [names[0]], [names[1]])
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    opset = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m" / "1" / "model.onnx")
+    model: Any = loaded(spec_of(tmp_path, ONNX))
+    with pytest.raises(InvalidOutput, match="output 'Y': expected 2 rows, got 4"):
+        model.infer(Infer({"X": Tensor.of(np.ones((2, 4), np.int32))}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("TYPE_INT32", "TYPE_INT64"), "step 'simple': inconsistent data type of tensor 'IN': INT64 and INT32"),
+        (("dims: 4", "dims: 5"), "step 'simple': inconsistent shape of tensor 'IN': [-1, 5] and [-1, 4]"),
+        (('input_map { key: "INPUT1" value: "IN" }', ""), "step 'simple': its input 'INPUT1' is not in input_map"),
+        (('key: "INPUT1"', 'key: "OTHER"'), "step 'simple': it has no input 'OTHER'"),
+        (('key: "OUTPUT0"', 'key: "OTHER"'), "step 'simple': it has no output 'OTHER'"),
+        (('model_name: "simple"', 'model_name: "none"'), "step 'none': model not found"),
+    ],
+)
+async def test_an_ensemble_must_agree_with_its_steps(
+    tmp_path: Path, change: tuple[str, str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_add_sub(tmp_path / "simple" / "1" / "model.onnx")
+    write(tmp_path / "simple" / "config.pbtxt", ONNX + ADD_SUB)
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    write(tmp_path / "e" / "config.pbtxt", ENSEMBLE.replace(*change))
+    async with dragoman.open_engine(tmp_path) as engine:
+        with suppress(DragomanError):
+            await engine.call(Request(Describe(), "e"))
+        (entry,) = [e for e in (await engine.call(Request(States()))).answer if e.name == "e"]
+    assert (entry.state, message in entry.reason) == ("UNAVAILABLE", True), entry.reason
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_INT32 dims: 4 }
+output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
+ensemble_scheduling { step {
+  model_name: "simple" model_version: -1
+  input_map { key: "INPUT0" value: "IN" } input_map { key: "INPUT1" value: "IN" }
+  output_map { key: "OUTPUT0" value: "OUT" }
+} }
+"""
+
+
 def test_names_and_shapes_are_those_of_the_configuration(tmp_path: Path) -> None:
     config = (ONNX + ADD_SUB).replace("dims: [ 4 ]", "dims: [ 2, 2 ] reshape { shape: [ 4 ] }")
     model = load(tmp_path, config)
@@ -280,5 +337,8 @@ def test_torchscript_names_by_position(tmp_path: Path) -> None:
     )
     with pytest.raises(DragomanError, match="output 'OUTPUT__1': expected datatype FP64, got FP32"):
         wrong.infer(Infer({"INPUT__1": Tensor.of(b), "INPUT__0": Tensor.of(a)}))
+    wide: Any = loaded(spec_of(tmp_path, config.replace("FP32 dims: [ 4 ] }\n]", "FP32 dims: [ 5 ] }\n]")))
+    with pytest.raises(InvalidOutput, match=r"output 'OUTPUT__0': expected shape \[-1, 5\], got \[2, 4\]"):
+        wide.infer(Infer({"INPUT__1": Tensor.of(b), "INPUT__0": Tensor.of(a)}))
     with pytest.raises(InvalidInput, match="batch-size must be <= 4 for 'm'"):
         model.infer(Infer({"INPUT__1": Tensor.of(np.ones((5, 4), np.float32))}))

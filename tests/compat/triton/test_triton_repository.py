@@ -138,6 +138,9 @@ def test_requests_come_together_and_stay_apart(served: ServerProcess) -> None:
         (66, "Failed to process the request(s) for model 'py', message: TritonModelException: 66 is too much"),
         (77, "no 77"),
         (88, "model 'py' failed: output 'OUTPUT0': expected datatype INT32, got FP32"),
+        (89, "output 'OUTPUT0': expected shape [-1, 4], got [1, 3]"),
+        (90, "output 'OTHER' is not in 'config.pbtxt'"),
+        (91, "Number of InferenceResponse objects do not match the number of InferenceRequest objects"),
     ],
 )
 def test_errors_of_a_python_model(served: ServerProcess, value: int, text: str) -> None:
@@ -145,6 +148,24 @@ def test_errors_of_a_python_model(served: ServerProcess, value: int, text: str) 
         infer(served, "py", np.full((1, 4), value, np.int32), B[:1])
     assert text in str(error.value)
     assert "Traceback" not in str(error.value)
+
+
+def test_a_requested_output_that_a_python_model_lacks(served: ServerProcess) -> None:
+    with pytest.raises(InferenceServerException, match=r"unexpected inference output 'NONE' for model 'py'"):
+        infer(served, "py", outputs=[triton_http.InferRequestedOutput("NONE")])
+
+
+def test_lists_have_requests_of_equal_shapes(served: ServerProcess) -> None:
+    def widths(width: int) -> list[int]:
+        tensor = triton_http.InferInput("INPUT0", [1, width], "INT32")
+        tensor.set_data_from_numpy(np.zeros((1, width), np.int32))
+        with connect(triton_http, served) as client:
+            return client.infer("widths", [tensor]).as_numpy("WIDTHS")[0].tolist()  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(widths, [2, 3] * 12))
+    assert [set(found) for found in results] == [{2}, {3}] * 12
+    assert max(map(len, results)) > 1
 
 
 def test_errors_of_calls_between_models(served: ServerProcess) -> None:
@@ -156,14 +177,27 @@ def test_errors_of_calls_between_models(served: ServerProcess) -> None:
         infer(served, "ensemble", np.full((1, 4), 70, np.int32), np.full((1, 4), 7, np.int32))
 
 
-def test_a_decoupled_model_streams(served: ServerProcess) -> None:
+def stream(process: ServerProcess, model: str, name: str, values: list[int], count: int) -> list[Any]:
+    """Return the first `count` responses of a decoupled model over gRPC, each the list of its only output or an error."""
     responses: queue.Queue[Any] = queue.Queue()
-    tensor = triton_grpc.InferInput("IN", [3], "INT32")
-    tensor.set_data_from_numpy(np.array([4, 5, 6], np.int32))
-    with connect(triton_grpc, served) as client:
-        client.start_stream(lambda result, error: responses.put(error or result.as_numpy("OUT").tolist()))
-        client.async_stream_infer("repeat", [tensor])
-        assert [responses.get(timeout=30) for _ in range(3)] == [[4], [5], [6]]
-        client.stop_stream()
+    tensor = triton_grpc.InferInput(name, [len(values)], "INT32")
+    tensor.set_data_from_numpy(np.array(values, np.int32))
+    with connect(triton_grpc, process) as client:
+        client.start_stream(lambda result, error: responses.put(error or result))
+        client.async_stream_infer(model, [tensor])
+        try:
+            found = [responses.get(timeout=30) for _ in range(count)]
+        finally:
+            client.stop_stream(cancel_requests=True)
+    return [
+        each if isinstance(each, Exception) else each.as_numpy(each.get_response().outputs[0].name).tolist()
+        for each in found
+    ]
+
+
+def test_a_decoupled_model_streams(served: ServerProcess) -> None:
+    assert stream(served, "repeat", "IN", [4, 5, 6], 3) == [[4], [5], [6]]
+    (error,) = stream(served, "repeat", "IN", [-1], 1)
+    assert "using the decoupled mode and the execute function must return None" in str(error)
     _, config, _ = served.request("GET", "/v2/models/repeat/config")
     assert config["model_transaction_policy"] == {"decoupled": True}
