@@ -24,6 +24,9 @@ class SequenceOptions:
         int, Option("live sequences, also those that wait for a slot; others get 503", least=1)
     ] = 1024
     idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", least=0.001)] = 60.0
+    ids: Annotated[
+        Literal["any", "integer", "text"], Option("type of sequence_id that requests need; others are rejected")
+    ] = "any"
 
 
 class SequenceStep(msgspec.Struct):

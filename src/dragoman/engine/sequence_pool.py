@@ -154,7 +154,7 @@ class SequencePool:
 
     def _join(self, request: Request[Any], stream_ended: asyncio.Event | None) -> tuple[LiveSequence, SequenceTurn]:
         """Add a request to its sequence. Raises InvalidInput, or Overloaded if there are too many sequences."""
-        call, step = pop_step(request.call, self._spec.name)  # type: ignore[arg-type]
+        call, step = pop_step(request.call, self._spec.name, self._options.ids)  # type: ignore[arg-type]
         if self.max_rows and any(tensor.shape[:1] != (1,) for tensor in call.inputs.values()):
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self._spec.name))
         sequence = self._sequences.get(step.id)

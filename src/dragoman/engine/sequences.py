@@ -22,10 +22,10 @@ _PARAMETERS = "sequence_id", "sequence_start", "sequence_end"
 _MAX_ID_BYTES = 128
 
 
-def pop_step(call: Infer, model: str) -> tuple[Infer, SequenceStep]:
+def pop_step(call: Infer, model: str, ids: str = "any") -> tuple[Infer, SequenceStep]:
     """Return the call without Triton's parameters of sequences, and the step that they describe.
 
-    Raises InvalidInput if they are invalid or there is no id.
+    ids: `any`, `integer` or `text`. Raises InvalidInput if they are invalid or there is no id.
     """
     parameters = dict(call.parameters)
     id_, start, end = (parameters.pop(name, False) for name in _PARAMETERS)
@@ -33,6 +33,10 @@ def pop_step(call: Infer, model: str) -> tuple[Infer, SequenceStep]:
         raise InvalidInput(error_texts.missing_sequence_id(model))
     if isinstance(id_, bool) or not isinstance(id_, int | str) or (isinstance(id_, int) and id_ < 0):
         raise InvalidInput(f"parameter 'sequence_id': expected a positive integer or text, got {id_!r}")
+    if ids != "any" and isinstance(id_, str) != (ids == "text"):
+        got = "text" if isinstance(id_, str) else "an integer"
+        expected = "text" if ids == "text" else "an integer"
+        raise InvalidInput(f"parameter 'sequence_id': expected {expected} for model '{model}', got {got}")
     if isinstance(id_, str) and len(id_.encode()) > _MAX_ID_BYTES:
         raise InvalidInput(error_texts.LONG_SEQUENCE_ID)
     return structs.replace(call, parameters=parameters), SequenceStep(id_, _flag("start", start), _flag("end", end))

@@ -83,7 +83,6 @@ def call(*arrays: Any) -> Infer:
         ('model_warmup { name: "w" batch_size: 5 }', 2, "field 'model_warmup[0].batch_size': expected 1 to 1, got 5"),
         ('default_model_filename: "../x.onnx"', 2, "expected the name of a file in the version folder"),
         ('model_operations { op_library_filename: "a.so" }', 2, "libraries of operators are not loaded"),
-        ("sequence_batching { }", 2, "field 'sequence_batching': sequences are not supported"),
         ("batch_input { kind: BATCH_ELEMENT_COUNT }", 2, "field 'batch_input'"),
     ],
 )

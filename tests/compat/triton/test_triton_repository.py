@@ -178,7 +178,7 @@ def test_errors_of_calls_between_models(served: ServerProcess) -> None:
 
 
 def stream(process: ServerProcess, model: str, name: str, values: list[int], count: int) -> list[Any]:
-    """Return the first `count` responses of a decoupled model over gRPC, each the list of its only output or an error."""
+    """Return the first `count` responses of a decoupled model over gRPC, each the list of its output or an error."""
     responses: queue.Queue[Any] = queue.Queue()
     tensor = triton_grpc.InferInput(name, [len(values)], "INT32")
     tensor.set_data_from_numpy(np.array(values, np.int32))

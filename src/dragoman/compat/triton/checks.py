@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dragoman.compat.triton.backends import ENSEMBLE, Backend
+from dragoman.compat.triton.backends import ENSEMBLE, PYTHON, Backend
 from dragoman.formats.model_config import ConfigFile
 
 
@@ -21,6 +21,8 @@ def check_config(file: ConfigFile, backend: Backend) -> None:
             raise file.error(f"instance_group[{number}].count", f"expected 1 or more, got {group.count}")
     for number, warmup in enumerate(config.model_warmup):
         _check_warmup(file, f"model_warmup[{number}]", warmup)
+    if config.HasField("sequence_batching"):
+        _check_sequences(file, backend)
     if backend.runtime == ENSEMBLE:
         _check_ensemble(file)
 
@@ -95,6 +97,77 @@ def _check_warmup(file: ConfigFile, path: str, warmup: Any) -> None:
             raise file.error(where, f"'{name}': expected a data_type and dims from 1")
         if given.WhichOneof("input_data_type") is None:
             raise file.error(where, f"'{name}': expected zero_data, random_data or input_data_file")
+
+
+# --- sequences -------------------------------------------------------------------------------------------
+
+_TWO_VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+
+
+def _check_sequences(file: ConfigFile, backend: Backend) -> None:
+    config, batching = file.message, file.message.sequence_batching
+    names = {tensor.name for tensor in config.input}
+    kinds: set[int] = set()
+    for number, table in enumerate(batching.control_input):
+        path = f"sequence_batching.control_input[{number}]"
+        _check_new_name(file, f"{path}.name", table.name, names)
+        if len(table.control) != 1:
+            raise file.error(f"{path}.control", f"expected one control of '{table.name}', got {len(table.control)}")
+        _check_control(file, f"{path}.control", table.control[0], kinds)
+    if batching.state and backend.runtime == PYTHON:
+        raise file.error("sequence_batching.state", "not supported by Python models: keep it by its correlation_id()")
+    for number, state in enumerate(batching.state):
+        path = f"sequence_batching.state[{number}]"
+        _check_new_name(file, f"{path}.input_name", state.input_name, names)
+        if not state.output_name:
+            raise file.error(f"{path}.output_name", "expected the name of the output that is the next state")
+        if not state.data_type or not state.dims or not all(map(_is_dim, state.dims)):
+            raise file.error(path, f"'{state.input_name}': expected a data_type and dims from 1, or -1 for any length")
+        _check_initial_state(file, f"{path}.initial_state", state)
+
+
+def _check_new_name(file: ConfigFile, path: str, name: str, names: set[str]) -> None:
+    if not name:
+        raise file.error(path, "expected the name of an input of the model")
+    if name in names:
+        raise file.error(path, f"expected unique names, got '{name}' twice")
+    names.add(name)
+
+
+def _check_control(file: ConfigFile, path: str, control: Any, kinds: set[int]) -> None:
+    if control.kind in kinds:
+        raise file.error(f"{path}.kind", f"expected each kind once, got {_enum_name(control, 'kind')} twice")
+    kinds.add(control.kind)
+    if control.kind == control.CONTROL_SEQUENCE_CORRID:
+        kind = _enum_name(control, "data_type")
+        if kind not in _ID_TYPES:
+            raise file.error(f"{path}.data_type", f"expected one of {', '.join(_ID_TYPES)}, got {kind}")
+        return
+    given = [name for name in _TWO_VALUES if len(getattr(control, name))]
+    if len(given) != 1 or len(getattr(control, given[0])) != 2:
+        raise file.error(path, "expected two values, as int32_false_true: [ 0, 1 ]")
+
+
+def _enum_name(message: Any, field: str) -> str:
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return str(values[getattr(message, field)].name)
+
+
+def _check_initial_state(file: ConfigFile, path: str, state: Any) -> None:
+    if len(state.initial_state) > 1:
+        raise file.error(path, f"expected one initial state, got {len(state.initial_state)}")
+    for initial in state.initial_state:
+        if initial.data_type and initial.data_type != state.data_type:
+            raise file.error(f"{path}.data_type", f"expected that of the state '{state.input_name}'")
+        if len(initial.dims) != len(state.dims) or any(
+            n < 1 or wanted not in (-1, n) for n, wanted in zip(initial.dims, state.dims, strict=True)
+        ):
+            raise file.error(f"{path}.dims", f"expected the dims {list(state.dims)}, got {list(initial.dims)}")
+        if "/" in initial.data_file or initial.data_file == "..":
+            raise file.error(f"{path}.data_file", "expected the name of a file in the folder initial_state")
+        if initial.WhichOneof("state_data") is None:
+            raise file.error(path, "expected zero_data or data_file")
 
 
 # --- ensembles -------------------------------------------------------------------------------------------

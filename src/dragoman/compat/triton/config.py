@@ -19,9 +19,13 @@ FILE = "config.pbtxt"
 RUNTIME = "triton"
 # Memory for the responses of a model with `response_cache`, in bytes; in Triton it is a setting of the server.
 _CACHE_BYTES = 16 << 20
+_TYPE_STRING = 13  # of the enumeration DataType
+_MAX_SEQUENCES = 1024  # live ones of a model; in Triton their number has no limit
 
 _TENSORRT = "only TensorRT has such tensors"
 _QUEUE = "not supported: set max_queue and timeout_s in a dragoman.toml beside this file"
+_NO_DELAY = "an idle worker takes what is queued, up to max_batch_size"
+_STATE_MEMORY = "tuning of the memory of states"
 _LIBRARIES = "libraries of operators are not loaded"
 # Fields with another effect than in Triton, by their paths without indices.
 FIELDS: Mapping[str, tuple[Effect, str]] = {
@@ -41,13 +45,19 @@ FIELDS: Mapping[str, tuple[Effect, str]] = {
     "cc_model_filenames": ("missing", "the default file is loaded on every device"),
     "metric_tags": ("missing", "metrics have no labels but model and version"),
     "model_metrics": ("missing", "metrics have fixed buckets"),
-    "dynamic_batching.preferred_batch_size": ("different", "an idle worker takes what is queued, up to max_batch_size"),
+    "dynamic_batching.preferred_batch_size": ("different", _NO_DELAY),
     "dynamic_batching.preserve_ordering": ("unused", "responses of a stream are in the order of their requests"),
     "dynamic_batching.priority_levels": ("missing", "requests have one priority"),
     "dynamic_batching.default_priority_level": ("missing", "requests have one priority"),
     "dynamic_batching.default_queue_policy": ("missing", _QUEUE),
     "dynamic_batching.priority_queue_policy": ("missing", _QUEUE),
-    "sequence_batching": ("rejected", "sequences are not supported: send the state with each request"),
+    "sequence_batching.direct.max_queue_delay_microseconds": ("unused", _NO_DELAY),
+    "sequence_batching.direct.minimum_slot_utilization": ("unused", _NO_DELAY),
+    "sequence_batching.oldest.max_queue_delay_microseconds": ("unused", _NO_DELAY),
+    "sequence_batching.oldest.preferred_batch_size": ("different", _NO_DELAY),
+    "sequence_batching.oldest.preserve_ordering": ("unused", "a request waits for the earlier ones of its sequence"),
+    "sequence_batching.state.use_same_buffer_for_input_output": ("unused", _STATE_MEMORY),
+    "sequence_batching.state.use_growable_memory": ("unused", _STATE_MEMORY),
     "ensemble_scheduling.max_inflight_requests": ("missing", "the number of concurrent requests is not limited"),
     "ensemble_scheduling.step.model_namespace": ("missing", "models have no namespaces"),
     "optimization.cuda": ("unused", "tuning of CUDA"),
@@ -88,9 +98,41 @@ class TritonModel:
 
         Triton adds dynamic batching to models of ONNX and TensorRT that name no scheduler.
         """
+        if self.backend.runtime == PYTHON:
+            return False
         choice = self.config.WhichOneof("scheduling_choice")
         is_default = choice is None and self.backend.runtime in ("onnx", "tensorrt")
-        return self.config.max_batch_size > 1 and (choice == "dynamic_batching" or is_default)
+        is_merging = is_default or choice in ("dynamic_batching", "sequence_batching")
+        has_fixed_states = not any(-1 in state.dims for state in self.config.sequence_batching.state)
+        return self.config.max_batch_size > 1 and is_merging and has_fixed_states
+
+    def sequence_options(self) -> dict[str, Any]:
+        """Return the options of sequences, none for models that have no state."""
+        batching = self.config.sequence_batching
+        if not self.config.HasField("sequence_batching") or batching.iterative_sequence:
+            return {}
+        slots = max(1, self.config.max_batch_size)
+        if batching.HasField("oldest"):
+            slots = batching.oldest.max_candidate_sequences or slots
+        return {
+            "strategy": "oldest",  # direct is the same with a slot for each row
+            "max_candidates": slots,
+            "max_sequences": max(_MAX_SEQUENCES, slots * self.replicas),
+            "idle_s": (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6,
+            "ids": self._sequence_ids(),
+        }
+
+    def _sequence_ids(self) -> str:
+        """Return the ids that a control input takes: Triton rejects the others."""
+        for table in self.config.sequence_batching.control_input:
+            for control in table.control:
+                if control.kind == control.CONTROL_SEQUENCE_CORRID:
+                    return "text" if control.data_type == _TYPE_STRING else "integer"
+        return "any"
+
+    @property
+    def replicas(self) -> int:
+        return sum(group.count or 1 for group in self.config.instance_group) or 1
 
 
 def model_table(folder: Path) -> dict[str, Any]:
@@ -106,9 +148,10 @@ def model_table(folder: Path) -> dict[str, Any]:
         "name": config.name,
         "runtime": RUNTIME,
         "platform": config.platform or config.backend,
-        "max_batch_size": config.max_batch_size if model.merges and model.backend.runtime != PYTHON else 0,
+        "max_batch_size": config.max_batch_size if model.merges else 0,
         "max_batch_wait_s": config.dynamic_batching.max_queue_delay_microseconds / 1e6,
-        "replicas": sum(group.count or 1 for group in config.instance_group) or 1,
+        "replicas": model.replicas,
+        "sequences": model.sequence_options(),
         "labels": _labels(model),
         "response_cache_bytes": _CACHE_BYTES if config.response_cache.enable else 0,
         "version_policy": _version_policy(model),

@@ -14,12 +14,15 @@ from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
-from dragoman.core.tensor import Tensor, with_own_dtype
+from dragoman.core.tensor import Parameters, Tensor, with_own_dtype
 from dragoman.runtimes.triton import model_file
+from dragoman.runtimes.triton.sequences import SequenceInputs
 from dragoman.runtimes.triton.tensors import Configuration, ConfiguredTensor
 
 _POSITION = re.compile(r".*__(\d+)")
 _FILE = "config.pbtxt"
+# Runtimes whose models may keep a state for each row of a batch.
+_ROW_STATES = ("torch", "tensorflow")
 
 
 class ConfiguredModel(Model):
@@ -41,6 +44,7 @@ class ConfiguredModel(Model):
         )
         self._model = plugins.runtime(runtime).load(inner)
         self._config = Configuration(spec.parameters["config"])
+        self._sequences: SequenceInputs | None = None
         self._is_positional = runtime == "torch"
         self.placement = self._model.placement
 
@@ -49,16 +53,22 @@ class ConfiguredModel(Model):
             raise ModelFailed(f"models of this kind are not configured by '{_FILE}': describe it in a dragoman.toml")
         self._model.load()
         signature = self._model.signature()
-        self._inputs, self._input_names = self._match("input", self._config.inputs, signature)
-        self._outputs, self._output_names = self._match("output", self._config.outputs, signature)
+        folder, config = Path(str(self.spec.parameters["source"])).parent, self.spec.parameters["config"]
+        hidden_inputs: tuple[ConfiguredTensor, ...] = ()
+        hidden_outputs: tuple[ConfiguredTensor, ...] = ()
+        if "sequence_batching" in config:
+            self._sequences = SequenceInputs(config, folder, keeps_rows=self.spec.parameters["backend"] in _ROW_STATES)
+            hidden_inputs, hidden_outputs = self._sequences.inputs(), self._sequences.outputs()
+        self._inputs, self._input_names = self._match("input", self._config.inputs, hidden_inputs, signature)
+        self._outputs, self._output_names = self._match("output", self._config.outputs, hidden_outputs, signature)
         self._order = signature.output_names  # of a runtime that returns a tuple
         self._signature = Signature(
-            tuple(t.spec for t in self._inputs.values()),
-            tuple(t.spec for t in self._outputs.values()),
+            tuple(t.spec for t in self._inputs.values() if t not in hidden_inputs),
+            tuple(t.spec for t in self._outputs.values() if t not in hidden_outputs),
             open_outputs=not self._outputs and signature.open_outputs,
             batched=self._config.max_batch_size > 0 or (not self._config.inputs and signature.batched),
         )
-        for name, call in self._config.warmup_calls(Path(str(self.spec.parameters["source"])).parent):
+        for name, call in self._config.warmup_calls(folder):
             try:
                 self.infer(call)
             except DragomanError as error:
@@ -81,10 +91,24 @@ class ConfiguredModel(Model):
 
     def infer(self, call: Infer) -> Inference:
         rows = self._config.rows(call)
-        inputs = {self._input_names[n]: self._inputs[n].to_model(t) for n, t in call.inputs.items()}
-        wanted = tuple(call.outputs or self._outputs)
+        wanted = call.outputs or self._signature.output_names
+        if self._sequences is None:
+            return self._compute(call.inputs, wanted, call.parameters, rows)
+        wanted = (*wanted, *(name for name in self._sequences.state_outputs if name not in wanted))
+        result = self._sequences.infer(
+            call, rows, lambda inputs, count: self._compute(inputs, wanted, call.parameters, count)
+        )
+        return Inference(
+            {n: result.outputs[n] for n in call.outputs or self._signature.output_names}, result.parameters
+        )
+
+    def _compute(
+        self, given: Mapping[str, Tensor], wanted: Sequence[str], parameters: Parameters, rows: int
+    ) -> Inference:
+        """Return the outputs for the inputs of a batch, all by the names of the configuration."""
+        inputs = {self._input_names[n]: self._inputs[n].to_model(t) for n, t in given.items()}
         names = tuple(self._output_names[name] for name in wanted)
-        result: Any = self._model.infer(Infer(inputs, names, call.parameters))
+        result: Any = self._model.infer(Infer(inputs, names, parameters))
         found = _named(result, self._order or names)
         outputs: dict[str, Tensor] = {}
         for name, theirs in zip(wanted, names, strict=True):
@@ -96,12 +120,22 @@ class ConfiguredModel(Model):
         return Inference(outputs, result.parameters) if isinstance(result, Inference) else Inference(outputs)
 
     def _match(
-        self, side: str, configured: Sequence[ConfiguredTensor], signature: Signature
+        self,
+        side: str,
+        configured: Sequence[ConfiguredTensor],
+        hidden: Sequence[ConfiguredTensor],
+        signature: Signature,
     ) -> tuple[dict[str, ConfiguredTensor], dict[str, str]]:
-        """Return the configured tensors by name, and their names in the model. Raises ModelFailed if they differ."""
+        """Return the tensors of the configuration and the `hidden` ones by name, and their names in the model.
+
+        Raises ModelFailed if they differ from those of the model.
+        """
         theirs = signature.inputs if side == "input" else signature.outputs
         if not configured:
-            return {t.name: ConfiguredTensor.unchanged(t) for t in theirs}, {t.name: t.name for t in theirs}
+            own = {t.spec.name for t in hidden}
+            configured = [ConfiguredTensor.unchanged(t) for t in theirs if t.name not in own]
+        declared = {t.spec.name for t in configured}
+        configured = [*configured, *(t for t in hidden if t.spec.name not in declared)]
         names = [tensor.spec.name for tensor in configured]
         is_open = signature.open_inputs if side == "input" else signature.open_outputs
         found = self._model_names(side, names, [t.name for t in theirs])

@@ -15,6 +15,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.compat.triton import pb_utils
+from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import (
     DragomanError,
@@ -28,11 +29,13 @@ from dragoman.core.errors import (
     public_text,
 )
 from dragoman.core.model import Model
+from dragoman.core.sequences import SequenceStep
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, SiblingModels
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.runtimes.triton import model_file
 from dragoman.runtimes.triton.request_queue import PendingRequest, RequestQueue, call_of
+from dragoman.runtimes.triton.sequences import SequenceInputs
 from dragoman.runtimes.triton.tensors import Configuration
 
 log = logging.getLogger("dragoman.model")
@@ -72,7 +75,9 @@ class PythonBackendModel(Model):
             given = completed.as_dict()
         self._config = Configuration(given)
         self._outputs = {tensor.spec.name: tensor for tensor in self._config.outputs}
-        merges = "dynamic_batching" in given and self._config.max_batch_size > 1
+        sequences = given.get("sequence_batching")
+        self._sequences = None if sequences is None else SequenceInputs(given, Path(), keeps_rows=False)
+        merges = ("dynamic_batching" in given or sequences is not None) and self._config.max_batch_size > 1
         delay_us = given.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
         self._queue = RequestQueue(self._config.max_batch_size if merges else 1, delay_us / 1e6 if merges else 0.0)
         if self._config.is_decoupled:
@@ -172,7 +177,10 @@ class PythonBackendModel(Model):
             except RuntimeError:  # the event loop is closed
                 pending.cancelled.set()
 
-        pending = PendingRequest(request, self._config.rows(call), deliver_on_loop)
+        rows = self._config.rows(call)
+        if self._sequences is not None and rows != 1:
+            raise InvalidInput(error_texts.too_many_rows_of_sequence(self.spec.name))
+        pending = PendingRequest(request, rows, deliver_on_loop)
         self._queue.put(pending)
         return pending
 
@@ -187,15 +195,17 @@ class PythonBackendModel(Model):
     def to_request(self, pending: PendingRequest) -> pb_utils.InferenceRequest:
         """Return a request as the model gets it, with a sender for its responses."""
         call = call_of(pending.request)
-        flags = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * bool(call.parameters.get("sequence_start"))
-        flags |= pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * bool(call.parameters.get("sequence_end"))
-        sequence, timeout = call.parameters.get("sequence_id", 0), call.parameters.get("timeout", 0)
+        step, timeout = _step(call), call.parameters.get("timeout", 0)
+        flags = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * step.start
+        flags |= pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * step.end
         parameters = {k: v for k, v in call.parameters.items() if k not in _RESERVED and not k.startswith("triton_")}
         by_name = {tensor.spec.name: tensor for tensor in self._config.inputs}
         tensors = {n: by_name[n].to_model(t) if n in by_name else t for n, t in call.inputs.items()}
+        if self._sequences is not None:
+            tensors |= self._sequences.controls(step)
         request = pb_utils.InferenceRequest(
             request_id=pending.request.id or "",
-            correlation_id=sequence if isinstance(sequence, int | str) else 0,
+            correlation_id=step.id,
             inputs=[pb_utils.Tensor(name, tensor.data) for name, tensor in tensors.items()],
             requested_output_names=call.outputs or tuple(self._outputs),
             model_name=self.spec.name,
@@ -225,13 +235,22 @@ class PythonBackendModel(Model):
                 return InvalidOutput(f"output '{tensor.name()}' is not in 'config.pbtxt'")
             if call.outputs and tensor.name() not in call.outputs:
                 continue
-            array = tensor.elements()
             try:
-                outputs[tensor.name()] = configured.to_client(Tensor.of(array))
+                converted = configured.convert(Tensor.of(tensor.elements()), self._config.rows(call))
+                outputs[tensor.name()] = configured.to_client(converted)
             except DragomanError as failure:
                 return failure
         parameters: dict[str, Scalar] = json.loads(response.parameters())
         return Inference(outputs, parameters)
+
+
+def _step(call: Infer) -> SequenceStep:
+    """Return the place of a call in its sequence. Other models than stateful ones see it in the parameters."""
+    if call.sequences:
+        return call.sequences[0]
+    id_ = call.parameters.get("sequence_id", 0)
+    start, end = (bool(call.parameters.get(name)) for name in ("sequence_start", "sequence_end"))
+    return SequenceStep(id_ if isinstance(id_, int | str) else 0, start, end)
 
 
 def _load_class(spec: ModelSpec) -> Any:

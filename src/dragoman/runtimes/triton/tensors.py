@@ -47,6 +47,24 @@ class ConfiguredTensor:
         """Return an input in the shape that the model expects."""
         return tensor if self.inner == self.spec.shape else _reshape(tensor, self.spec.shape or (), self.inner or ())
 
+    def convert(self, tensor: Tensor, rows: int) -> Tensor:
+        """Return an output with the configured datatype and batch axis, where that changes no value.
+
+        Triton sends any datatype and shape, so Python models return INT64 for INT32, or one row without batch axis.
+        """
+        array, wanted = tensor.data, self.spec.datatype
+        if (
+            wanted is not None
+            and wanted is not tensor.datatype
+            and {wanted.kind, tensor.datatype.kind} <= {"int", "uint"}
+        ):
+            limits = np.iinfo(wanted.dtype)
+            if not array.size or (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+                tensor = Tensor(array.astype(wanted.dtype), wanted)
+        if rows == 1 and self.inner and self.inner[0] == -1 and TensorSpec("", None, self.inner[1:]).fits(tensor.shape):
+            return Tensor(tensor.data[np.newaxis], tensor.datatype)
+        return tensor
+
     def to_client(self, tensor: Tensor) -> Tensor:
         """Return an output in the configured shape. Raises InvalidOutput if datatype or shape differ."""
         name, expected = self.spec.name, self.spec.datatype
