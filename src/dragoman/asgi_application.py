@@ -21,6 +21,7 @@ from dragoman.server_transports import (
     with_pages,
 )
 from dragoman.settings import Settings
+from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
 from dragoman.transports.bodies import BodyMemory
@@ -53,7 +54,8 @@ class AsgiApplication:
         check_settings(settings)
         self.settings = settings
         self._paths, self._objects = paths, objects
-        self._protocols = load_protocols(settings)[0]
+        self._traces = TraceSettings()
+        self._protocols = load_protocols(settings, self._traces)[0]
         self._limits = transport_limits(settings)
         self._next: Engine | None = make_engine(paths, objects, settings)  # reports errors at once
         self._running: _Running | None = None
@@ -92,7 +94,7 @@ class AsgiApplication:
                 engine.metric_sources.append(access.families)
             protocols = with_pages(self._protocols, self.settings, access)
             executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes))
-            executor.observation = make_observation(self.settings)
+            executor.observation = make_observation(self.settings, self._traces)
             application = make_application(engine, protocols, self._limits, executor, access)
             engine.metric_sources.append(application.executor.metrics)
             running = self._running = _Running(engine, application, access, self.settings.drain_s)

@@ -26,6 +26,7 @@ from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, 
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
 from dragoman.system.process import open_files_limit
 from dragoman.system.trace_context import is_tracing_enabled, make_sampler
+from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.async_results import StoredResultCall as StoredResultCall
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
@@ -77,14 +78,15 @@ class ServerTransports:
 
         Raises OSError if a port is in use, InvalidInput if a setting is invalid.
         """
-        settings, (http, grpc) = self._settings, load_protocols(self._settings)
+        settings, traces = self._settings, TraceSettings()
+        http, grpc = load_protocols(settings, traces)
         ports = ports or configured_ports(settings, http, grpc)
         tls, access = tls_files(settings), access_control(settings, ports.processes)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
         self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
-        self._executor.observation = make_observation(settings)
+        self._executor.observation = make_observation(settings, traces)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
         if tls is not None:
@@ -151,8 +153,8 @@ class ServerTransports:
             await asyncio.to_thread(self._executor.observation.close)
 
 
-def make_observation(settings: Settings) -> Any:
-    """Return what observes requests: the access log, traces or both; None without them.
+def make_observation(settings: Settings, traces: TraceSettings) -> Any:
+    """Return what observes requests: the access log, traces by these settings, or both; None without them.
 
     Raises InvalidInput if the access log cannot be opened or traces cannot be exported.
     """
@@ -167,7 +169,8 @@ def make_observation(settings: Settings) -> Any:
         return None
     from dragoman.transports.observation import Observation
 
-    return Observation(access_log, tracer, None if tracer is None else make_sampler(settings.tracing_ratio, os.environ))
+    sampler = None if tracer is None else make_sampler(settings.tracing_ratio, os.environ)
+    return Observation(access_log, tracer, sampler, traces)
 
 
 def _make_tracer(settings: Settings) -> Any:
@@ -213,10 +216,10 @@ def split_routes(
     return https, [replace(p, methods=tuple(filter(is_on, p.methods))) for p in grpc]
 
 
-def load_protocols(settings: Settings) -> tuple[list[Any], list[Any]]:
-    """Return the protocols of the settings: those over HTTP, and those over gRPC."""
+def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> tuple[list[Any], list[Any]]:
+    """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`."""
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
-    policy = protocol_policy(settings)
+    policy = protocol_policy(settings, traces)
     found = [plugins.find("protocols", name)(policy) for name in names]
     return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
 
@@ -258,14 +261,15 @@ def http_addresses(settings: Settings) -> list[Address]:
     return found
 
 
-def protocol_policy(settings: Settings) -> Policy:
+def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> Policy:
     headers = split_list(settings.forward_headers.lower())
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     if settings.shared_memory and settings.front_ends != 1:
         raise InvalidInput(f"setting 'shared_memory': expected front_ends 1, got {settings.front_ends}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
-    return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions)
+    own = (traces or TraceSettings()) if settings.front_ends == 1 else None
+    return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
 
 
 def access_control(settings: Settings, processes: int = 1) -> AccessControl | None:

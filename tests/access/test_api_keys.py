@@ -113,6 +113,7 @@ ROLES = {
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",
         "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload",
+        "/v2/logging", "/v2/trace/setting", "/v2/models/{model}/trace/setting",
         *(
             f"/v2/{kind}sharedmemory/{part}{verb}"
             for kind in ("system", "cuda")

@@ -8,6 +8,7 @@ from functools import cached_property
 from dragoman.formats.shared_regions import Buffer as Buffer
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.settings import ProtocolOptions
+from dragoman.system.trace_settings import TraceSettings
 
 CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 
@@ -20,11 +21,13 @@ class Policy(ProtocolOptions):
 
     forward_headers: patterns, in lower case, of the headers that models receive. regions: the shared memory of clients,
     None if the operator has not enabled it.
+    traces: which requests are traced; None if several processes answer requests, each with its own log and traces.
     irregular_texts: BYTES in JSON may hold null, and a single text may have its length as shape, as in MLServer.
     """
 
     forward_headers: tuple[str, ...] = ()
     regions: SharedRegions | None = None
+    traces: TraceSettings | None = None
     irregular_texts: bool = False
 
     @cached_property

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +28,10 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s [%(process)d]: %(message)s")
+        self.has_iso_times = False
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return _iso_time(record) if self.has_iso_times else super().formatTime(record, datefmt)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (named by logging)
         ids = "".join(f" {name}={value}" for name, value in log_fields().items())
@@ -48,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": _iso_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
@@ -59,6 +64,37 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _iso_time(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+class _LevelFilter(logging.Filter):
+    """Drops records of single levels; `debug` is the number that a client has set for them."""
+
+    def __init__(self, dropped: frozenset[int], debug: int) -> None:
+        super().__init__()
+        self.dropped = dropped
+        self.debug = debug
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno not in self.dropped
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Which records are logged, by level; `debug` is Triton's `log_verbose_level`, 0 for none. `has_iso_times`: times
+    are in UTC as ISO 8601 says."""
+
+    info: bool
+    warning: bool
+    error: bool
+    debug: int
+    has_iso_times: bool
+
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def set_up(
@@ -83,13 +119,50 @@ def set_level(level: str, levels: Mapping[str, int]) -> None:
 
     The log of a program that has its own handlers is left alone.
     """
-    root = logging.getLogger()
-    if not any(isinstance(handler.formatter, TextFormatter | JsonFormatter) for handler in root.handlers):
+    handler = _own_handler()
+    if handler is None:
         return
+    handler.filters.clear()
     os.environ["DRAGOMAN_LOG_LEVEL"] = level
-    root.setLevel(level.upper())
+    logging.getLogger().setLevel(level.upper())
     for name, each in levels.items():
         logging.getLogger(name).setLevel(each)
+
+
+def log_options() -> LogOptions | None:
+    """Return which records are logged; None for the log of a program that has its own handlers."""
+    handler = _own_handler()
+    if handler is None:
+        return None
+    level = logging.getLogger().level
+    found = next((each for each in handler.filters if isinstance(each, _LevelFilter)), _LevelFilter(frozenset(), 1))
+    shown = {name: level <= each and each not in found.dropped for name, each in _LEVELS.items()}
+    formatter = handler.formatter
+    has_iso_times = not isinstance(formatter, TextFormatter) or formatter.has_iso_times
+    return LogOptions(**shown, debug=found.debug * (level <= logging.DEBUG), has_iso_times=has_iso_times)
+
+
+def set_log_options(options: LogOptions) -> None:
+    """Change which records are logged, and the level of worker processes that start later.
+
+    Raises ValueError if the format of times cannot change, as that of a log in JSON.
+    """
+    handler = _own_handler()
+    assert handler is not None, "the log has our handler if it has options"
+    if isinstance(handler.formatter, TextFormatter):
+        handler.formatter.has_iso_times = options.has_iso_times
+    elif not options.has_iso_times:
+        raise ValueError("the times of a log in JSON are in ISO 8601")
+    shown = [each for name, each in _LEVELS.items() if getattr(options, name)]
+    level = min([logging.DEBUG] * (options.debug > 0) + shown, default=logging.CRITICAL)
+    set_level(logging.getLevelName(level).lower(), {})
+    handler.addFilter(_LevelFilter(frozenset(_LEVELS.values()) - {*shown}, options.debug))
+
+
+def _own_handler() -> logging.Handler | None:
+    """Return the handler of `set_up`; None if the program has its own."""
+    handlers = logging.getLogger().handlers
+    return next((each for each in handlers if isinstance(each.formatter, TextFormatter | JsonFormatter)), None)
 
 
 def set_up_from_environment() -> None:

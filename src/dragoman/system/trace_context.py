@@ -47,23 +47,29 @@ class Sampler:
     """Decides which requests are traced.
 
     ratio: fraction of requests without a valid `traceparent`, 0 to 1. is_parent_based: the client decides if it sends
-    one; else the ratio holds for all requests, by their trace ids.
+    one; else the ratio holds for all requests, by their trace ids. `is_on`: if not, the trace context of a client is
+    passed on, and nothing is traced.
     """
 
     def __init__(self, ratio: float, is_parent_based: bool = True) -> None:
+        self.is_parent_based = is_parent_based
+        self.is_on = True
+        self.set_ratio(ratio)
+
+    def set_ratio(self, ratio: float) -> None:
+        """Set the fraction of requests to trace."""
         # The lower half of a trace id decides, so that services with the same ratio decide alike.
         self._bound = round(ratio * (1 << 64))
-        self._ratio = self._bound / (1 << 64)
-        self._is_parent_based = is_parent_based
+        self.ratio = self._bound / (1 << 64)
         # Requests until the next one that is sampled. Subtracting 1 for each takes a fifth of the time of a random
         # number for each, and samples with the same probability.
         self.countdown = self._draw()
 
     def _draw(self) -> int:
         """Return a number of the geometric distribution."""
-        if 0 < self._ratio < 1:
-            return int(math.log(1 - _random.random()) / math.log1p(-self._ratio)) + 1
-        return 1 if self._ratio else sys.maxsize
+        if 0 < self.ratio < 1:
+            return int(math.log(1 - _random.random()) / math.log1p(-self.ratio)) + 1
+        return 1 if self.ratio else sys.maxsize
 
     def trace(self, headers: Mapping[str, str], is_health: bool = False) -> Trace | None:
         """Return the trace of a request; None if it is not traced and has no valid `traceparent`.
@@ -82,7 +88,9 @@ class Sampler:
         return Trace(trace_id, new_span_id(), "03", "", "", True)
 
     def _continue(self, trace_id: str, parent_id: str, flags: int, state: str) -> Trace:
-        is_sampled = bool(flags & _IS_SAMPLED) if self._is_parent_based else int(trace_id[16:], 16) < self._bound
+        if not self.is_on:
+            return Trace(trace_id, parent_id, f"{flags:02x}", state, parent_id, False)
+        is_sampled = bool(flags & _IS_SAMPLED) if self.is_parent_based else int(trace_id[16:], 16) < self._bound
         span_id = new_span_id() if is_sampled else parent_id
         return Trace(trace_id, span_id, f"{flags & ~_IS_SAMPLED | is_sampled:02x}", state, parent_id, is_sampled)
 

@@ -20,6 +20,7 @@ from dragoman.protocols.wire import Buffer, Headers, HttpError, HttpProtocol, Ht
 from dragoman.system.call_times import CallTimes, get_times, observed
 from dragoman.system.request_context import Context, get_context, request_id, running_in_thread, set_context
 from dragoman.system.trace_context import PARENT, Sampler, Trace
+from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application, Progress, RequestSummary
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Limits
@@ -126,9 +127,18 @@ class RequestLog(Observer, Protocol):
 class Observation:
     """What is observed of the requests of a server: all by an access log, those that are sampled by a tracer."""
 
-    def __init__(self, access_log: RequestLog | None, tracer: Observer | None, sampler: Sampler | None) -> None:
+    def __init__(
+        self,
+        access_log: RequestLog | None,
+        tracer: Observer | None,
+        sampler: Sampler | None,
+        settings: TraceSettings | None = None,
+    ) -> None:
         self.access_log = access_log
         self.sampler = sampler
+        self._settings = settings or TraceSettings()
+        if sampler is not None:
+            self._settings.attach(sampler)
         self._tracer = tracer
         self._observers: list[Observer] = [each for each in (access_log, tracer) if each is not None]
 
@@ -145,8 +155,14 @@ class Observation:
         exchange.ended_s = monotonic()
         if self.access_log is not None:
             self.access_log.record(exchange)
-        if exchange.trace is not None and exchange.trace.is_sampled and self._tracer is not None:
-            self._tracer.record(exchange)
+        trace, tracer = exchange.trace, self._tracer
+        if (
+            trace is not None
+            and trace.is_sampled
+            and tracer is not None
+            and self._settings.keeps(exchange.model, trace)
+        ):
+            tracer.record(exchange)
 
     def end_begun(self, begun: Begun, status: int | str, sent: int) -> None:
         """Pass a request that has ended to the observers, without an exchange if nothing has needed one."""

@@ -1,16 +1,17 @@
 """Parts of the Open Inference Protocol that REST and gRPC share: extensions and their parameters."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from dragoman.core.calls import Infer, ModelDescription
+from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Parameters
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
-from dragoman.protocols.wire import Policy
+from dragoman.protocols.wire import EngineCall, Policy
 
+Out = TypeVar("Out")
 RESERVED = "triton_"
 # Triton: the request parameter that asks a stream to mark its last response.
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -30,7 +31,28 @@ def extensions(*, has_control: bool, has_shared_memory: bool) -> tuple[str, ...]
         "binary_tensor_data",
         "parameters",
         "statistics",
+        *(("trace", "logging") if has_control else ()),
     )
+
+
+def authorized_call(
+    token: str, run: Callable[[], Out], model: str = "", deadline_s: float | None = None
+) -> EngineCall[Any, Out]:
+    """Return a call that checks the control token, and that the model is ready if one is named; then `run()` responds.
+
+    A model that is not ready is InvalidInput, with the text of Triton's trace settings.
+    """
+    authorize = Request(Authorize(token), deadline_s=deadline_s)
+    if not model:
+        return EngineCall(authorize, lambda _: run())
+
+    def check(response: Response[tuple[Response[Any], ...]]) -> Out:
+        if not response.answer[1].answer:
+            raise InvalidInput(f"Request for unknown model : {model}")
+        return run()
+
+    ready = Request(Ready(may_be_unknown=True), model, deadline_s=deadline_s)
+    return EngineCall(Request(ConcurrentCalls((authorize, ready)), deadline_s=deadline_s), check)
 
 
 def configuration(model: ModelDescription) -> Mapping[str, Any] | None:

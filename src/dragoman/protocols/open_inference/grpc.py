@@ -42,7 +42,7 @@ from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.custom_handlers import check_metadata
 from dragoman.protocols.open_inference import extensions as oip
-from dragoman.protocols.open_inference import shared_memory
+from dragoman.protocols.open_inference import server_settings, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
@@ -115,6 +115,7 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("RepositoryModelLoad", partial(_repository_load, policy), role="admin"),
             GrpcMethod("RepositoryModelUnload", _repository_unload, role="admin"),
             *shared_memory.methods(policy),
+            *server_settings.methods(policy),
         ),
         status=_status,
         descriptors=m.DESCRIPTORS + m.REPOSITORY_DESCRIPTORS,

@@ -47,7 +47,7 @@ from dragoman.formats.raw import raw_from_tensor
 from dragoman.formats.shared_regions import require_regions
 from dragoman.formats.small_messages import serialize_binary_response, serialize_small_response
 from dragoman.protocols.custom_handlers import check_headers, handler_call
-from dragoman.protocols.open_inference import messages, shared_memory
+from dragoman.protocols.open_inference import messages, server_settings, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
 from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
@@ -322,7 +322,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", f"{control}/models/{{model}}/load", endpoints.load, operation=messages.LOAD),
         Route("POST", f"{control}/models/{{model}}/unload", endpoints.unload, operation=messages.UNLOAD),
     ]
-    routes += shared_memory.routes(policy)
+    routes += shared_memory.routes(policy) + server_settings.routes(policy)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         infer, stream = f"{model}/infer", f"{model}/infer_stream"
         routes += [

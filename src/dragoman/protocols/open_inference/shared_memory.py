@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import Authorize, Request
 from dragoman.core.errors import InvalidInput, ModelNotFound, NotSupported
 from dragoman.formats import oip_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.shared_regions import Region, require_regions
+from dragoman.protocols.open_inference.extensions import authorized_call
 from dragoman.protocols.wire import (
     Bodies,
     EngineCall,
@@ -101,8 +101,11 @@ def _grpc_call(
     policy: Policy, kind: Any, run: Callable[[Policy, Any], Any], request: GrpcRequest
 ) -> EngineCall[None, bytes]:
     message = m.parse_message(kind, request.body)
-    authorize = Request(Authorize(bearer_token(request.metadata)), deadline_s=request.deadline_s)
-    return EngineCall(authorize, lambda _: bytes(run(policy, message).SerializeToString()))
+
+    def respond() -> bytes:
+        return bytes(run(policy, message).SerializeToString())
+
+    return authorized_call(bearer_token(request.metadata), respond, deadline_s=request.deadline_s)
 
 
 def _system_status(policy: Policy, message: Any) -> Any:
@@ -146,8 +149,7 @@ _METHODS: Mapping[str, tuple[Any, Callable[[Policy, Any], Any]]] = {
 
 def _after_authorization(http: HttpRequest, run: Callable[[], Any]) -> EngineCall[None, HttpResponse]:
     """Return a call that checks the control token, then runs a function: its response, or an empty one."""
-    request = Request(Authorize(control_token(http.headers)))
-    return EngineCall(request, lambda _: run() or HttpResponse(200))
+    return authorized_call(control_token(http.headers), lambda: run() or HttpResponse(200))
 
 
 def _parse_region(http: HttpRequest) -> SystemRegion:
