@@ -128,9 +128,8 @@ async def test_the_document_has_requests_that_the_server_accepts(server: RestSer
 async def test_a_document_has_the_paths_of_its_model_that_the_model_supports(server: RestServer) -> None:
     document = await read_document(server, "Mixed")
     assert document["info"] == {"title": "Mixed", "version": "1", "description": document["info"]["description"]}
-    assert {f"{MODEL}{rest}" for rest in ("", "/infer", "/ready", "/config", "/stats", "/openapi.json")} == set(
-        document["paths"]
-    )
+    paths = ("", "/infer", "/ready", "/config", "/stats", "/trace/setting", "/openapi.json")
+    assert {f"{MODEL}{path}" for path in paths} == set(document["paths"])
     versioned = (await server.request("GET", f"{VERSION}/openapi.json")).json
     assert versioned["info"]["version"] == "2"
     assert f"{VERSION}/infer" in versioned["paths"]
