@@ -219,10 +219,11 @@ class Server:
                 for task in (loading, reporting, waiting):
                     if task is not None:
                         task.cancel()
-                log.info(
-                    "stopping: requests in flight have %g s to finish; another signal ends the process now",
-                    self.settings.drain_s,
-                )
+                if any(deployment.is_loaded for deployment in self.engine.deployments()):
+                    log.info(
+                        "stopping: requests in flight have %g s to finish; another signal ends the process now",
+                        self.settings.drain_s,
+                    )
                 await self.stop(self.settings.drain_s)
 
     async def _wait_until_unrouted(self, signals: StopSignals) -> None:

@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine",
         "graphs",
         "plugins",
+        "protocols",
         "runtimes",
         "server",
         "settings",

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.cli.table import progress, startup_line, startup_table
+from dragoman.cli.startup import has_failed, progress, startup_line, startup_table
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets
@@ -27,13 +28,11 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     async def on_start(server: Server) -> None:
         nonlocal failed
         await progress(server)
-        models = server.engine.deployments()
-        # Models that were unloaded meanwhile are missing here, and are no failure.
-        if models and all(d.state == "UNAVAILABLE" and not d.retries for d in models):
-            failed = True
-            os.kill(os.getpid(), signal.SIGTERM)
         report = startup_table if server.settings.log_format == "text" else startup_line
         report(server, time.monotonic() - began_s)
+        if has_failed(server):
+            failed = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
     try:
         run(server, on_start)
@@ -60,6 +59,8 @@ def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:
     if not paths and not settings.can_add_models:
         raise InvalidInput("there is nothing to serve; required: PATH, a model file, a folder or module:object")
     logs.set_up(settings.log_format, settings.log_level, logger_levels(settings))
+    if settings.log_format == "text":  # the table has the reason of each model that cannot be loaded
+        logging.getLogger("dragoman.engine").addFilter(lambda record: not hasattr(record, "unloadable"))
     if settings.keep_memory:
         process.keep_freed_memory()
     process.raise_open_files_limit()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from dragoman.cli.terminal import table
 from dragoman.core.errors import InvalidInput, NotReady
 
 _PATH = "/v2/repository/status"
@@ -80,12 +81,12 @@ def _describe_status(url: str, error: urllib.error.HTTPError) -> str:
 def _text(status: Mapping[str, Any]) -> str:
     models = status["models"]
     rows = [("model", "version", "state", "calls", "workers", "reason"), *map(_model_row, models)]
-    lines = _align_columns(rows) if models else ["no models"]
+    lines = table(rows) if models else ["no models"]
     workers = [(model, worker) for model in models for worker in model["workers"] if worker["state"] != "waiting"]
     if workers:
         workers.sort(key=lambda pair: (pair[1]["host"], pair[0]["name"]))
         header = ("host", "worker", "model", "state", "calls", "time/call", "reason")
-        lines += ["", *_align_columns([header, *(_worker_row(*pair) for pair in workers)])]
+        lines += ["", *table([header, *(_worker_row(*pair) for pair in workers)])]
     return "\n".join([*lines, "", "ready" if status["ready"] else "not ready"])
 
 
@@ -100,8 +101,3 @@ def _worker_row(model: Mapping[str, Any], worker: Mapping[str, Any]) -> Sequence
     time = f"{1000 * worker['mean_s']:.3g} ms" if worker["mean_s"] else "-"
     calls = str(worker["calls"])
     return worker["host"] or "(server)", worker["process"], name, worker["state"], calls, time, worker["reason"]
-
-
-def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -87,7 +87,7 @@ class ModelControl:
                 try:
                     await self._start_all(name, versions, needs_room=False)
                 except DragomanError as error:
-                    log.error("%s", error.message)
+                    log.error("%s", error.message, extra={"unloadable": name})
             await self._check_routing(name, self._registry.by_version(name))
             if any(d.retries for d in versions):
                 numbers = [d.spec.version for d in versions]

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
@@ -26,6 +27,7 @@ from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
 from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.warmup import check_protocols, read_labels, warm_up
 from dragoman.system.coroutines import begin, complete, ensure_task
+from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
@@ -54,6 +56,7 @@ class Deployment:
         self.state = "LOADING" if load is None else "UNLOADED"
         self.reason = ""
         self.update_error = ""  # why newer files of the model are not served
+        self.step = LoadStep("waiting")  # of loading
         self.retries = False  # whether it could not be loaded yet, and is loaded again later
         self.placement: Placement = ""
         self.labels: Mapping[str, ClassLabels] = {}
@@ -85,10 +88,11 @@ class Deployment:
                 await asyncio.to_thread(check_protocols, self.spec)
             if self.spec.labels:
                 self.labels = await asyncio.to_thread(read_labels, self.spec)
-            pool, loaded = await self._load()
-            binder = Binder(loaded, self.spec.name)
-            if self.spec.warmup:
-                await self._warm_up(pool, loaded, binder)
+            with observe_steps(partial(setattr, self, "step")):
+                pool, loaded = await self._load()
+                binder = Binder(loaded, self.spec.name)
+                if self.spec.warmup:
+                    await warm_up(self.spec, pool, loaded, binder)
         except BaseException as error:
             self.state, self.reason = "UNAVAILABLE", str(error) or type(error).__name__
             self.retries = isinstance(error, NotReady)
@@ -104,9 +108,7 @@ class Deployment:
         self._on_change()
 
     def _make_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
-        """Return the batcher by the operator's settings, else by the model's; none for inline models without
-        settings.
-        """
+        """Return the batcher by the operator's settings, else the model's; inline models need settings."""
         spec = self.spec
         if loaded.sequences is not None:
             return None
@@ -150,13 +152,6 @@ class Deployment:
             self._starting = pool if spec.launch is not None else None
 
         return await start_pool(placement, spec, self._on_change, set_starting)
-
-    async def _warm_up(self, pool: Pool, loaded: Loaded, binder: Binder) -> None:
-        try:
-            await warm_up(self.spec, pool, loaded, binder)
-        except BaseException:
-            await pool.close()
-            raise
 
     async def drain(self) -> None:
         """Reject new calls and wait for those in flight."""

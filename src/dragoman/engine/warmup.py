@@ -16,6 +16,7 @@ from dragoman.engine.binder import Binder
 from dragoman.formats.body import parse_request
 from dragoman.formats.policy import Policy
 from dragoman.system.coroutines import complete
+from dragoman.system.load_steps import report_step
 from dragoman.workers.pool import Loaded, Pool
 
 
@@ -47,8 +48,18 @@ def read_labels(spec: ModelSpec) -> dict[str, ClassLabels]:
 async def warm_up(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
     """Send each request of the model's warm-up file to every replica, one request after the other.
 
-    Raises ModelFailed that names the request if one fails, and NotReady if the model may load later.
+    Raises ModelFailed that names the request if one fails, and NotReady if the model may load later; the pool is
+    closed then.
     """
+    report_step("warming up")
+    try:
+        await _send_requests(spec, pool, loaded, binder)
+    except BaseException:
+        await pool.close()
+        raise
+
+
+async def _send_requests(spec: ModelSpec, pool: Pool, loaded: Loaded, binder: Binder) -> None:
     replicas = spec.replicas if pool.is_replicated else 1
     try:
         calls = await asyncio.to_thread(read_requests, Path(spec.warmup))

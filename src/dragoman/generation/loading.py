@@ -24,6 +24,7 @@ from dragoman.generation.job import PromptRequest
 from dragoman.generation.runner import DTYPES, Runner
 from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
+from dragoman.system.load_steps import report_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
     memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
     ends = _end_tokens(runner, vocabulary)
+    report_step("measuring threads")
     threads = runner.set_threads(options.threads) if runner.device.type == "cpu" else 0
     intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(adapter_folders), options)
     details = {

@@ -24,6 +24,7 @@ from dragoman.generation.attention import (
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.fused import FusedModel, can_pack, is_supported, pack
 from dragoman.generation.job import BatchRow
+from dragoman.system.load_steps import report_step
 
 # PyTorch's default, or OMP_NUM_THREADS, before a model sets another number.
 MAX_THREADS = torch.get_num_threads()
@@ -174,6 +175,7 @@ class Runner:
         self.shape = shapes.shape(self.config.num_hidden_layers)
         self.packed = packed and can_pack(self.dtype, self.device)
         if not adapters:
+            report_step("compiling")
             self._use_fast_paths(shapes)
         if self.fused is None and self.packed:
             pack(self.model)

@@ -5,6 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
@@ -105,7 +106,7 @@ def start_thread(make: Callable[[], E], live: Callable[[E], None], name: str) ->
         ready.put(None)
         live(engine)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True)
     thread.start()
     error = ready.get()
     if error is not None:

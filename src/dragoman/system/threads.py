@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ async def run_in_thread(function: Callable[..., Any], *arguments: Any, discard: 
         if done.exception() is None:
             threading.Thread(target=discard, args=(done.result(),), name="discard", daemon=True).start()
 
-    threading.Thread(target=run, name="load", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="load", daemon=True).start()
     try:
         await asyncio.wait({future})  # does not cancel the future when the caller is cancelled
     except asyncio.CancelledError:

@@ -41,6 +41,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread
 from dragoman.workers.pool import Loaded, WrongPlacement, load_error
@@ -286,11 +287,13 @@ def _load(executor_type: type[Executor], spec: ModelSpec, placement: Placement) 
 
     Raises WrongPlacement if a model without a configured placement prefers another one.
     """
+    report_step("reading")
     model = plugins.runtime(spec.runtime or "python").load(spec)
     if not isinstance(model, Model):
         raise ModelFailed(f"runtime '{spec.runtime}' returned {type(model).__name__}, expected a dragoman.Model")
     if not spec.placement and model.placement not in ("", placement):
         raise WrongPlacement(model.placement)
+    report_step("loading", sum(size for _, _, size, _ in spec.files))
     if inspect.iscoroutinefunction(model.load):
         return model
     model.load()

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
 from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
+from dragoman.system.load_steps import LoadStep, current_observer, report_step
 from dragoman.workers.channel import Channel
 from dragoman.workers.file_contents import file_contents
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
@@ -64,6 +65,8 @@ class Replica(JobSender):
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
         begin_s = time.monotonic()
+        self._observer = current_observer()
+        report_step("starting a process")
         spec_frame = self._encode_spec()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         process = self._process = await self._launcher.launch()
@@ -185,6 +188,8 @@ class Replica(JobSender):
             self.unavailable = self.leaving or str(self.decode(frame)[0] or "")
         elif frame.kind == FrameKind.DRAIN:
             self._leave(str(self.decode(frame)[0])[:200])
+        elif frame.kind == FrameKind.STEP:
+            self._report_step(*self.decode(frame))
         elif frame.job not in self.held:
             self._settle_loaded(*self.decode(frame))
         elif self.deliver(frame):
@@ -204,6 +209,10 @@ class Replica(JobSender):
         if self.leaving and not self.held:
             self.was_killed = True
             self._process.kill()
+
+    def _report_step(self, step: Any, _error: DragomanError | None) -> None:
+        if isinstance(step, LoadStep) and self._observer is not None and not self._is_loaded:
+            self._observer(step)
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():

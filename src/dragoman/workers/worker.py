@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -16,6 +17,7 @@ from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, public_text
 from dragoman.system.call_times import CallTimes, set_observed
 from dragoman.system.coroutines import Pending
+from dragoman.system.load_steps import LoadStep, observe_steps
 from dragoman.system.request_context import Context, is_traced, set_context
 from dragoman.workers.channel import Channel, receive, wait_until_writable
 from dragoman.workers.child_process import set_up_child
@@ -64,13 +66,16 @@ async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own
     """
     send_all = partial(_send_all, sock)
     pid = os.getpid()
+    steps = _StepSender(send_all)
     try:
         try:
             spec = first.value()
             check_contents(spec)
-            executor = await Executor.load(spec, "process", in_thread=False)
+            with observe_steps(steps.send):
+                executor = await Executor.load(spec, "process", in_thread=False)
         finally:
             _exit_if_forked(pid)
+            steps.close()
         loaded = _encode_loaded(executor)
     except WrongPlacement as wrong:
         send_all(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
@@ -85,6 +90,24 @@ async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own
     files = (memory[1], memory[0]) if memory else None
     await Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock).serve()
     await executor.close()
+
+
+class _StepSender:
+    """Sends steps of loading, from any thread, until it is closed: then the channel owns the socket."""
+
+    def __init__(self, send: Callable[[list[Buffer]], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def send(self, step: LoadStep) -> None:
+        with self._lock:
+            if self._is_open:
+                self._send(_encode_message(FrameKind.STEP, step))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_open = False
 
 
 def _send_all(sock: Any, frame: list[Buffer]) -> None:

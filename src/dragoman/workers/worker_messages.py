@@ -22,6 +22,7 @@ from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
 from dragoman.core.text import Generation, Tokenized
+from dragoman.system.load_steps import LoadStep
 from dragoman.workers.pool import Loaded
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -297,6 +298,7 @@ _TYPES: Mapping[type, _Form] = {
     tuple: _Form(_decoder(_Ages)),
     str: _Form(_decoder(str)),
     list: _Form(_decoder(list[int])),
+    LoadStep: _Form(_decoder(LoadStep)),
 }
 _BY_TAG = [_Form(_decoder(None)), *_TYPES.values()]
 # The first byte of a value is the number of its type. None is the first byte of a pickle, 0x80.

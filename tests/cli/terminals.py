@@ -1,0 +1,74 @@
+"""A command on a pseudo terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from e2e.server_process import wait_until
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A command whose standard streams are a terminal of 100 columns; `text` is its output without escape sequences."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> None:
+        self._parent, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAGOMAN_", "PYTEST_"))}
+        env = {**clean, "TERM": "xterm", **(environment or {})}
+        env.pop("NO_COLOR", None)
+        self.popen = subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, env=env, cwd=folder, start_new_session=True
+        )
+        os.close(child)
+        self._output = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(self._parent, 1 << 16):
+                self._output += data
+
+    @property
+    def raw(self) -> str:
+        return self._output.decode(errors="replace")
+
+    @property
+    def text(self) -> str:
+        return _ESCAPE.sub("", self.raw).replace("\r", "")
+
+    def wait_for(self, pattern: str) -> Self:
+        """Wait until the text matches a regular expression."""
+        wait_until(lambda: re.search(pattern, self.text) or self.popen.poll() is not None, f"{pattern!r}")
+        wait_until(lambda: re.search(pattern, self.text), f"{pattern!r} in {self.text!r}", 1)
+        return self
+
+    def send(self, line: str) -> None:
+        os.write(self._parent, line.encode() + b"\n")
+
+    def wait_for_exit(self) -> int:
+        return self.popen.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            self.popen.wait(30)
+        self._reader.join(10)
+        os.close(self._parent)

@@ -1,0 +1,98 @@
+"""What `dragoman serve` shows while it starts: steps of loading, and first requests that run as printed."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import dragoman
+from cli.terminals import Terminal
+from dragoman import Infer, Server, TensorSpec
+from dragoman.cli.first_requests import first_requests
+from e2e.server_process import MODELS, free_ports
+from text.text_server import ReverseModel
+
+TROUBLE = MODELS / "trouble.py"
+
+
+@dragoman.vector_function(inputs={"x": 2}, placement="inline")
+def energy(x: np.ndarray) -> np.ndarray:
+    return np.atleast_1d(np.sum(x**2) / 2)
+
+
+class Half(dragoman.Model):
+    placement = "inline"
+    inputs = (TensorSpec("it's", dragoman.INT32, (-1, 2)),)
+
+    def infer(self, call: Infer) -> dict[str, np.ndarray]:
+        return {"y": call.inputs["it's"].data // 2}
+
+
+async def run_command(command: str, **environment: str) -> str:
+    """Run a printed command in a shell; return its output. Raises AssertionError if it fails."""
+    command = command.replace("curl ", "curl -sS --fail-with-body ").replace(
+        "dragoman ", f"{sys.executable} -m dragoman "
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+async def test_the_first_request_for_each_kind_of_model_runs_as_printed() -> None:
+    key = "a-key-of-twenty-characters"
+    async with Server(ReverseModel, energy, Half, http_port=0, grpc_port=-1, api_key=key) as server:
+        commands = list(first_requests(server))
+        assert len(commands) == 3
+        outputs = [await run_command(command, DRAGOMAN_API_KEY=key) for command in commands]
+    for part in ("/v1/chat/completions", "/Evaluate", "/v2/models/Half/infer"):
+        assert sum(part in command for command in commands) == 1
+    assert '"chat.completion"' in next(o for c, o in zip(commands, outputs, strict=True) if "/v1/chat" in c)
+    assert '"output":[[0.0]]' in next(o for c, o in zip(commands, outputs, strict=True) if "/Evaluate" in c)
+    assert '"data":[0,0]' in next(o for c, o in zip(commands, outputs, strict=True) if "/v2/models" in c)
+
+
+async def test_only_models_that_are_ready_and_protocols_that_are_served() -> None:
+    class Broken(Half):
+        def load(self) -> None:
+            raise RuntimeError("no")
+
+    async with Server(Broken, energy, http_port=0, grpc_port=-1, protocols="oip_rest") as server:
+        (command,) = first_requests(server)
+        assert "/v2/models/energy/infer" in command
+
+
+def test_steps_of_loading_on_a_terminal(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    http_port, grpc_port = free_ports(2)
+    paths = [f"{TROUBLE}:SlowToLoad", f"{TROUBLE}:Twice"]
+    command = ["-m", "dragoman", "serve", *paths, "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+    with Terminal([sys.executable, *command], {"TEST_GATE": str(gate)}) as terminal:
+        terminal.wait_for(r"SlowToLoad +loading \d\S* k?B +\d s")  # with the bytes of its file
+        terminal.wait_for(r"Twice +warm")
+        gate.touch()
+        terminal.wait_for("ready in .*Ctrl-C stops")
+        table = terminal.text.rpartition("model ")[2]
+    assert re.search(r"SlowToLoad .* process +ready", table)
+    assert "\x1b[32m" in terminal.raw
+
+
+def test_a_single_model_that_fails_is_explained_once() -> None:
+    command = ["-m", "dragoman", "serve", f"{TROUBLE}:Unloadable", "--http-port", "0", "--grpc-port", "0"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("failed to load 'Unloadable', RuntimeError: the weights are gone") == 1
+    assert done.stderr.rstrip().endswith("\n  no model could be loaded: the server ends")
+    for absent in ("stopping", "HTTP  ", "try  ", "Ctrl-C"):
+        assert absent not in done.stderr
