@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -24,6 +24,7 @@ from dragoman.core.vector_binding import (
 from dragoman.core.vectors import Config
 from dragoman.workers.pool import Loaded
 
+A = TypeVar("A")
 # How many configs have their signature cached.
 _CACHE_SIZE = 256
 
@@ -47,6 +48,12 @@ class ConfiguredSignature:
             check_answer(response, call, self.signature, self.vectors)
 
 
+def bound_request(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
+    """Return the request with its deadline, and its bound call unless that is None."""
+    call = request.call if bound is None else bound
+    return Request(call, request.model, request.version, request.id, deadline_s, request.metadata)
+
+
 class Binder:
     """Checks calls against the signature of one model. Asks the model for its signature under a config if that may
     change it."""
@@ -63,21 +70,22 @@ class Binder:
         Returns None if the signature depends on the config of the call, or if the call requests the signature: see
         `bind_configured`.
         """
-        if type(call) is SignatureFor:
-            return None
         if self._is_configurable:
+            if type(call) is SignatureFor:
+                return None
             if type(call) is Infer and "config" in call.parameters:
                 call = config_in(call)
             if to is None and (self._default.vectors is None or getattr(call, "config", None)):
                 return None
-        to = to or self._default
+        if to is None:
+            to = self._default
         if type(call) is Infer:
             if call.positional is None:
                 return bind(call, to.signature, self._model)
             return bind_evaluation(call, to.vectors, self._model)
         if isinstance(call, DerivativeCall):
             return bind_derivative(call, to.vectors, self._model)
-        return call
+        return None if type(call) is SignatureFor else call
 
     async def bind_configured(
         self, request: Request[Any], get: GetSignature

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher, mergeable, rows
-from dragoman.engine.binder import Binder
+from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.deadlines import before, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
@@ -53,6 +54,8 @@ class Deployment:
         placements: PreferredPlacements | None = None,
     ) -> None:
         self.spec = spec
+        self._most = spec.max_queue or math.inf
+        self._loaded: Loaded | None = None
         self.state = "LOADING" if load is None else "UNLOADED"
         self.reason = ""
         self.update_error = ""  # why newer files of the model are not served
@@ -67,14 +70,13 @@ class Deployment:
         self._siblings = siblings
         self._pool: Pool | None = None
         self._starting: Pool | None = None
-        self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._merger: Batcher | SequencePool | None = None  # merges calls into batches, also those of sequences
         self.response_cache: ResponseCache | None = None
         self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
-        self._in_flight = 0
+        self.in_flight = 0  # calls that are queued or running
         self._idle: asyncio.Event | None = None  # set once no call is in flight, if something waits for that
 
     # --- start and stop ------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class Deployment:
 
     async def wait_until_idle(self) -> None:
         """Return once no call is queued or running."""
-        while self._in_flight:
+        while self.in_flight:
             if self._idle is None or self._idle.is_set():
                 self._idle = asyncio.Event()
             await self._idle.wait()
@@ -183,6 +185,17 @@ class Deployment:
             await self._pool.close()
 
     # --- state -----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        """Set the state, and with it `_accepted`, the types of calls for which `_admit` has nothing to check."""
+        self._state, self._accepted = state, frozenset[type[Any]]()
+        if state == "READY" and self._loaded is not None and not self.spec.timeout_s:
+            self._accepted = self._loaded.calls
 
     @property
     def ready(self) -> bool:
@@ -235,11 +248,6 @@ class Deployment:
         return replace(self.spec, replicas=replicas)
 
     @property
-    def in_flight(self) -> int:
-        """Number of calls that are queued or running."""
-        return self._in_flight
-
-    @property
     def pools(self) -> tuple[Pool, ...]:
         return tuple(filter(None, (self._pool or self._starting,)))  # also while a launcher starts it
 
@@ -283,10 +291,12 @@ class Deployment:
         """
         start_s = time.monotonic()
         try:
-            deadline_s = self._admit(request, start_s, nested=nested)
+            deadline_s = request.deadline_s
+            if type(request.call) not in self._accepted or deadline_s is not None or self.in_flight >= self._most:
+                deadline_s = self._admit(request, start_s, nested=nested)
             bound = self._binder.bind(request.call)
             if bound is not request.call or deadline_s is not request.deadline_s:
-                request = _admit_call(request, bound, deadline_s)
+                request = bound_request(request, bound, deadline_s)
             answer: Any = self._compute(request) if bound is not None else self._compute_with_config(request)
         except _NotLoaded:
             return begin(self._begin_when_loaded(request, start_s))
@@ -313,11 +323,11 @@ class Deployment:
         """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
         if self._load_for_call is None:
             raise self._not_ready()
-        if 0 < self.spec.max_queue <= self._in_flight:
+        if self.in_flight >= self._most:
             raise self._overloaded()
         if request.deadline_s is None and self.spec.timeout_s:
             request = structs.replace(request, deadline_s=now_s + self.spec.timeout_s)
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             await ensure_task()
             async with asyncio.timeout(remaining_s(request.deadline_s)):
@@ -330,7 +340,7 @@ class Deployment:
 
     async def _complete(self, computing: Coroutine[Any, Any, A], request: Request[A], start_s: float) -> Response[A]:
         """Return the response once the pool has computed the answer."""
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             answer = await (computing if request.deadline_s is None else before(request.deadline_s, computing))
         except BaseException as error:
@@ -354,7 +364,7 @@ class Deployment:
                 request = await self.wait_until_loaded(request, start_s)
             deadline_s = self._admit(request, start_s, nested=self.loads_on_demand)
             bound = self._binder.bind(request.call)
-            async with aclosing(self._chunks(_admit_call(request, bound, deadline_s), bound is not None)) as chunks:
+            async with aclosing(self._chunks(bound_request(request, bound, deadline_s), bound is not None)) as chunks:
                 async for chunk in chunks:
                     if usage is not None:
                         usage.add(chunk)
@@ -370,7 +380,7 @@ class Deployment:
         loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self._not_ready() if self._load_for_call is None else _NotLoaded
-        if 0 < spec.max_queue <= self._in_flight:
+        if self.in_flight >= self._most:
             raise self._overloaded()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
             raise NotSupported(f"model '{spec.name}' does not support {type(call).__name__}")
@@ -416,7 +426,7 @@ class Deployment:
     async def _chunks(self, request: Request[A], is_bound: bool) -> AsyncGenerator[A, None]:
         """Yield the chunks of a stream, each before the deadline."""
         assert self._pool is not None
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             if not is_bound:
                 request, _ = await self._binder.bind_configured(request, self._call_pool)
@@ -434,12 +444,6 @@ class Deployment:
             self._leave()
 
     def _leave(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight and self._idle is not None:
+        self.in_flight -= 1
+        if not self.in_flight and self._idle is not None:
             self._idle.set()
-
-
-def _admit_call(request: Request[A], bound: Any, deadline_s: float | None) -> Request[A]:
-    """Return the request with its deadline, and its bound call unless that is None."""
-    call = request.call if bound is None else bound
-    return Request(call, request.model, request.version, request.id, deadline_s, request.metadata)

@@ -89,14 +89,14 @@ class Executor:
         self._kinds = {call: _method_kind(getattr(model, method)) for call, (method, _) in _METHODS.items()}
         # The methods that are plain functions, and what converts their results.
         self._functions = {
-            call: (getattr(model, method), convert)
+            call: (getattr(model, method), convert, model.takes_request)
             for call, (method, convert) in _METHODS.items()
             if call in self.loaded.calls and self._kinds[call] == "value"
         }
         self._states = SequenceStates(spec.name) if self.loaded.sequences is not None else None
         if self._states is not None and Infer in self._functions:
-            method, convert = self._functions[Infer]
-            self._functions[Infer] = (lambda argument: method(self._with_state(argument)), convert)
+            method, convert, takes_request = self._functions[Infer]
+            self._functions[Infer] = (lambda argument: method(self._with_state(argument)), convert, takes_request)
 
     @classmethod
     async def load(cls, spec: ModelSpec, placement: Placement, *, in_thread: bool = True) -> "Executor":
@@ -160,12 +160,12 @@ class Executor:
         if function is not None:
             if request.deadline_s is not None:
                 _check_deadline(request)
-            method, convert = function
+            method, convert, takes_request = function
             signature = self.loaded.signature
             if self._unsized is not None and getattr(call, "config", None):
                 signature = self._unsized
             try:
-                return convert(method(request if self.model.takes_request else call), call, signature)
+                return convert(method(request if takes_request else call), call, signature)
             except _MODEL_ERRORS as error:
                 raise self._public_error(error, request) from error
         with closing(self.stream(request)) as chunks:

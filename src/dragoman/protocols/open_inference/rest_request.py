@@ -117,10 +117,13 @@ def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput], policy: P
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
     regions: dict[str, RegionSlice] = {}
+    names: list[str] = []
     for output in outputs:
+        name = output.name
+        names.append(name)
         if not output.parameters:
             continue
-        name, flag = output.name, output.parameters.get("binary_data")
+        flag = output.parameters.get("binary_data")
         if len(output.parameters) == 1 and type(flag) is bool:  # as in most requests
             binary_outputs[name] = flag
             continue
@@ -133,10 +136,11 @@ def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput], policy: P
             regions[name] = place
         if content_type := parse_content_type(parameters, name):
             content_types[name] = content_type
-    names = tuple([output.name for output in outputs])
-    default = _parse_flag(binary, "parameter 'binary_data_output'")
+    default = binary if type(binary) is bool else _parse_flag(binary, "parameter 'binary_data_output'")
     has_binary = default or True in binary_outputs.values()
-    return RestOutputOptions(default, names, binary_outputs if has_binary else {}, classes, content_types, regions)
+    return RestOutputOptions(
+        default, tuple(names), binary_outputs if has_binary else {}, classes, content_types, regions
+    )
 
 
 def _parse_flag(value: object, field: str) -> bool:

@@ -10,7 +10,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.bodies import BodyReceiver, BodySender, ReceiveWindows
 from dragoman.transports.http2.fields import TABLE_BYTES
 from dragoman.transports.http2.frame_reader import FrameReader, HeaderBlocks, strip_padding
-from dragoman.transports.http2.frames import FrameWriter, Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.frames import HEADERS, WINDOW_UPDATE, FrameWriter, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.limits import Http2Limits, RateLimits
 from dragoman.transports.http2.request import Http2Headers, check_trailers
 from dragoman.transports.http2.stream import Backlog, Buffer, Http2Service, Http2Stream, StreamTable
@@ -69,62 +69,50 @@ class Http2Connection:
 
     # --- bytes in ------------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        """Take what the client has sent."""
-        if not self.is_closed:
-            self._in_batch(self._read, data)
-
-    def _read(self, data: bytes) -> None:
-        if self.reader.read(data) and not self._blocks.is_open:
-            self._incomplete_since_s = self.sender.now_s
-
-    def count_filled(self, size: int) -> None:
-        """Count bytes that were read to `buffer()`."""
-        self._in_batch(self._body.count_filled, size)
-
-    def buffer(self) -> memoryview | None:
-        """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
-        body = self._body
-        return None if not body.left or self.reader.unparsed else body.buffer()
-
-    def _in_batch(self, function: Callable[[Any], None], argument: Any) -> None:
+    def receive(self, data: bytes, filled: int = 0) -> None:
+        """Take what the client has sent: `data`, or as many bytes as were `filled` in `buffer()`."""
+        if self.is_closed:
+            return
         writer = self._writer
         writer.is_batching = True
         try:
-            function(argument)
+            if filled:
+                self._body.count_filled(filled)
+            elif self.reader.read(data) and not self._blocks.is_open:
+                self._incomplete_since_s = self.sender.now_s
         except Http2ConnectionError as error:
             self.fail(error.code, error.message)
         finally:
             writer.is_batching = False
             writer.flush()
 
+    def buffer(self) -> memoryview | None:
+        """Return where the client's next bytes may be read to, or None to pass them to `receive`."""
+        body = self._body
+        return None if not body.left or self.reader.unparsed else body.buffer()
+
     def incomplete_since_s(self) -> float:
         """Return when the frame or header block began that is incomplete; infinity if there is none."""
         return self._incomplete_since_s if self.reader.unparsed or self._blocks.is_open else math.inf
 
     def handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if not self.settled:
-            if kind != frames.SETTINGS or flags & frames.ACK:
-                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected SETTINGS first")
-        elif kind == frames.HEADERS and not self._blocks.is_open:
-            self._handle_headers(flags, number, payload)
-            return
-        elif kind == frames.CONTINUATION:
-            block = self._blocks.append(number, flags, payload)
-            if block is not None:
-                self._handle_block(number, *block)
-            return
-        if self._blocks.is_open:
+        blocks = self._blocks
+        if not self.settled and (kind != frames.SETTINGS or flags & frames.ACK):
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected SETTINGS first")
+        if blocks.is_open and kind != frames.CONTINUATION:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "expected CONTINUATION")
-        if len(payload) > self._blocks.max_block:
+        if len(payload) > blocks.max_block:
             self.reader.check_length(kind, len(payload))
-        self._handle_control(kind, flags, number, payload)
+        if kind == WINDOW_UPDATE:
+            self._handle_window_update(number, frames.word(payload))
+        elif kind == HEADERS:
+            self._handle_headers(flags, number, payload)
+        else:
+            self._handle_control(kind, flags, number, payload)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
-        if len(payload) > self._blocks.max_block:
-            self.reader.check_length(frames.HEADERS, len(payload))
         if not number & 1:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"a client cannot open stream {number}")
         block = strip_padding(flags, payload) if flags & 0x28 else payload
@@ -232,10 +220,12 @@ class Http2Connection:
             self._rates.count_empty_frame(self.streams.last >> 1)
 
     def _handle_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Handle a frame other than DATA, HEADERS and CONTINUATION."""
+        """Handle a frame other than DATA, HEADERS and WINDOW_UPDATE."""
         match kind:
-            case frames.WINDOW_UPDATE:
-                self._handle_window_update(number, frames.word(payload))
+            case frames.CONTINUATION:
+                block = self._blocks.append(number, flags, payload)
+                if block is not None:
+                    self._handle_block(number, *block)
             case frames.RST_STREAM:
                 self._handle_rst_stream(number, frames.word(payload))
             case frames.SETTINGS | frames.PING | frames.GOAWAY if number:

@@ -7,7 +7,7 @@ from dragoman.protocols.wire import HttpError
 from dragoman.transports.http2 import frames
 from dragoman.transports.http2.bodies import BodyReceiver
 from dragoman.transports.http2.fields import Decoder, Field
-from dragoman.transports.http2.frames import Http2ConnectionError, Http2StreamError
+from dragoman.transports.http2.frames import HEADERS, NUMBER, Http2ConnectionError, Http2StreamError
 from dragoman.transports.http2.request import Http2Headers, parse_headers
 
 # CONTINUATION frames of one block; the largest accepted block needs far fewer.
@@ -190,23 +190,24 @@ class FrameReader:
         while end - at >= 9:
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 8 | low
-            number &= frames.NUMBER
-            if kind == 0 and (end - at > 9 or not flags & frames.PADDED or not length):
+            number &= NUMBER
+            if not kind and (end - at > 9 or not flags & frames.PADDED or not length):
                 at = handler.handle_data(flags, number, length, data, at + 9, end)
                 continue
-            stop = at + 9 + length
+            begin = at + 9
+            stop = begin + length
             if stop > end:
                 self.check_length(kind, length)
                 self._needed = frames.FRAME_HEADER_BYTES + (1 if kind == frames.DATA else length)
                 return at
             at = stop
             try:
-                handler.handle_frame(kind, flags, number, data[stop - length : stop])
+                handler.handle_frame(kind, flags, number, data[begin:stop])
             except Http2StreamError as error:
                 handler.fail_stream(number, error)
             if handler.is_closed:
                 return end
-            if kind == frames.HEADERS and self.stopwatch() > until_s:
+            if kind == HEADERS and self.stopwatch() > until_s:
                 self.more = at < end
                 break
         self._needed = frames.FRAME_HEADER_BYTES

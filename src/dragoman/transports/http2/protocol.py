@@ -76,7 +76,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def begin(self, data: bytes) -> None:
         """Handle bytes that were read from the socket before this protocol was chosen."""
         self._counters.received += len(data)
-        self._handle_input(self.connection.receive, data)
+        self._handle_input(data)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self.connection.buffer()
@@ -86,18 +86,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         self._counters.received += size
         if self._direct:
-            self._handle_input(self.connection.count_filled, size)
+            self._handle_input(b"", size)
         else:
-            self._handle_input(self.connection.receive, bytes(self._scratch[:size]))
+            self._handle_input(bytes(self._scratch[:size]))
         if size >= LARGE_MESSAGE:
             self._read_limiter.count(size)
 
-    def _handle_input(self, function: Any, argument: Any) -> None:
+    def _handle_input(self, data: bytes, filled: int = 0) -> None:
         connection = self.connection
         connection.sender.now_s = now_s = self._loop.time()
         self._has_received = True
         try:
-            function(argument)
+            connection.receive(data, filled)
         except Exception:
             log.exception("a connection failed")
             connection.fail(frames.INTERNAL_ERROR, "internal error")
@@ -114,7 +114,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Handle more of the received bytes."""
         if self.connection.reader.more and not self.connection.is_closed:
-            self._handle_input(self.connection.receive, b"")
+            self._handle_input(b"")
 
     def eof_received(self) -> bool:
         return False
