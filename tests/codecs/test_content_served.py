@@ -61,7 +61,7 @@ async def test_lists_have_shape_n_or_n_by_1_also_in_metadata() -> None:
     async with dragoman.Server(days, http_port=0, grpc_port=-1) as server:
         found = await asyncio.to_thread(requests.get, f"{server.http_url}/v2/models/days", timeout=30)
     assert found.json()["inputs"] == [
-        {"name": "x", "datatype": "BYTES", "shape": [-1]},
+        {"name": "x", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "datetime"}},
         {"name": "y", "datatype": "BYTES", "shape": [-1]},
     ]
     assert found.json()["outputs"] == [{"name": "output-0", "datatype": "BYTES", "shape": [-1]}]

@@ -225,7 +225,7 @@ def test_the_agent_of_kserve_loads_and_unloads_models(tmp_path: Path) -> None:
             return process.request("POST", path, b"{}", {**local, **headers})[0]
 
         assert process.status("/v2/health/ready") == 200
-        assert control("load") == 400
+        assert control("load") == 404
         (tmp_path / "models" / "iris").mkdir(parents=True)
         shutil.copy(EXAMPLES / "iris.onnx", tmp_path / "models" / "iris" / "model.onnx")
         assert control("load", **{"X-Forwarded-For": "10.0.0.5"}) == 403

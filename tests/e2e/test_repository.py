@@ -132,7 +132,7 @@ def test_models_added_and_removed_on_disk(process: ServerProcess, folder: Path) 
     assert factor(process, "c") == 11
     (folder / "b" / "model.py").unlink()
     status, body = control(process, "b", "load")
-    assert status == 400
+    assert status == 404
     assert "failed to load 'b'" in body["error"]
     assert factor(process, "b") == 3
 

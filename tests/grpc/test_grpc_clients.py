@@ -147,7 +147,7 @@ def respond(loop: asyncio.AbstractEventLoop, chunks: list[bytes]) -> bytes:
                     break
                 size = min(len(room), len(chunk))
                 room[:size] = chunk[:size]
-                connection.count_filled(size)
+                connection.receive(b"", size)
                 chunk = chunk[size:]
         return b"".join(out)
 
