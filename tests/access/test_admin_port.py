@@ -8,7 +8,7 @@ import pytest
 
 import dragoman
 from access.access_models import BODY, Doubler, KeyFile, bearer
-from dragoman.cli.table import startup_table
+from dragoman.cli.startup import startup_table
 from dragoman.formats import oip_messages as m
 from rest.rest_server import RestServer, serving
 
