@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from test_workers_join import open_port, outcomes_of_pids
-from workers_harness import call, first_value, spec_of, wait_until
+from workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
@@ -60,6 +60,8 @@ async def test_tasks_compute_and_are_replaced(tmp_path: Path) -> None:
                 await held
             (second,) = set(await queued)
             assert second != first
+            counts = print_outcomes("HyperQueue task killed", [held.exception(), *await queued])
+            assert counts == {"right": 50, "WorkerLost": 1}
         finally:
             await pool.close()
         await wait_until(lambda: not Path(f"/proc/{second}").exists())

@@ -16,14 +16,19 @@ from typing import Any
 import pytest
 from local_clusters import local_slurm
 from test_workers_join import open_port, outcomes_of_pids
-from workers_harness import call, first_value, spec_of, wait_until
+from workers_harness import call, first_value, print_outcomes, spec_of, wait_until
 
+from dragoman.core.calls import Inference
 from dragoman.core.errors import ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions
 from dragoman.workers.drain import slurm_time_left_s
 from dragoman.workers.process import ProcessPool
 from dragoman.workers.worker_port import WorkerPort
+from e2e.server_process import free_ports, started_server
 
+by_named_command = pytest.mark.skipif(
+    "DRAGOMAN_TEST_CLUSTERS" not in os.environ, reason="slow; run by ./scripts/test-clusters"
+)
 LONG_S = 30.0
 
 
@@ -67,7 +72,8 @@ async def jobs_of(port: WorkerPort, **launch: Any) -> AsyncIterator[ProcessPool]
 
 
 async def test_a_job_computes_leaves_and_is_replaced(tmp_path: Path) -> None:
-    """One worker after the other: SIGTERM, SIGKILL, and the loss of the node."""
+    """One worker after the other: SIGTERM, SIGKILL, and the node taken down."""
+    results: list[object] = []
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --comment=ours\n#SBATCH --time=10\nexport READ=yes\n")
     begun, go, script = tmp_path / "begun", tmp_path / "go", str(tmp_path / "job.sh")
     async with open_port() as port, jobs_of(port, script=script, resources={"cpus_per_task": 2}) as pool:
@@ -88,6 +94,7 @@ async def test_a_job_computes_leaves_and_is_replaced(tmp_path: Path) -> None:
         assert not any(task.done() for task in queued)
         go.touch()
         assert first_value(await held) == first
+        results += await asyncio.gather(*queued)
         (second,) = {first_value(response) for response in await asyncio.gather(*queued)}
         assert second != first
 
@@ -96,6 +103,7 @@ async def test_a_job_computes_leaves_and_is_replaced(tmp_path: Path) -> None:
         os.kill(second, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"connection was closed; SLURM job \d+ ended with FAILED\) while it comp"):
             await held
+        results.append(held.exception())
         third = first_value(await call(pool, do="pid"))
 
         (node,) = slurm("sinfo", "--noheader", "--format=%n").split()
@@ -107,6 +115,86 @@ async def test_a_job_computes_leaves_and_is_replaced(tmp_path: Path) -> None:
         slurm("scontrol", "update", f"nodename={node}", "state=resume")
         (fourth,) = set(await outcomes_of_pids(pool, 50)) | {first_value(r) for r in await asyncio.gather(*queued)}
         assert fourth != third
+        results += await asyncio.gather(*queued)
+    counts = print_outcomes("SLURM job: SIGTERM, SIGKILL, node down", results)
+    assert counts == {"right": 100, "WorkerLost": 1}
+
+
+@pytest.mark.skipif(
+    "DRAGOMAN_TEST_CLUSTERS" not in os.environ, reason="takes 2 minutes; run by ./scripts/test-clusters"
+)
+async def test_jobs_that_reach_their_time_limit(tmp_path: Path) -> None:
+    """Their workers leave before, and SLURM ends a job whose worker still computes a call then: only that is lost."""
+    begun, results = tmp_path / "begun", []
+    resources = {"time": "00:01:00", "cpus_per_task": 1}
+    async with open_port() as port, jobs_of(port, replicas=2, resources=resources, drain_s=30.0) as pool:
+        held = asyncio.create_task(call(pool, do="hold", begun=begun, go=tmp_path / "never"))
+        await wait_until(begun.exists)
+
+        async def client() -> None:
+            while not held.done():
+                (result,) = await asyncio.gather(call(pool, do="pid"), return_exceptions=True)
+                results.append(result)
+                await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(180):
+            await asyncio.gather(*(client() for _ in range(4)))
+        with pytest.raises(WorkerLost, match=r"SLURM job \d+ (ended with TIMEOUT|was cancelled)"):
+            await held
+    counts = print_outcomes("SLURM time limit", [*results, held.exception()])
+    assert counts == {"right": len(results), "WorkerLost": 1}
+    workers = {first_value(response) for response in results if isinstance(response, Inference)}
+    assert len(workers) >= 3
+
+
+SERVED = """
+import os
+import time
+import numpy as np
+import dragoman
+
+class Wait(dragoman.Model):
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        if x[0] > 0:
+            open("computing", "w").close()
+            time.sleep(x[0])
+        return np.array([os.getpid()])
+"""
+SERVED_OPTIONS = """
+[model]
+runtime = "python"
+uri = "model.py:Wait"
+[model.placement]
+launcher = "slurm"
+replicas = 2
+resources = { cpus_per_task = 4 }
+command = "exec {worker} --connect-timeout-s 1"
+"""
+
+
+@by_named_command
+async def test_jobs_end_when_the_server_is_killed(tmp_path: Path) -> None:
+    """One runs, in the middle of a call, and the other one waits for its cores: it ends as soon as it starts."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.py").write_text(SERVED)
+    (tmp_path / "m" / "dragoman.toml").write_text(SERVED_OPTIONS)
+    environment = {"DRAGOMAN_WORKER_SECRET": "the secret of this test"}
+    with started_server(
+        "m", "--worker-port", str(free_ports(1)[0]), environment=environment, folder=tmp_path
+    ) as server:
+        await asyncio.to_thread(server.wait_until_ready)
+        worker = int(server.infer("m", [0.0])[1]["outputs"][0]["data"][0])
+        assert sorted(jobs().values()) == ["PENDING", "RUNNING"]
+        (pending,) = [job for job, state in jobs().items() if state == "PENDING"]
+        computed = asyncio.create_task(asyncio.to_thread(server.infer, "m", [600.0]))
+        await wait_until((tmp_path / "computing").exists)
+        server.popen.kill()
+        results = await asyncio.gather(computed, return_exceptions=True)
+    await wait_until(lambda: not jobs(), LONG_S)
+    assert not Path(f"/proc/{worker}").exists()
+    assert "JobState=FAILED" in slurm("scontrol", "show", "job", pending)
+    counts = print_outcomes("server killed, with a running and a pending SLURM job", results)
+    assert counts == {"RemoteDisconnected": 1} or counts == {"ConnectionResetError": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def make_request(n: int = 0, deadline_s: float | None = None, **parameters: Any)
 async def call(pool: Pool, n: int = 0, deadline_s: float | None = None, **parameters: Any) -> Inference:
     """Return the response of a pool to `make_request` with these arguments."""
     return await complete(pool.call(make_request(n, deadline_s, **parameters)))
+
+
+def print_outcomes(fault: str, results: Iterable[object]) -> Counter[str]:
+    """Print how many calls were answered right, and with which errors; return the counts. `pytest -s` shows them."""
+    counts = Counter(type(each).__name__ if isinstance(each, BaseException) else "right" for each in results)
+    text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    print(f"\n{fault}: {counts.total()} calls, {text}")
+    return counts
 
 
 def first_value(response: Inference) -> int:
