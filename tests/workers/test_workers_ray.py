@@ -115,7 +115,7 @@ async def test_nodes_join_and_leave(cluster: tuple[str, Command], tmp_path: Path
             assert first != await pids(pool, 2)
 
             node_is_lost = asyncio.create_task(asyncio.to_thread(run, f"kill {first_node}"))
-            results = []
+            results: list[object] = []
             while not node_is_lost.done() or len(results) < 200:
                 results += await asyncio.gather(*(call(pool, do="pid") for _ in range(4)), return_exceptions=True)
             counts = print_outcomes("Ray node killed", results)

@@ -197,6 +197,26 @@ async def test_jobs_end_when_the_server_is_killed(tmp_path: Path) -> None:
     assert counts == {"RemoteDisconnected": 1} or counts == {"ConnectionResetError": 1}
 
 
+@by_named_command
+async def test_the_first_rank_of_srun_is_the_worker(tmp_path: Path) -> None:
+    """The other ranks, which never end by themselves, end with it, also when it is killed."""
+    ranks = 'test $SLURM_PROCID = 0 && exec "$@"; trap "" TERM; echo $$ > rank$SLURM_PROCID; sleep 600'
+    (tmp_path / "rank.sh").write_text(ranks)
+    options: dict[str, Any] = {
+        "command": "exec srun --kill-on-bad-exit=1 sh rank.sh {worker}",
+        "resources": {"ntasks": 3},
+    }
+    async with open_port() as port, jobs_of(port, **options) as pool:
+        first = first_value(await call(pool, do="pid"))
+        await wait_until(lambda: all(Path(f"rank{n}").exists() and Path(f"rank{n}").read_text() for n in (1, 2)))
+        others = [int(Path(f"rank{n}").read_text()) for n in (1, 2)]
+        os.kill(first, signal.SIGKILL)
+        await wait_until(lambda: not pool.ready)
+        second = first_value(await call(pool, do="pid"))
+        assert second != first
+        assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+
+
 @pytest.mark.parametrize(
     ("resources", "reason"), [({"begin": "now+1hour"}, "BeginTime"), ({"cpus_per_task": 99}, "PartitionConfig")]
 )
