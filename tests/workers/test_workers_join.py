@@ -211,7 +211,9 @@ async def test_the_lowest_version_of_tls(certificate: tuple[str, str], caplog: p
         context.maximum_version = ssl.TLSVersion.TLSv1_3
         _, writer = await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
-        writer.close()
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
