@@ -139,13 +139,13 @@ async def test_responses_may_be_larger_than_requests(channel: Any) -> None:
 
 async def test_a_taken_port_is_an_error(server: Any) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
-    with taken, pytest.raises(OSError, match=r"cannot listen for gRPC on 127\.0\.0\.1:"):
+    with taken, pytest.raises(OSError, match=r"Address already in use: '127\.0\.0\.1:"):
         await server.start("127.0.0.1", taken.getsockname()[1])
 
 
 async def test_a_second_server_does_not_share_the_port(server: Any, engine: FakeEngine) -> None:
     port = await server.start("127.0.0.1", 0)
-    with pytest.raises(OSError, match="is the port in use"):
+    with pytest.raises(OSError, match="in use"):
         await make_server(engine).start("127.0.0.1", port)
 
 

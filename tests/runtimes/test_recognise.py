@@ -10,6 +10,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.repository import DiskRepository
 from dragoman.plugins import runtime
+from dragoman.runtimes.files import check_pickle
 from dragoman.runtimes.recognise import model_file, recognise
 
 XGBOOST_JSON = b'{"learner":{"attributes":{}}}'
@@ -148,6 +149,15 @@ def test_a_decoder_that_was_exported_to_openvino(tmp_path: Path) -> None:
     assert recognise(tmp_path) == "openvino_genai"
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert recognise(tmp_path) == "llm"
+
+
+def test_a_pickle_names_all_that_is_missing_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "line.joblib").touch()
+    monkeypatch.setattr("dragoman.runtimes.files.is_installed", lambda package: package != "sklearn")
+    with pytest.raises(ModelFailed) as raised:
+        check_pickle(tmp_path / "line.joblib", ModelSpec(name="line", runtime="sklearn", uri="line.joblib"))
+    assert "start with --allow-pickle" in raised.value.message
+    assert raised.value.message.endswith("; it also needs sklearn: pip install 'dragoman[sklearn]'")
 
 
 def test_engines_of_tensorrt(tmp_path: Path) -> None:

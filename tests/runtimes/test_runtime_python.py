@@ -133,6 +133,16 @@ def test_files_without_a_model_or_with_several(tmp_path: Path) -> None:
     for name, text, message in (
         ("none.py", IMPORTS, r"'none\.py' has no model: expected one subclass of dragoman\.Model"),
         (
+            "celsius.py",
+            "def other(): ...\ndef celsius(x): ...\ndef last(): ...\n",
+            r"did you mean 'celsius\.py:celsius'\?",
+        ),
+        (
+            "plain.py",
+            "from os.path import join\ndef f(x): ...\ndef g(x): ...\ndef _h(x): ...\n",
+            r"mean 'plain\.py:g'\?",
+        ),
+        (
             "two.py",
             IMPORTS + "class A(Model):\n    pass\n\nclass B(Model):\n    pass\n",
             r"several models, A, B: .*two\.py:A",

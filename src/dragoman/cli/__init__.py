@@ -74,9 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DragomanError as error:
         print(f"dragoman: {error.message}", file=sys.stderr)
         return 2
-    except PermissionError as error:
+    except OSError as error:
+        if not error.filename:
+            raise
         print(f"dragoman: '{error.filename}' cannot be read: {error.strerror}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return status
 
 

@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dragoman.cli.startup import has_failed, progress, startup_line, startup_table
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import forget_secrets
+from dragoman.core.options import forget_secrets, suggestion
 from dragoman.server import Server, logger_levels, run, settings_for
 from dragoman.settings import Settings, from_environment, parse_settings, sagemaker_paths
 from dragoman.system import logs, process
@@ -22,7 +23,10 @@ from dragoman.system import logs, process
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Serve models until the process is stopped; return the exit status."""
     began_s = time.monotonic()
-    server = _make_server(paths, flags)
+    try:
+        server = _make_server(paths, flags)
+    except InvalidInput as error:
+        raise InvalidInput(_with_nearest_path(error.message, paths)) from error
     failed = False
 
     async def on_start(server: Server) -> None:
@@ -37,12 +41,39 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     try:
         run(server, on_start)
     except OSError as error:
-        hint = " (--http-port and --grpc-port choose others)" if error.errno in (None, errno.EADDRINUSE) else ""
-        print(f"dragoman: {error}{hint}", file=sys.stderr)
+        print(f"dragoman: {_explain(error, server.settings)}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     return 1 if failed else 0
+
+
+def _with_nearest_path(message: str, paths: Sequence[str]) -> str:
+    """Return the message with the nearest existing name, if it is the one about a missing path."""
+    for path in paths:
+        missing = f"'{path}' is not there"
+        folder, name = os.path.split(path)
+        with suppress(OSError):
+            if message.startswith(missing) and (hint := suggestion(name, os.listdir(folder or "."))):
+                return missing + hint
+    return message
+
+
+def _explain(error: OSError, settings: Settings) -> str:
+    """Return why the server cannot listen, and the flag that changes it."""
+    host, _, port = str(error.filename or "").rpartition(":")
+    if not port.isdecimal():
+        return str(error)
+    ports = ("http_port", "grpc_port", "umbridge_port", "admin_port", "worker_port")
+    names = [name for name in ports if getattr(settings, name) == int(port)] or ["http_also"]
+    flag = "--" + names[0].replace("_", "-")
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use: stop the other server, or choose a port with {flag}"
+    if error.errno == errno.EACCES:
+        return f"no permission to listen on port {port}: choose a port from 1024 on with {flag}"
+    hosts = {"admin_port": "--admin-host", "worker_port": "--worker-host", "http_also": "--http-also"}
+    flag = hosts.get(names[0], "--host")
+    return f"cannot listen on '{host}', {error.strerror}: choose an address of this machine with {flag}"
 
 
 def _make_server(arguments: Sequence[str], flags: Mapping[str, Any]) -> Server:

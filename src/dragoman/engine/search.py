@@ -90,9 +90,11 @@ class Search:
                 yield FoundModel(settings.get("name") or _name(self._root), self._root, settings, {})
         elif path.is_file():
             if recognise(path) is None:
-                hint = f"no runtime is known for the file '{name}'; expected a model file that docs/serving.md lists, "
+                known = ", ".join(sorted({each for r in plugins.built_in_runtimes().values() for each in r.suffixes}))
                 raise InvalidInput(
-                    why_not(path) or hint + "or a folder with it and a dragoman.toml that names its runtime"
+                    why_not(path)
+                    or f"no runtime is known for the file '{name}'; expected a model file ({known}, ...), or a "
+                    "folder with it and a dragoman.toml that names its runtime"
                 )
             yield from self._file(path.resolve(), _name(path))
         else:

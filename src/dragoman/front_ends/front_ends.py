@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import logging
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from dragoman.server_transports import (
     transport_limits,
 )
 from dragoman.settings import Settings
+from dragoman.system.sockets import address_error
 from dragoman.system.threads import cores
 from dragoman.workers.supervisor import Supervisor
 
@@ -159,7 +159,7 @@ def bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
     try:
         for address in addresses:
             if address[1] and address in addresses[: len(sockets)]:
-                raise _in_use(address, errno.EADDRINUSE)
+                raise address_error(OSError(errno.EADDRINUSE, ""), *address)
             _bind_one(address, shared=False).close()
             sockets.append(_bind_one(address, shared=True))
     except OSError:
@@ -180,9 +180,5 @@ def _bind_one(address: Address, *, shared: bool) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _in_use(address, error.errno or errno.EADDRINUSE) from error
+        raise address_error(error, *address) from error
     return sock
-
-
-def _in_use(address: Address, number: int) -> OSError:
-    return OSError(number, f"{os.strerror(number)} (while attempting to bind on address {address!r})")

@@ -47,9 +47,12 @@ def model_path(spec: ModelSpec) -> Path:
 def check_pickle(path: Path, spec: ModelSpec) -> None:
     """Raise ModelFailed unless the operator allows files that can run code when they are loaded."""
     if not spec.allow_pickle:
+        runtime = plugins.runtime(spec.runtime) if spec.runtime and ":" not in spec.runtime else None
+        missing = [each for each in runtime.packages if not is_installed(each)] if runtime is not None else []
+        also = f"; it also needs {' and '.join(missing)}: {runtime.install(missing[0])}" if runtime and missing else ""
         raise ModelFailed(
             f"'{path.name}' is not loaded: files of this kind can run code when loaded; start with --allow-pickle "
-            "(DRAGOMAN_ALLOW_PICKLE=true) if you trust it"
+            f"(DRAGOMAN_ALLOW_PICKLE=true) if you trust it{also}"
         )
 
 

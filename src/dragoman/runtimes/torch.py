@@ -41,12 +41,13 @@ class TorchModel(Model):
     """
 
     def load(self) -> None:
-        self._torch = RUNTIME.require("torch")
         path = model_path(self.spec)
         if path.suffix == ".pt2":
-            self.platform = "pytorch_export"
             # torch.export.load falls back to plain pickle for constants and sample inputs.
             check_pickle(path, self.spec)
+        self._torch = RUNTIME.require("torch")
+        if path.suffix == ".pt2":
+            self.platform = "pytorch_export"
             program = _load_export(self._torch, path)
             self._module = program.module()
             self._signature, self._positional = _export_signature(program, path)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from dragoman.system.sockets import listening_socket
 from dragoman.transports.clients import Reserve, Warnings
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
@@ -293,15 +294,11 @@ def _abort(connection: ListenerConnection) -> None:
 
 
 def bind_sockets(addresses: Sequence[tuple[str, int]], *, shared: bool = False) -> list[socket.socket]:
-    """Return sockets that listen on all addresses. Raises OSError if one cannot be bound.
-
-    With `shared`, other processes of the same user may listen there too; the system distributes the connections.
-    """
+    """Return sockets that listen on all addresses. Raises OSError if one cannot be bound."""
     sockets: list[socket.socket] = []
     try:
         for host, port in addresses:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared)
+            bound = listening_socket(host, port, backlog=_BACKLOG, shared=shared)
             # Connections inherit it. asyncio does not set it, and bodies would wait 40 ms for the acknowledgement of
             # the headers.
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

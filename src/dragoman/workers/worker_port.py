@@ -18,6 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from dragoman.core.errors import InvalidInput
+from dragoman.system.sockets import listening_socket
 from dragoman.workers.handshake import (
     Conversation,
     Hello,
@@ -164,9 +165,7 @@ class WorkerPort:
 
     async def start(self) -> None:
         """Open the port. Raises OSError."""
-        host, port = self._options.host, self._options.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._socket = listening_socket(self._options.host, self._options.port, backlog=_BACKLOG)
         self._socket.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
         threading.Thread(target=self._send_heartbeats, name="dragoman-heartbeats", daemon=True).start()

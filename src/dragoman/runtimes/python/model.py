@@ -172,12 +172,22 @@ def candidates(module: ModuleType) -> dict[str, Any]:
     return {n: v for n, v in found.items() if once[id(v)] == n and not (isinstance(v, type) and v in instantiated)}
 
 
+def _suggest_attribute(module: ModuleType, path: Path) -> str:
+    """Return a suggestion of the function or class that is meant: the one named as the file, else the last one."""
+    own = [n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__ and n[:1] != "_"]
+    name = path.stem if path.stem in own else own[-1] if own else ""
+    return f"; did you mean '{path.name}:{name}'?" if name else ""
+
+
 def _only_model(module: ModuleType, path: Path) -> Any:
     found = candidates(module)
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise ModelFailed(f"'{path.name}' has no model: expected one subclass of dragoman.Model or @dragoman.model")
+        hint = _suggest_attribute(module, path)
+        raise ModelFailed(
+            f"'{path.name}' has no model: expected one subclass of dragoman.Model or @dragoman.model{hint}"
+        )
     raise ModelFailed(
         f"'{path.name}' has several models, {', '.join(found)}: name one, as in '{path.name}:{next(iter(found))}'"
     )

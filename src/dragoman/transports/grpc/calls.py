@@ -1,7 +1,6 @@
 """Route HTTP/2 streams to gRPC calls, count the calls, and limit them per server, client and connection."""
 
 import asyncio
-import errno
 import math
 import ssl
 from collections import Counter
@@ -316,11 +315,7 @@ class GrpcServer:
         listener = Listener(wire, limits=self._limits, tls=self._tls, counters=self._executor.counters)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
-        try:
-            (bound,) = await listener.start([(host, port)], shared=shared)
-        except OSError as error:
-            why = "" if error.errno == errno.EACCES else "; is the port in use, or the address not one of this host?"
-            raise OSError(f"cannot listen for gRPC on {host}:{port}{why}") from error
+        (bound,) = await listener.start([(host, port)], shared=shared)
         self._calls, self._listener = calls, listener
         return bound
 
