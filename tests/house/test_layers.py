@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": {"core", "plugins", "formats"},
     "client": {"core", "formats", "codecs"},
     "protocols": {"core", "plugins", "formats"},
+    "conformance": {"core", "formats"},
     "settings": {"core"},
     "access": {"core", "engine", "protocols"},
     "workers": {"core", "plugins", "codecs", "_version"},
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "access",
         "compat",
+        "conformance",
         "core",
         "derivatives",
         "engine",

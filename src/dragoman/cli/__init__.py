@@ -18,7 +18,7 @@ _COMMANDS = {
     "worker": "run a model for a server on another machine",
     "doctor": "report what will differ for a folder of MLServer or LMI",
     "graph": "draw and check a graph of models",
-    "check": "check the derivatives of a model",
+    "check": "check that a server conforms to its protocols, or derivatives of a model",
     "keys": "create, list and delete API keys",
     "completion": "print a completion script for bash, zsh or fish",
 }

@@ -1,9 +1,22 @@
-"""`dragoman check derivatives MODEL`: compare the derivatives of a model with finite differences."""
+"""`dragoman check URL`: check a server against its protocols; `dragoman check derivatives MODEL`: check derivatives."""
 
 import argparse
 
+from dragoman.core.errors import InvalidInput
+
+# Checked here again by a test: the names of dragoman.conformance.runner.PROTOCOLS, which --help must not import.
+PROTOCOL_NAMES = (
+    "open-inference-rest", "open-inference-extensions", "open-inference-grpc", "umbridge", "kserve-v1", "openai",
+    "tgi", "lmi",
+)  # fmt: skip
+
 _EPILOG = """\
-Checks for every output and input at every point, in random directions v and u and with random weights s:
+dragoman check URL sends requests for each clause of the protocols' documents to any server and reports, clause by
+clause, what was sent, what was received, and whether the clause holds. Requests are derived from the model's metadata.
+The server is not changed without --allow-changes.
+
+dragoman check derivatives checks every output and input at every point, in random directions v and u and with random
+weights s:
   apply_jacobian  each element of J v against central differences of the output: the smallest relative error of ten
                   step sizes, and the order at which errors fall (2 is expected; "exact" for linear functions)
   gradient        each element of Jᵀ s, and <v, Jᵀ s>, against central differences of <s, output>
@@ -12,6 +25,9 @@ Checks for every output and input at every point, in random directions v and u a
   symmetry        <u, H v> = <v, H u>
 
 examples:
+  dragoman check http://127.0.0.1:8080
+  dragoman check http://127.0.0.1:8080 --grpc 127.0.0.1:8081 --model iris --junit conformance.xml
+  dragoman check http://127.0.0.1:4242 --protocol umbridge --only 'umbridge-error*'
   dragoman check derivatives model.py:energy
   dragoman check derivatives examples/scientific --model beam --at '[[10, 10, ...]]' --plot beam.svg
   dragoman check derivatives http://127.0.0.1:4242 --model forward --config '{"level": 2}'
@@ -22,15 +38,37 @@ Exit status: 0 if all checks pass, 1 if one fails, 2 if nothing could be checked
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.usage = "dragoman check derivatives [options] MODEL"
-    parser.description = "Check gradients, Jacobian and Hessian actions against finite differences and each other."
+    parser.usage = "dragoman check [options] URL\n       dragoman check derivatives [options] MODEL"
+    parser.description = "Check a server against the documents of its protocols, or derivatives of a model."
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("what", metavar="derivatives", choices=("derivatives",), help="what to check")
-    add("path", metavar="MODEL", help="as for dragoman serve, or the address of a UM-Bridge server")
-    add("--model", default="", metavar="NAME", help="the model to check, if there are several (default: all)")
-    add("--config", default="{}", metavar="JSON", help="the config of every call")
+    add("what", metavar="URL", help="address of a server, or the word derivatives")
+    add("path", metavar="MODEL", nargs="?", default="", help="after derivatives: as for dragoman serve, or a server")
+    add("--model", action="append", metavar="NAME", help="the model to check, if there are several; may be repeated")
+    add("--config", default="{}", metavar="JSON", help="the config of every UM-Bridge call")
     add("--at", action="append", metavar="JSON", help="a point: one list of numbers for each input; may be repeated")
+    _add_conformance_arguments(parser)
+    _add_derivative_arguments(parser)
+
+
+def _add_conformance_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("dragoman check URL").add_argument
+    add("--protocol", action="append", choices=PROTOCOL_NAMES, help="protocol to check; may be repeated")
+    add("--only", action="append", metavar="PATTERN", help="clauses to check, as rest-error-*; may be repeated")
+    add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
+    add("--request", default="", metavar="FILE", help="V2 request in JSON that the model accepts")
+    add("--allow-changes", action="store_true", help="load and unload the model too")
+    add("--api-key", default="", metavar="KEY", help="API key (default: variable DRAGOMAN_API_KEY)")
+    add("--ca", metavar="FILE", default="", help="certificate authority of the server")
+    add("--timeout-s", type=float, default=30.0, metavar="S", help="time limit of one request (default 30)")
+    add("--json", action="store_true", help="print the results as JSON")
+    add("--junit", default="", metavar="FILE", help="write the results as JUnit XML")
+    add("--strict", action="store_true", help="fail for recommendations too")
+    add("--verbose", action="store_true", help="print every request and response")
+
+
+def _add_derivative_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("dragoman check derivatives").add_argument
     add("--points", type=int, default=5, metavar="N", help="number of random points, without --at (default 5)")
     add(
         "--spread",
@@ -48,6 +86,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    if arguments.what != "derivatives":
+        if arguments.path:
+            raise InvalidInput(f"expected one URL, got '{arguments.what}' and '{arguments.path}'")
+        from dragoman.cli.conformance import check_server
+
+        return check_server(arguments)
+    if not arguments.path:
+        raise InvalidInput("expected a model: dragoman check derivatives MODEL")
+    if len(arguments.model or []) > 1:
+        raise InvalidInput("expected one --model")
     from dragoman.cli.derivatives import check_derivatives
 
+    arguments.model = arguments.model[0] if arguments.model else ""
     return check_derivatives(arguments)

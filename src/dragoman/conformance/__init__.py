@@ -1,0 +1,1 @@
+"""Conformance checks of servers: clauses of each protocol, run over the network against any server."""

@@ -1,0 +1,154 @@
+"""`dragoman check URL`: Dragoman conforms, and each clause detects a response that violates it."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.broken import BROKEN, ChangedChannel, ChangedHttp, GrpcChange
+from dragoman.cli import main
+from dragoman.cli.check import PROTOCOL_NAMES
+from dragoman.conformance.clauses import Clause, ClauseFailed, Outcome, Protocol
+from dragoman.conformance.open_inference_grpc import GrpcContext
+from dragoman.conformance.runner import PROTOCOLS, run_clauses
+from dragoman.conformance.target import Target
+from e2e.server_process import ServerProcess, running_server
+
+MODELS = Path(__file__).parent / "models"
+TOKEN = "open sesame"
+CLAUSES = {clause.id: (protocol, clause) for protocol in PROTOCOLS for clause in protocol.clauses}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    environment = {"PYTHONPATH": str(MODELS.parents[1])}
+    arguments = (str(MODELS), "--placement", "inline", "--control-token", TOKEN)
+    with running_server(*arguments, environment=environment) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def target(server: ServerProcess) -> Target:
+    http = ChangedHttp(f"http://127.0.0.1:{server.http_port}", {"Authorization": f"Bearer {TOKEN}"})
+    return Target(http, f"127.0.0.1:{server.grpc_port}")
+
+
+@pytest.fixture(scope="module")
+def contexts(target: Target) -> dict[str, Any]:
+    """The contexts of all protocols, prepared with unchanged responses."""
+    found = {protocol.name: protocol.prepare(target) for protocol in PROTOCOLS}
+    context: GrpcContext = found["open-inference-grpc"]
+    context.grpc.channel = ChangedChannel(context.grpc.channel)
+    return found
+
+
+def test_dragoman_conforms_to_every_clause(target: Target) -> None:
+    results = list(run_clauses(target, PROTOCOLS, allow_changes=True))
+    assert {r.clause.id: r.reason for r in results if r.outcome is not Outcome.PASS} == {
+        "umbridge-unsupported-feature": "the model supports every feature"
+    }
+    assert [r.clause.id for r in results] == list(CLAUSES)
+    assert all(r.exchanges for r in results)
+
+
+def test_there_is_a_violation_for_each_clause() -> None:
+    assert set(BROKEN) == set(CLAUSES)
+    assert all(BROKEN.values())
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_each_clause_detects_its_violations(name: str, target: Target, contexts: dict[str, Any]) -> None:
+    protocol, clause = CLAUSES[name]
+    context = contexts[protocol.name]
+    http: Any = target.http
+    for number, change in enumerate(BROKEN[name]):
+        channel = context.grpc.channel if isinstance(change, GrpcChange) else http
+        channel.change = change.apply if isinstance(change, GrpcChange) else change
+        try:
+            with pytest.raises(ClauseFailed):
+                _check_as_run(protocol, clause, context, target)
+        except pytest.fail.Exception as error:
+            raise AssertionError(f"change {number} of '{name}' is not detected") from error
+        finally:
+            channel.change = None
+
+
+def _check_as_run(protocol: Protocol, clause: Clause, context: Any, target: Target) -> None:
+    """Check one clause as the command does, with a context that is prepared already."""
+    prepared = Protocol(protocol.name, protocol.title, protocol.document, lambda _: context, protocol.clauses)
+    (result,) = run_clauses(target, [prepared], [clause.id], allow_changes=True)
+    if result.outcome is Outcome.FAIL:
+        raise ClauseFailed(result.reason)
+
+
+def test_the_command_knows_the_protocols() -> None:
+    assert tuple(protocol.name for protocol in PROTOCOLS) == PROTOCOL_NAMES
+    assert all(clause.requirement and clause.section for _, clause in CLAUSES.values())
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_writes_junit(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.xml"
+    url = f"http://127.0.0.1:{server.http_port}"
+    assert main(["check", url, "--model", "affine", "--only", "rest-infer*", "--junit", str(report)]) == 0
+    text = capsys.readouterr().out
+    assert "pass         rest-infer-id " in text
+    assert "all 8 clauses that could be checked hold" in text
+    assert "\x1b" not in text
+    suites = ET.parse(report).getroot()
+    assert {name: suites[0].get(name) for name in ("name", "tests", "failures", "skipped")} == {
+        "name": "open-inference-rest",
+        "tests": "8",
+        "failures": "0",
+        "skipped": "0",
+    }
+
+
+def test_grpc_is_found_on_the_http_port(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{server.http_port}"
+    assert main(["check", url, "--protocol", "open-inference-grpc", "--only", "grpc-infer-id", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["summary"] == {"pass": 1}
+    (clause,) = report["clauses"]
+    assert clause["outcome"] == "pass"
+    assert clause["exchanges"][0]["sent"].startswith("ModelInfer model_name:")
+
+
+def test_an_unknown_model_leaves_clauses_untried(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{server.http_port}"
+    assert main(["check", url, "--model", "nope", "--only", "rest-infer-id"]) == 2
+    text = capsys.readouterr().out
+    assert "not tried    rest-infer-id" in text
+    assert "GET v2/models/nope gets status 404" in text
+
+
+def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [7, 8, 9]}]}))
+    url = f"http://127.0.0.1:{server.http_port}"
+    options = ("--model", "affine", "--request", str(request), "--only", "rest-infer", "--verbose")
+    assert main(["check", url, *options]) == 0
+    assert '"data": [7, 8, 9]' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["http://127.0.0.1:1"], "no HTTP server answers at http://127.0.0.1:1"),
+        (["ftp://host"], "expected URL as http://HOST:PORT"),
+        (["http://127.0.0.1:1", "more"], "expected one URL, got 'http://127.0.0.1:1' and 'more'"),
+        (["http://127.0.0.1:1", "--request", "/nonexistent"], "--request: '/nonexistent' cannot be read"),
+        (["http://127.0.0.1:1", "--config", "["], "--config: expected JSON, got ["),
+        (["derivatives"], "expected a model: dragoman check derivatives MODEL"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *arguments]) == 2
+    assert message in capsys.readouterr().err
