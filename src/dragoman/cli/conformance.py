@@ -4,15 +4,17 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from dragoman._version import __version__
+from dragoman.cli.terminal import coloured, printable, table
 from dragoman.conformance.clauses import ClauseFailed, Outcome, Protocol, Result
 from dragoman.conformance.http import HttpTarget, checked_url
-from dragoman.conformance.report import as_json, as_junit, heading, summary, text_line
+from dragoman.conformance.report import as_json, as_junit, verdict
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
 from dragoman.conformance.target import Target, read_request
 from dragoman.core.errors import InvalidInput
@@ -27,7 +29,6 @@ def check_server(arguments: argparse.Namespace) -> int:
     protocols = [p for p in PROTOCOLS if not arguments.protocol or p.name in arguments.protocol]
     if arguments.only and not any(_chosen(protocols, pattern) for pattern in arguments.only):
         raise InvalidInput(f"--only: no clause matches {', '.join(arguments.only)}")
-    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     server = _server(target)
     if not arguments.json:
         print(f"{url}: {server.get('name', 'server')} {server.get('version', '')}".rstrip())
@@ -38,9 +39,9 @@ def check_server(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             if result.protocol.title != title:
                 title = result.protocol.title
-                print(heading(title, colours))
-            print(text_line(result, colours, arguments.verbose), flush=True)
-    print(json.dumps(as_json(url, server, results), indent=2) if arguments.json else summary(results))
+                print("\n" + coloured(title, "1", sys.stdout))
+            print("\n".join(_lines(result, arguments.verbose)), flush=True)
+    print(json.dumps(as_json(url, server, results), indent=2) if arguments.json else _summary(results))
     if arguments.junit:
         _write(arguments.junit, as_junit(url, results))
     return _status(results, arguments.strict)
@@ -56,6 +57,42 @@ def _status(results: Sequence[Result], strict: bool) -> int:
     if any(result.violates or (strict and result.outcome is Outcome.FAIL) for result in results):
         return 1
     return 0 if any(result.outcome is Outcome.PASS for result in results) else 2
+
+
+# ANSI codes of outcomes.
+_COLOURS = {Outcome.PASS: "32", Outcome.FAIL: "31", Outcome.NOT_OFFERED: "33", Outcome.NOT_TRIED: "36"}
+_INDENT = " " * 15
+
+
+def _lines(result: Result, verbose: bool) -> list[str]:
+    """Return the row of a clause; with the last exchange if it failed, with all of them if `verbose` is set."""
+    failed = result.outcome is Outcome.FAIL
+    outcome = coloured(f"{result.outcome:<11}", _COLOURS[result.outcome], sys.stdout)
+    level = " (recommended)" if result.clause.level == "should" else ""
+    lines = [f"  {outcome}  {result.clause.id:<34}  {result.clause.requirement}{level}"]
+    if result.reason:
+        lines.append(_INDENT + _one_line(result.reason))
+    for exchange in result.exchanges if verbose else result.exchanges[-1:] if failed else ():
+        lines += [
+            f"{_INDENT}sent      {_one_line(exchange.sent)}",
+            f"{_INDENT}received  {_one_line(exchange.received)}",
+        ]
+    if failed:
+        lines.append(f"{_INDENT}document  {result.protocol.document}: {result.clause.section}")
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return printable(text.replace("\n", "\\n").replace("\r", ""))
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """Return a table of counts by protocol, and a verdict."""
+    rows = [("protocol", *map(str, Outcome))]
+    for title in dict.fromkeys(result.protocol.title for result in results):
+        counts = Counter(result.outcome for result in results if result.protocol.title == title)
+        rows.append((title, *(str(counts[outcome]) for outcome in Outcome)))
+    return "\n".join(["", *table(rows), "", verdict(results)])
 
 
 def _target(arguments: argparse.Namespace) -> Target:

@@ -1,4 +1,4 @@
-"""Reports of conformance checks: table, JSON, JUnit and Markdown."""
+"""Reports of conformance checks: a verdict, JSON, JUnit and Markdown."""
 
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -6,54 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dragoman.conformance.clauses import Outcome, Result
-
-_COLOURS = {Outcome.PASS: "32", Outcome.FAIL: "31", Outcome.NOT_OFFERED: "33", Outcome.NOT_TRIED: "36"}
-_BOLD = "1"
-
-
-def text_line(result: Result, colours: bool, verbose: bool = False) -> str:
-    """Return the row of a clause; with the exchanges if it failed or `verbose` is set."""
-    outcome = f"{result.outcome:<11}"
-    if colours:
-        outcome = f"\x1b[{_COLOURS[result.outcome]}m{outcome}\x1b[0m"
-    level = " (recommended)" if result.clause.level == "should" else ""
-    lines = [f"  {outcome}  {result.clause.id:<34}  {_printable(result.clause.requirement)}{level}"]
-    if result.reason and result.outcome is not Outcome.PASS:
-        lines.append(f"{'':15}{_printable(result.reason)}")
-    if verbose or result.outcome is Outcome.FAIL:
-        for exchange in result.exchanges if verbose else result.exchanges[-1:]:
-            lines += [
-                f"{'':15}sent      {_printable(exchange.sent)}",
-                f"{'':15}received  {_printable(exchange.received)}",
-            ]
-        if result.outcome is Outcome.FAIL:
-            lines.append(f"{'':15}document  {result.protocol.document}: {result.clause.section}")
-    return "\n".join(lines)
-
-
-def heading(title: str, colours: bool) -> str:
-    return f"\n\x1b[{_BOLD}m{title}\x1b[0m" if colours else f"\n{title}"
-
-
-def _printable(text: str) -> str:
-    """Return text of a server without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def summary(results: Sequence[Result]) -> str:
-    """Return a table of counts by protocol, and a verdict."""
-    rows = [("protocol", *Outcome)]
-    for title in dict.fromkeys(result.protocol.title for result in results):
-        counts = Counter(result.outcome for result in results if result.protocol.title == title)
-        rows.append((title, *(str(counts[outcome]) for outcome in Outcome)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(["", *lines, "", verdict(results)])
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -108,6 +60,11 @@ def as_junit(url: str, results: Sequence[Result]) -> bytes:
             _add_case(suite, row)
     found: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
     return found
+
+
+def _printable(text: str) -> str:
+    """Return text without characters that XML does not allow."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _add_case(suite: ET.Element, row: Result) -> None:
