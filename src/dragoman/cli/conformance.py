@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,14 +34,15 @@ def check_server(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"{url}: {server.get('name', 'server')} {server.get('version', '')}".rstrip())
     results = []
-    title = ""
-    for result in run_clauses(target, protocols, arguments.only or (), arguments.allow_changes):
-        results.append(result)
+    found = run_clauses(target, protocols, arguments.only or (), arguments.allow_changes)
+    for title, rows in groupby(found, lambda result: result.protocol.title):
         if not arguments.json:
-            if result.protocol.title != title:
-                title = result.protocol.title
-                print("\n" + coloured(title, "1", sys.stdout))
-            print("\n".join(_lines(result, arguments.verbose)), flush=True)
+            print("\n" + coloured(title, "1", sys.stdout), flush=True)
+        for _, group in groupby(rows, lambda result: (result.outcome, result.reason)):
+            alike = list(group)
+            results += alike
+            if not arguments.json:
+                print("\n".join(_lines_of_group(alike, arguments.verbose)), flush=True)
     print(json.dumps(as_json(url, server, results), indent=2) if arguments.json else _summary(results))
     if arguments.junit:
         _write(arguments.junit, as_junit(url, results))
@@ -80,6 +82,16 @@ def _lines(result: Result, verbose: bool) -> list[str]:
     if failed:
         lines.append(f"{_INDENT}document  {result.protocol.document}: {result.clause.section}")
     return lines
+
+
+def _lines_of_group(results: Sequence[Result], verbose: bool) -> list[str]:
+    """Return the rows of clauses of equal outcome and reason; clauses that were not checked share a row."""
+    first = results[0]
+    if len(results) < 3 or verbose or first.outcome in (Outcome.PASS, Outcome.FAIL):
+        return [line for result in results for line in _lines(result, verbose)]
+    outcome = coloured(f"{first.outcome:<11}", _COLOURS[first.outcome], sys.stdout)
+    names = f"{first.clause.id} ... {results[-1].clause.id} ({len(results)} clauses)"
+    return [f"  {outcome}  {names}", _INDENT + _one_line(first.reason)]
 
 
 def _one_line(text: str) -> str:

@@ -67,9 +67,11 @@ def _prepare(target: Target) -> Function:
         raise NotOffered(f"GET /Info gets status {response.status}")
     answer = json.loads(response.body)
     listed = answer.get("models") if isinstance(answer, dict) else None
+    if listed == []:
+        raise NotTried("GET /Info lists no models")
     names = [name for name in target.models or listed or [""] if not listed or name in listed]
     if not names:
-        raise NotTried(f"none of the models {list(target.models)} is in /Info")
+        raise NotTried(f"GET /Info lists none of the models {', '.join(target.models)}")
     functions = [Function(target.http, name, target.config) for name in names]
     for function in functions:
         function.point = _valid_point(function, target.point)
