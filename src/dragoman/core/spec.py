@@ -1,7 +1,7 @@
 """The configuration of one model version: where it is, what runs it and how, and the models beside it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 # Path, inode, size in bytes and time of modification (ns) of a file.
 FileState = tuple[str, int, int, int]
@@ -21,10 +22,20 @@ FileState = tuple[str, int, int, int]
 FileContent = tuple[str, int, str]
 
 
+class ResponseStream(Protocol[A_co]):
+    """Responses of a call as they come; `next` blocks. `close` cancels the call, in any thread."""
+
+    def __iter__(self) -> Iterator[A_co]: ...
+
+    def __next__(self) -> A_co: ...
+
+    def close(self) -> None: ...
+
+
 class SiblingModels(Protocol):
     """The other models of the server, for a model in the server's process.
 
-    `describe` and `call` block: use them in threads of the model, never on the event loop.
+    All but `unavailable` and `streams` block: use them in threads of the model, never on the event loop.
     """
 
     def describe(self, name: str) -> ModelDescription:
@@ -34,11 +45,23 @@ class SiblingModels(Protocol):
         asks.
         """
 
-    def unavailable(self, name: str) -> str:
+    def unavailable(self, name: str, version: str = "") -> str:
         """Return why a model is not ready, or "". Returns at once, in any thread."""
+
+    def streams(self, name: str) -> bool:
+        """Return whether a model has several responses to a call. Returns at once, in any thread."""
 
     def call(self, request: Request[A]) -> A:
         """Return the answer of the model of the request. It is queued, limited and counted like any other call."""
+
+    def stream(self, request: Request[A]) -> ResponseStream[A]:
+        """Start a call; return its responses."""
+
+    def load(self, name: str) -> None:
+        """Load a model of the repository, or load it again. Raises the errors of loading."""
+
+    def unload(self, name: str) -> None:
+        """Unload a model, which ends the calls in flight before. Raises ModelNotFound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +106,9 @@ class LaunchOptions:
         """Whether the number of workers follows the load."""
         return self.min_replicas is not None and self.min_replicas < self.replicas
 
+
+# Among the details of a loaded model of Triton: its configuration, if the model has completed it.
+COMPLETED_CONFIG = "triton_config"
 
 # Model names and versions: safe in a URL and as the name of a folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)

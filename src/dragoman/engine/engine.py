@@ -129,6 +129,7 @@ class Engine:
             loads_new_models=self._identity.loads_new_models,
             loaded_models=self._loaded_models,
         )
+        self._siblings.control = self._control
         self._sync = FolderSync(repository, self._control)
         self._watch_quiet_s = watch_quiet_s
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dragoman.compat import files, serving
+from dragoman.compat.triton.backends import is_model_folder
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
@@ -43,7 +44,7 @@ def model_settings(folder: Path) -> dict[str, Any] | None:
     if path.is_file():
         table: dict[str, Any] = files.model_table(_read_json(path), path)
         settings |= _parse_table(table, path)
-    if (folder / "config.pbtxt").is_file():
+    if folder.is_dir() and is_model_folder(folder):
         from dragoman.compat.triton.config import model_table  # imports protobuf
 
         settings |= _parse_table(model_table(folder), folder / "config.pbtxt")

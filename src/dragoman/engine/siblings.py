@@ -2,18 +2,24 @@
 
 import asyncio
 import concurrent.futures
+import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
+from typing import Any, Generic, TypeVar
 
 from dragoman.core.calls import Describe, ModelDescription, Request
 from dragoman.core.errors import InvalidInput, ModelFailed, ModelNotFound, NotReady
+from dragoman.core.spec import ResponseStream
+from dragoman.engine.control import ModelControl
 from dragoman.engine.registry import ModelRegistry
 from dragoman.system.call_times import get_times, set_observed
 from dragoman.system.coroutines import complete
 
 A = TypeVar("A")
+# Responses of a stream that a thread has not taken yet.
+_MAX_WAITING_RESPONSES = 64
 
 
 class SiblingRegistry:
@@ -32,6 +38,7 @@ class SiblingRegistry:
         self._waits: dict[str, str] = {}  # for each model that waits, the model that it waits for
         self._tasks: set[asyncio.Task[Any]] = set()
         self.users: set[str] = set()  # models that have used others
+        self.control: ModelControl  # set by the engine
 
     def of(self, name: str) -> "SiblingClient":
         """Return the client of the model of this name. Call it on the event loop."""
@@ -42,9 +49,9 @@ class SiblingRegistry:
         for task in self._tasks:
             task.cancel()
 
-    def unavailable(self, name: str) -> str:
+    def unavailable(self, name: str, version: str = "") -> str:
         try:
-            deployment = self._registry.find(name)
+            deployment = self._registry.find(name, version)
         except (ModelNotFound, NotReady) as error:
             return error.message
         if deployment.ready:
@@ -100,6 +107,62 @@ class SiblingRegistry:
             if times is not None:
                 times.ended_s = time.monotonic()
 
+    async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
+        deployment = self._registry.route(request.model, request.version)
+        caller = get_times()
+        times = None if caller is None else caller.begin_nested(deployment.spec.name, deployment.spec.version)
+        set_observed(times)
+        try:
+            async with aclosing(deployment.stream(request)) as responses:
+                async for response in responses:
+                    yield response.answer
+        finally:
+            if times is not None:
+                times.ended_s = time.monotonic()
+
+    def streams(self, name: str) -> bool:
+        try:
+            deployment = self._registry.find(name)
+        except (ModelNotFound, NotReady):
+            return False
+        return deployment.is_loaded and deployment.loaded.streams
+
+
+class _StreamedResponses(Generic[A]):
+    """The responses of a call, for a thread. The call waits while too many of them have not been taken."""
+
+    def __init__(self, registry: SiblingRegistry, request: Request[A], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._taken = asyncio.Semaphore(_MAX_WAITING_RESPONSES)
+        self._responses: queue.SimpleQueue[A | None] = queue.SimpleQueue()  # None: the call has ended
+        self._work = asyncio.run_coroutine_threadsafe(registry.run(self._forward(registry.stream(request))), loop)
+        self._work.add_done_callback(lambda _: self._responses.put(None))
+
+    async def _forward(self, responses: AsyncGenerator[A, None]) -> None:
+        async with aclosing(responses):
+            async for response in responses:
+                await self._taken.acquire()
+                self._responses.put(response)
+
+    def __iter__(self) -> Iterator[A]:
+        return self
+
+    def __next__(self) -> A:
+        response = self._responses.get()
+        if response is not None:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._taken.release)
+            return response
+        self._responses.put(None)
+        if self._work.cancelled():
+            raise NotReady("the call was cancelled")
+        if (error := self._work.exception()) is not None:
+            raise error
+        raise StopIteration
+
+    def close(self) -> None:
+        self._work.cancel()
+
 
 class SiblingClient:
     """The `SiblingModels` of one model."""
@@ -114,8 +177,21 @@ class SiblingClient:
         self._registry.users.add(self._name)
         return self._run_on_loop(self._registry.describe(name, self._name))
 
-    def unavailable(self, name: str) -> str:
-        return self._registry.unavailable(name)
+    def unavailable(self, name: str, version: str = "") -> str:
+        return self._registry.unavailable(name, version)
+
+    def streams(self, name: str) -> bool:
+        return self._registry.streams(name)
+
+    def stream(self, request: Request[A]) -> ResponseStream[A]:
+        self._registry.users.add(self._name)
+        return _StreamedResponses(self._registry, request, self._loop)
+
+    def load(self, name: str) -> None:
+        self._run_on_loop(self._registry.control.load(name))
+
+    def unload(self, name: str) -> None:
+        self._run_on_loop(self._registry.control.unload(name))
 
     def call(self, request: Request[A]) -> A:
         self._registry.users.add(self._name)

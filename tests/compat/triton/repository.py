@@ -54,6 +54,7 @@ def write_repository(root: Path) -> None:
     write(root / "repeat" / "1" / "model.py", REPEAT)
     write(root / "widths" / "config.pbtxt", WIDTHS_CONFIG)
     write(root / "widths" / "1" / "model.py", WIDTHS)
+    write(root / "completed" / "1" / "model.py", COMPLETED)
     (root / "ensemble" / "1").mkdir(parents=True)
     write(root / "ensemble" / "config.pbtxt", f'platform: "ensemble"\nmax_batch_size: 8\n{ADD_SUB}{STEPS}')
 
@@ -185,6 +186,25 @@ class TritonPythonModel:
     def execute(self, requests):
         widths = np.array([[len(request.inputs()[0].as_numpy()[0]) for request in requests]], np.int32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("WIDTHS", widths)]) for _ in requests]
+'''
+COMPLETED = '''
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """Has no config.pbtxt. InferenceRequest.exec( as above."""
+
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(4)
+        config.add_input({"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [4]})
+        config.add_input({"name": "INPUT1", "data_type": "TYPE_INT32", "dims": [4]})
+        config.add_output({"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [4]})
+        config.set_dynamic_batching()
+        return config
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[1].as_numpy())]) for r in requests]
 '''
 STEPS = """
 ensemble_scheduling {

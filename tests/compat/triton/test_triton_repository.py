@@ -122,6 +122,19 @@ def test_a_python_model_sees_its_request_and_its_configuration(served: ServerPro
     assert seen["warm"] == 2  # rows of the warm-up request
 
 
+def test_a_python_model_completes_its_configuration(served: ServerProcess) -> None:
+    _, config, _ = served.request("GET", "/v2/models/completed/config")
+    assert (config["backend"], config["max_batch_size"], "dynamic_batching" in config) == ("python", 4, True)
+    assert [(t["name"], t["data_type"], t["dims"]) for t in config["input"]] == [
+        ("INPUT0", "TYPE_INT32", [4]),
+        ("INPUT1", "TYPE_INT32", [4]),
+    ]
+    _, metadata, _ = served.request("GET", "/v2/models/completed")
+    assert metadata["outputs"] == [{"name": "OUTPUT0", "datatype": "INT32", "shape": [-1, 4]}]
+    assert not [key for key in metadata if "config" in key]
+    np.testing.assert_array_equal(infer(served, "completed").as_numpy("OUTPUT0"), B, strict=True)
+
+
 def test_requests_come_together_and_stay_apart(served: ServerProcess) -> None:
     rows = [np.full((1, 4), n, np.int32) for n in range(1, 25)]
     with ThreadPoolExecutor(8) as threads:

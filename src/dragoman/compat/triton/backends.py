@@ -15,6 +15,7 @@ class Backend:
     platform: str = ""
 
 
+CONFIG_FILE = "config.pbtxt"
 PYTHON, ENSEMBLE = "python", "ensemble"
 _BACKENDS = (
     Backend("onnxruntime", "onnx", "model.onnx", "onnxruntime_onnx"),
@@ -42,6 +43,27 @@ UNSUPPORTED: Mapping[str, str] = {
     "tensorrtllm": "TensorRT-LLM is not supported: serve the folder that save_pretrained writes, by llm or vllm",
     "dali": f"DALI pipelines are not supported: {_LIBRARY}",
 }
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Return whether Triton serves a folder: it has a `config.pbtxt`, or versions of the Python backend."""
+    try:
+        return (folder / CONFIG_FILE).is_file() or any(map(_is_python_backend, folder.iterdir()))
+    except OSError:  # its files cannot be listed
+        return False
+
+
+def is_version_folder(path: Path) -> bool:
+    """Return whether a folder is a version of a model of Triton."""
+    return path.name.isdecimal() and ((path.parent / CONFIG_FILE).is_file() or _is_python_backend(path))
+
+
+def _is_python_backend(version: Path) -> bool:
+    file = version / "model.py"
+    try:
+        return version.name.isdecimal() and b"class TritonPythonModel" in file.read_bytes()
+    except OSError:
+        return False
 
 
 def find_backend(backend: str, platform: str, model: str, files: Path | None) -> Backend | None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.compat.fields import Effect, Remark
-from dragoman.compat.triton.backends import ENSEMBLE, PYTHON, Backend, find_backend, why_unsupported
+from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, Backend, find_backend, why_unsupported
 from dragoman.compat.triton.checks import check_config
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.model_config import ConfigFile, config_json, parse_config
 
 log = logging.getLogger("dragoman.compat")
 
-FILE = "config.pbtxt"
 RUNTIME = "triton"
 # Memory for the responses of a model with `response_cache`, in bytes; in Triton it is a setting of the server.
 _CACHE_BYTES = 16 << 20
@@ -140,9 +139,9 @@ def model_table(folder: Path) -> dict[str, Any]:
 
     Raises InvalidInput naming file, line and field.
     """
-    path = folder / FILE
-    stat = path.stat()
-    model = _read_and_report(path, stat.st_mtime_ns, stat.st_size)
+    path = folder / CONFIG_FILE
+    stat = path.stat() if path.exists() else None
+    model = _read_and_report(path, stat.st_mtime_ns if stat else 0, stat.st_size if stat else 0)
     config = model.config
     table: dict[str, Any] = {
         "name": config.name,
@@ -182,9 +181,9 @@ def _read_and_report(path: Path, _changed_ns: int, _size: int) -> TritonModel:
 
 def read_model(folder: Path) -> TritonModel:
     """Read and check the configuration of a folder. Raises InvalidInput naming file, line and field."""
-    path = folder / FILE
+    path = folder / CONFIG_FILE
     try:
-        text = path.read_text()
+        text = path.read_text() if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     file = parse_config(text, str(path))
@@ -261,7 +260,7 @@ def _labels(model: TritonModel) -> dict[str, str]:
     found = {o.name: str(model.folder / o.label_filename) for o in model.config.output if o.label_filename}
     for step in model.config.ensemble_scheduling.step:
         folder = model.folder.parent / step.model_name
-        if not (folder / FILE).is_file():
+        if not (folder / CONFIG_FILE).is_file():
             continue
         try:
             labels = _labels(read_model(folder))

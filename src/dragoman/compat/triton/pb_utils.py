@@ -8,8 +8,8 @@ import json
 import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any
+from contextvars import Context
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -125,13 +125,27 @@ class InferenceResponseSender:
         self._send(response, self._is_closed)
 
 
-# Calls another model: set by the runtime while a model runs.
-Caller = Callable[["InferenceRequest", bool], Iterator[InferenceResponse]]
-caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+class Server(Protocol):
+    """What `InferenceRequest.exec` needs of the server."""
+
+    def infer(self, request: "InferenceRequest", decoupled: bool) -> Any:
+        """Return the response of another model, or with `decoupled` an iterator over its responses."""
+
+
+class InferenceTrace:
+    """The trace of a request, which a model passes to those that it sends: their spans are part of it then."""
+
+    def __init__(self, context: Context | None = None) -> None:
+        self.context = context
 
 
 class InferenceRequest:
-    """A request to this model, or one that this model sends to another (business logic scripting)."""
+    """A request to this model, or one that this model sends to another (business logic scripting).
+
+    server: what other models are called by; None where that is not possible.
+    """
+
+    server: Server | None = None
 
     def __init__(
         self,
@@ -147,13 +161,15 @@ class InferenceRequest:
         trace: Any = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
-        self.model_name, self.model_version = model_name, model_version
-        self._request_id, self._correlation_id = request_id, correlation_id
-        self._inputs, self._requested_output_names = list(inputs), list(requested_output_names)
+        self.model_name, self.model_version = _as_text(model_name), model_version
+        self._request_id, self._correlation_id = _as_text(request_id), correlation_id
+        self._inputs, self._requested_output_names = list(inputs), [_as_text(each) for each in requested_output_names]
         self._flags, self._timeout, self._trace = flags, timeout, trace
         self._parameters = parameters if isinstance(parameters, str) else json.dumps(dict(parameters or {}))
-        self.sender: InferenceResponseSender | None = None  # set by the runtime
+        self.sender: InferenceResponseSender | None = None  # these are set by the runtime
         self.uses_sender = False
+        self.may_be_rescheduled = False
+        self.is_rescheduled = False
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -196,19 +212,26 @@ class InferenceRequest:
         return self.sender is not None and self.sender.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+        """Say whether the request is executed again: only one of a model with `iterative_sequence` can be."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unsupported release flags: {flags}")
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not self.may_be_rescheduled:
             raise TritonModelException("rescheduling of requests is supported only with iterative_sequence: true")
+        self.is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> Any:
         """Call another model. Return its response, or an iterator over its responses if it is decoupled."""
-        call = caller.get()
-        if call is None:
+        if self.server is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
-        responses = ResponseIterator(call(self, decoupled))
-        return responses if decoupled else next(responses)
+        return self.server.infer(self, decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
         return await asyncio.to_thread(self.exec, decoupled)
+
+
+def _as_text(name: str | bytes) -> str:
+    """Return a name as text; models also pass the bytes of an input, which Triton accepts."""
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 class ResponseIterator:
@@ -224,7 +247,7 @@ class ResponseIterator:
         return next(self._responses)
 
     def cancel(self) -> None:
-        getattr(self._responses, "close", lambda: None)()
+        """Cancel the request."""
 
 
 # --- functions -------------------------------------------------------------------------------------------
@@ -281,22 +304,19 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
     return np.fromiter(elements, object)
 
 
+_NO_SERVER = "only models that run in the process of the server can"
+
+
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    raise TritonModelException(f"failed to load '{model_name}', models cannot load or unload others here")
+    raise TritonModelException(f"failed to load '{model_name}', {_NO_SERVER}")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    raise TritonModelException(f"failed to unload '{model_name}', models cannot load or unload others here")
-
-
-is_ready: ContextVar[Callable[[str], bool] | None] = ContextVar("is_ready", default=None)
+    raise TritonModelException(f"failed to unload '{model_name}', {_NO_SERVER}")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    check = is_ready.get()
-    if check is None:
-        raise TritonModelException("the readiness of other models is known only in a model that calls others")
-    return check(model_name)
+    raise TritonModelException(f"the readiness of '{model_name}' is not known: {_NO_SERVER}")
 
 
 class Logger:

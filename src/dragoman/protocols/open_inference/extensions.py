@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
+from dragoman.core.spec import COMPLETED_CONFIG
 from dragoman.core.tensor import Parameters
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import EngineCall, Policy
@@ -56,9 +57,16 @@ def authorized_call(
 
 
 def configuration(model: ModelDescription) -> Mapping[str, Any] | None:
-    """Return the `config.pbtxt` of a model in its JSON form; None if it has none."""
+    """Return the `config.pbtxt` of a model in its JSON form, as the model has completed it; None if it has none."""
+    if (completed := model.details.get(COMPLETED_CONFIG)) is not None:
+        return completed  # type: ignore[no-any-return]
     settings = model.protocols.get("triton")
     return None if settings is None else settings["config"]
+
+
+def public_details(model: ModelDescription) -> Mapping[str, Any]:
+    """Return the details of a model that its metadata has."""
+    return {name: value for name, value in model.details.items() if name != COMPLETED_CONFIG}
 
 
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.

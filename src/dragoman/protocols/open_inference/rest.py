@@ -55,6 +55,7 @@ from dragoman.protocols.open_inference.extensions import (
     check_unload_parameters,
     metadata_tensors,
     parse_version_weights,
+    public_details,
 )
 from dragoman.protocols.open_inference.messages import (
     Liveness,
@@ -250,7 +251,7 @@ class OpenInferenceRest:
                     _metadata(model.signature.outputs),
                     versions=model.versions,
                     parameters={"content_type": content_type} if content_type else {},
-                    details=model.details,
+                    details=public_details(model),
                 )
             )
 

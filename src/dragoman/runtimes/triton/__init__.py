@@ -3,20 +3,15 @@
 from pathlib import Path
 
 from dragoman import plugins
-from dragoman.compat.triton.backends import ENSEMBLE, PYTHON
+from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, is_version_folder
 from dragoman.core.errors import ModelFailed
 from dragoman.core.model import Model
 from dragoman.core.runtime import Runtime, lazy_function
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.files import is_installed
 
-_FILE = "config.pbtxt"
-# In the source of a model that calls others, which only the server's process can.
-_CALLS_OTHERS = (b".exec(", b".async_exec(")
-
-
-def _is_version_folder(path: Path) -> bool:
-    return path.name.isdecimal() and (path.parent / _FILE).is_file()
+# In the source of a model that calls, loads or checks others, which only the server's process can.
+_CALLS_OTHERS = (b".exec(", b".async_exec(", b"load_model(", b"is_model_ready(")
 
 
 def model_file(spec: ModelSpec) -> Path:
@@ -24,7 +19,7 @@ def model_file(spec: ModelSpec) -> Path:
     folder, name = Path(spec.uri), str(spec.parameters["file"])
     path = folder / name
     if not path.exists():
-        raise ModelFailed(f"'{folder.name}/{name}' not found: expected the model file that '{_FILE}' describes")
+        raise ModelFailed(f"'{folder.name}/{name}' not found: expected the model file that '{CONFIG_FILE}' describes")
     return path
 
 
@@ -54,7 +49,7 @@ def _check(spec: ModelSpec) -> None:
 
 def _load(spec: ModelSpec) -> Model:
     if "backend" not in spec.parameters:
-        raise ModelFailed(f"expected a folder with '{_FILE}', got '{spec.uri}'")
+        raise ModelFailed(f"expected a folder with '{CONFIG_FILE}', got '{spec.uri}'")
     return _LOADERS.get(str(spec.parameters["backend"]), _LOADERS[""])(spec)  # type: ignore[no-any-return]
 
 
@@ -66,8 +61,8 @@ _LOADERS = {
 
 RUNTIME = Runtime(
     load=_load,
-    folder_files=(_FILE,),
-    is_model_folder=_is_version_folder,
+    folder_files=(CONFIG_FILE,),
+    is_model_folder=is_version_folder,
     priority=100,
     placement=_placement,
     check=_check,

@@ -2,18 +2,16 @@
 
 import asyncio
 import importlib
-import inspect
+import itertools
 import json
 import logging
 import sys
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dragoman import plugins
 from dragoman.compat.triton import pb_utils
 from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Inference, Request
@@ -22,18 +20,17 @@ from dragoman.core.errors import (
     InvalidInput,
     InvalidOutput,
     ModelFailed,
-    ModelNotFound,
     NotReady,
-    NotSupported,
     public_message,
-    public_text,
 )
 from dragoman.core.model import Model
 from dragoman.core.sequences import SequenceStep
 from dragoman.core.signature import Signature
-from dragoman.core.spec import ModelSpec, SiblingModels
+from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec
 from dragoman.core.tensor import Scalar, Tensor
 from dragoman.runtimes.triton import model_file
+from dragoman.runtimes.triton.bls import ERRORS, MODULES, ServerAccess, import_with_access, request_class
+from dragoman.runtimes.triton.python_instance import READY_TIMEOUT_S, Instance
 from dragoman.runtimes.triton.request_queue import PendingRequest, RequestQueue, call_of
 from dragoman.runtimes.triton.sequences import SequenceInputs
 from dragoman.runtimes.triton.tensors import Configuration
@@ -44,13 +41,6 @@ log = logging.getLogger("dragoman.model")
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
-_ERRORS: Mapping[int, type[DragomanError]] = {
-    pb_utils.TritonError.NOT_FOUND: ModelNotFound,
-    pb_utils.TritonError.INVALID_ARG: InvalidInput,
-    pb_utils.TritonError.UNAVAILABLE: NotReady,
-    pb_utils.TritonError.UNSUPPORTED: NotSupported,
-    pb_utils.TritonError.ALREADY_EXISTS: InvalidInput,
-}
 
 
 class PythonBackendModel(Model):
@@ -62,20 +52,27 @@ class PythonBackendModel(Model):
 
     takes_request = True
     platform = "python"
+    _completed: Mapping[str, Any] = {}
+    _request_class = pb_utils.InferenceRequest
 
     def load(self) -> None:
-        sys.modules["triton_python_backend_utils"] = pb_utils
-        sys.modules.setdefault("c_python_backend_utils", pb_utils)
-        kind = _load_class(self.spec)
+        siblings = self.spec.siblings
+        self._access = None if siblings is None else ServerAccess(self.spec.name, siblings)
+        if self._access is not None:
+            self._request_class = request_class(self._access)
+        kind = _load_class(self.spec, self._access)
         given = json.loads(json.dumps(self.spec.parameters["config"]))
         if complete := getattr(kind, "auto_complete_config", None):
             completed = complete(pb_utils.ModelConfig(given))
             if not isinstance(completed, pb_utils.ModelConfig):
                 raise ModelFailed("auto_complete_config: expected a ModelConfig as its result")
             given = completed.as_dict()
+            self._completed = {COMPLETED_CONFIG: given}
         self._config = Configuration(given)
         self._outputs = {tensor.spec.name: tensor for tensor in self._config.outputs}
         sequences = given.get("sequence_batching")
+        self._is_iterative = bool(sequences and sequences.get("iterative_sequence"))
+        self._iterative_ids = itertools.count(1)
         self._sequences = None if sequences is None else SequenceInputs(given, Path(), keeps_rows=False)
         merges = ("dynamic_batching" in given or sequences is not None) and self._config.max_batch_size > 1
         delay_us = given.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
@@ -84,15 +81,21 @@ class PythonBackendModel(Model):
             self.infer = self._stream  # type: ignore[method-assign, assignment]
         count = self.spec.replicas if self.spec.siblings is not None else 1
         self._instances = [
-            _Instance(kind, _arguments(self.spec, given, number), self._queue, self) for number in range(count)
+            Instance(kind, _arguments(self.spec, given, number), self._queue, self) for number in range(count)
         ]
         try:
             for instance in self._instances:
                 instance.wait_until_loaded()
+            self._instances[0].unavailable(READY_TIMEOUT_S)
+            if self._access is not None:
+                self._access.is_executing = True
             self._warm_up()
         except BaseException:
             self.close()
             raise
+
+    def details(self) -> Mapping[str, Any]:
+        return self._completed
 
     def _warm_up(self) -> None:
         for name, call in self._config.warmup_calls(Path(str(self.spec.parameters["source"])).parent):
@@ -119,6 +122,10 @@ class PythonBackendModel(Model):
         signature = self._config.signature()
         outputs = tuple(replace(spec, optional=True) for spec in signature.outputs)
         return replace(signature, outputs=outputs, open_outputs=True)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
 
     @property
     def is_decoupled(self) -> bool:
@@ -184,8 +191,13 @@ class PythonBackendModel(Model):
         self._queue.put(pending)
         return pending
 
+    def unavailable(self) -> str:
+        return self._instances[0].unavailable()
+
     def close(self) -> None:
         if hasattr(self, "_queue"):
+            if self._access is not None:
+                self._access.is_executing = False
             self._queue.close()
             for instance in getattr(self, "_instances", ()):
                 instance.join()
@@ -196,6 +208,8 @@ class PythonBackendModel(Model):
         """Return a request as the model gets it, with a sender for its responses."""
         call = call_of(pending.request)
         step, timeout = _step(call), call.parameters.get("timeout", 0)
+        if self._is_iterative:
+            step = self._iterative_step(pending, step)
         flags = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * step.start
         flags |= pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * step.end
         parameters = {k: v for k, v in call.parameters.items() if k not in _RESERVED and not k.startswith("triton_")}
@@ -203,7 +217,7 @@ class PythonBackendModel(Model):
         tensors = {n: by_name[n].to_model(t) if n in by_name else t for n, t in call.inputs.items()}
         if self._sequences is not None:
             tensors |= self._sequences.controls(step)
-        request = pb_utils.InferenceRequest(
+        request: pb_utils.InferenceRequest = self._request_class(
             request_id=pending.request.id or "",
             correlation_id=step.id,
             inputs=[pb_utils.Tensor(name, tensor.data) for name, tensor in tensors.items()],
@@ -212,22 +226,40 @@ class PythonBackendModel(Model):
             model_version=int(self.spec.version or 1),
             flags=flags,
             timeout=timeout if isinstance(timeout, int) else 0,
+            trace=pb_utils.InferenceTrace(pending.context),
             parameters={**parameters, **pending.request.metadata},
         )
 
         def send(response: pb_utils.InferenceResponse | None, is_last: bool) -> None:
             pending.deliver(None if response is None else self.to_inference(response, call), is_last)
 
+        request.may_be_rescheduled = self._is_iterative
         request.sender = pb_utils.InferenceResponseSender(
             send, pending.cancelled.is_set, is_decoupled=self._config.is_decoupled
         )
         return request
 
+    def _iterative_step(self, pending: PendingRequest, step: SequenceStep) -> SequenceStep:
+        """Return the place in its sequence of a request that is executed repeatedly: it starts the first time only."""
+        if not step.id:
+            pending.sequence_id = pending.sequence_id or next(self._iterative_ids)
+            step = SequenceStep(pending.sequence_id, start=True, end=step.end)
+        step.start = step.start and not pending.executions
+        return step
+
+    def reschedule(self, pending: PendingRequest) -> None:
+        """Queue a request that is executed again."""
+        pending.executions += 1
+        try:
+            self._queue.put(pending)
+        except NotReady as error:
+            pending.fail(error)
+
     def to_inference(self, response: pb_utils.InferenceResponse, call: Infer) -> Inference | DragomanError:
         """Return the outputs of a response, or its error, or that of an output which is not as configured."""
         error = response.error()
         if error is not None:
-            return _ERRORS.get(error.code(), ModelFailed)(public_message(error.message()))
+            return ERRORS.get(error.code(), ModelFailed)(public_message(error.message()))
         outputs: dict[str, Tensor] = {}
         for tensor in response.output_tensors():
             configured = self._outputs.get(tensor.name())
@@ -253,16 +285,17 @@ def _step(call: Infer) -> SequenceStep:
     return SequenceStep(id_ if isinstance(id_, int | str) else 0, start, end)
 
 
-def _load_class(spec: ModelSpec) -> Any:
+def _load_class(spec: ModelSpec, access: ServerAccess | None) -> Any:
     """Return the class of a model file, which is imported as part of its version folder.
 
     In a process of its own the file can import modules beside it, relatively too. In the server's process it shares
     `sys.modules` with other models and is imported alone.
     """
     path = model_file(spec)
-    if spec.siblings is not None:
-        module: Any = plugins.import_file(path)
+    if access is not None:
+        module: Any = import_with_access(path, access)
     else:
+        sys.modules.update(dict.fromkeys(MODULES, pb_utils))
         for folder in (path.parent, path.parent.parent):
             if str(folder) not in sys.path:
                 sys.path.append(str(folder))
@@ -284,147 +317,3 @@ def _arguments(spec: ModelSpec, config: Mapping[str, Any], number: int) -> dict[
         "model_version": spec.version or "1",
         "model_name": spec.name,
     }
-
-
-class _Instance:
-    """One object of the model's class, in a thread of its own."""
-
-    def __init__(self, kind: Any, arguments: dict[str, str], queue: RequestQueue, model: PythonBackendModel) -> None:
-        self._kind, self._arguments, self._queue, self._model = kind, arguments, queue, model
-        self._is_async = inspect.iscoroutinefunction(kind.execute)
-        self._loaded: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name=arguments["model_instance_name"], daemon=True)
-        self._thread.start()
-
-    def wait_until_loaded(self) -> None:
-        self._loaded.result()
-
-    def join(self) -> None:
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        if (siblings := self._model.spec.siblings) is not None:
-            pb_utils.caller.set(_Caller(self._model.spec.name, siblings))
-            pb_utils.is_ready.set(lambda name: not siblings.unavailable(name))
-        try:
-            self._instance = self._kind()
-            if hasattr(self._instance, "initialize"):
-                self._instance.initialize(self._arguments)
-        except BaseException as error:
-            self._loaded.set_exception(error)
-            return
-        self._loaded.set_result(None)
-        if self._is_async:
-            asyncio.run(self._serve_async())
-        else:
-            while batch := self._queue.take():
-                self._execute(batch)
-        if hasattr(self._instance, "finalize"):
-            try:
-                self._instance.finalize()
-            except Exception:
-                log.exception("model '%s': finalize() raised", self._model.spec.name)
-
-    async def _serve_async(self) -> None:
-        """Execute batches with an `async` execute; those of a decoupled model overlap."""
-        tasks: set[asyncio.Task[None]] = set()
-        while batch := await asyncio.to_thread(self._queue.take):
-            requests = [self._model.to_request(pending) for pending in batch]
-            task = asyncio.create_task(self._await(batch, requests, self._instance.execute(requests)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            if not self._model.is_decoupled:
-                await task
-        if tasks:
-            await asyncio.wait(tasks)
-
-    async def _await(
-        self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], work: Awaitable[Any]
-    ) -> None:
-        try:
-            self._respond(batch, requests, await work)
-        except Exception as error:
-            self._fail(batch, error)
-
-    def _execute(self, batch: list[PendingRequest]) -> None:
-        try:
-            requests = [self._model.to_request(pending) for pending in batch]
-            self._respond(batch, requests, self._instance.execute(requests))
-        except (Exception, SystemExit) as error:
-            self._fail(batch, error)
-
-    def _respond(self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], returned: Any) -> None:
-        """Deliver what `execute` returned, which has None in place of responses that the model sends itself."""
-        if self._model.is_decoupled:
-            if returned is not None:
-                raise InvalidOutput(
-                    f"model '{self._model.spec.name}' is using the decoupled mode and the execute function must return "
-                    "None."
-                )
-            return
-        if returned is None and all(request.uses_sender for request in requests):
-            return
-        if not isinstance(returned, list):
-            raise InvalidOutput(f"Expected a list in the execute return, found type '{type(returned).__name__}'")
-        if len(returned) != len(batch):
-            raise InvalidOutput(
-                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"Expected {len(batch)}, got {len(returned)}"
-            )
-        for request, response in zip(requests, returned, strict=True):
-            if not isinstance(response, pb_utils.InferenceResponse) and not (response is None and request.uses_sender):
-                raise InvalidOutput(
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response).__name__}'"
-                )
-        for pending, response in zip(batch, returned, strict=True):
-            if response is not None:
-                pending.deliver(self._model.to_inference(response, call_of(pending.request)), True)
-
-    def _fail(self, batch: list[PendingRequest], error: BaseException) -> None:
-        name = self._model.spec.name
-        if not isinstance(error, DragomanError):
-            log.error("model '%s': execute() raised", name, exc_info=error)
-            text = f"Failed to process the request(s) for model '{name}', message: {public_text(error)}"
-            error = ModelFailed(text)
-        for pending in batch:
-            pending.fail(error)
-
-
-_JOIN_S = 10.0  # for which unloading waits for a model's thread
-
-
-class _Caller:
-    """Calls other models of the server for `InferenceRequest.exec`. Errors are responses, as in Triton."""
-
-    def __init__(self, name: str, siblings: SiblingModels) -> None:
-        self._name, self._siblings = name, siblings
-
-    def __call__(self, request: pb_utils.InferenceRequest, decoupled: bool) -> Iterator[pb_utils.InferenceResponse]:
-        try:
-            if request.model_name == self._name:
-                raise ModelFailed(f"model '{self._name}' called itself, which would wait for its own instance")
-            answer = self._siblings.call(_tocall_of(request))
-        except DragomanError as error:
-            yield pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, _code(error)))
-            return
-        tensors = [pb_utils.Tensor(name, tensor.data) for name, tensor in answer.outputs.items()]
-        yield pb_utils.InferenceResponse(tensors, parameters=answer.parameters)
-        if decoupled:
-            yield pb_utils.InferenceResponse()
-
-
-def _tocall_of(request: pb_utils.InferenceRequest) -> Request[Inference]:
-    parameters: dict[str, Scalar] = json.loads(request.parameters())
-    if request.correlation_id():
-        parameters["sequence_id"] = request.correlation_id()
-        parameters["sequence_start"] = bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
-        parameters["sequence_end"] = bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
-    inputs = {tensor.name(): Tensor.of(tensor.elements()) for tensor in request.inputs()}
-    call = Infer(inputs, tuple(request.requested_output_names()), parameters)
-    version = "" if request.model_version < 0 else str(request.model_version)
-    return Request(call, request.model_name, version, request.request_id())
-
-
-def _code(error: DragomanError) -> int:
-    return next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), pb_utils.TritonError.INTERNAL)

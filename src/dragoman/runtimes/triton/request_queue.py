@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,9 @@ class PendingRequest:
     rows: int
     deliver: Callable[[Inference | DragomanError | None, bool], None]
     cancelled: threading.Event = field(default_factory=threading.Event)
+    context: Context = field(default_factory=copy_context)
+    executions: int = 0  # earlier ones, of a request that is executed repeatedly
+    sequence_id: int = 0  # of such a request without one of its own
 
     def fail(self, error: DragomanError) -> None:
         self.deliver(error, True)

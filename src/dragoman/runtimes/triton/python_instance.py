@@ -1,0 +1,195 @@
+"""An object of the class `TritonPythonModel`, in a thread of its own."""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+
+from dragoman.compat.triton import pb_utils
+from dragoman.core.calls import Infer, Inference
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, public_text
+from dragoman.runtimes.triton.bls import deadline
+from dragoman.runtimes.triton.request_queue import PendingRequest, RequestQueue, call_of
+
+log = logging.getLogger("dragoman.model")
+
+READY_TIMEOUT_S = 5.0  # for `is_ready`, as in Triton
+_JOIN_S = 10.0  # for which unloading waits for a model's thread
+
+
+class InstanceModel(Protocol):
+    """The model of an instance."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether a request may have none or several responses."""
+
+    def to_request(self, pending: PendingRequest) -> pb_utils.InferenceRequest:
+        """Return a request as the model gets it, with a sender for its responses."""
+
+    def to_inference(self, response: pb_utils.InferenceResponse, call: Infer) -> Inference | DragomanError:
+        """Return the outputs of a response, or its error, or that of an output which is not as configured."""
+
+    def reschedule(self, pending: PendingRequest) -> None:
+        """Queue a request that is executed again."""
+
+
+class Instance:
+    """One object of the model's class, in a thread of its own."""
+
+    def __init__(self, kind: Any, arguments: dict[str, str], queue: RequestQueue, model: InstanceModel) -> None:
+        self._kind, self._arguments, self._queue, self._model = kind, arguments, queue, model
+        self._is_async = inspect.iscoroutinefunction(kind.execute)
+        self._loaded: Future[None] = Future()
+        self._readiness: Future[str] | None = None
+        self._asked_s, self._not_ready = 0.0, "is_ready() has not returned yet"
+        self._thread = threading.Thread(target=self._run, name=arguments["model_instance_name"], daemon=True)
+        self._thread.start()
+
+    def wait_until_loaded(self) -> None:
+        self._loaded.result()
+
+    def join(self) -> None:
+        self._thread.join(_JOIN_S)
+
+    def unavailable(self, wait_s: float = 0.0) -> str:
+        """Return why the model is not ready by its own `is_ready`, as it was when it was asked last; ask it again.
+
+        Waits `wait_s` for the answer. One call of `is_ready` runs at a time.
+        """
+        if not hasattr(self._kind, "is_ready"):
+            return ""
+        if self._readiness is None or self._readiness.done():
+            if self._readiness is not None:
+                self._not_ready = self._readiness.result()
+            self._readiness, self._asked_s = Future(), time.monotonic()
+            threading.Thread(target=self._ask, args=(self._readiness,), daemon=True).start()
+            if wait_s:
+                with suppress(TimeoutError):
+                    self._not_ready = self._readiness.result(wait_s)
+        elif time.monotonic() - self._asked_s > READY_TIMEOUT_S:
+            self._not_ready = f"is_ready() has not returned within {READY_TIMEOUT_S:g} s"
+        return self._not_ready
+
+    def _ask(self, answer: "Future[str]") -> None:
+        try:
+            ready = self._instance.is_ready()
+            if inspect.isawaitable(ready):
+                ready = asyncio.run(_awaited(ready))
+        except Exception as error:
+            log.exception("model '%s': is_ready() raised", self._model.name)
+            answer.set_result(f"is_ready() raised {type(error).__name__}")
+            return
+        if ready is True:
+            answer.set_result("")
+        else:
+            answer.set_result("is_ready() returned False" if ready is False else "is_ready(): expected True or False")
+
+    def _run(self) -> None:
+        try:
+            self._instance = self._kind()
+            if hasattr(self._instance, "initialize"):
+                self._instance.initialize(self._arguments)
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(None)
+        if self._is_async:
+            asyncio.run(self._serve_async())
+        else:
+            while batch := self._queue.take():
+                self._execute(batch)
+        if hasattr(self._instance, "finalize"):
+            try:
+                self._instance.finalize()
+            except Exception:
+                log.exception("model '%s': finalize() raised", self._model.name)
+
+    async def _serve_async(self) -> None:
+        """Execute batches with an `async` execute; those of a decoupled model overlap."""
+        tasks: set[asyncio.Task[None]] = set()
+        while batch := await asyncio.to_thread(self._queue.take):
+            requests = [self._model.to_request(pending) for pending in batch]
+            task = asyncio.create_task(self._await(batch, requests, self._instance.execute(requests)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            if not self._model.is_decoupled:
+                await task
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _await(
+        self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], work: Awaitable[Any]
+    ) -> None:
+        try:
+            self._respond(batch, requests, await work)
+        except Exception as error:
+            self._fail(batch, error)
+
+    def _execute(self, batch: list[PendingRequest]) -> None:
+        ends = [pending.request.deadline_s for pending in batch]
+        deadline.set(None if None in ends else max(end for end in ends if end is not None))
+        try:
+            requests = [self._model.to_request(pending) for pending in batch]
+            self._respond(batch, requests, self._instance.execute(requests))
+        except (Exception, SystemExit) as error:
+            self._fail(batch, error)
+
+    def _respond(self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], returned: Any) -> None:
+        """Deliver what `execute` returned, which has None in place of responses that the model sends itself."""
+        if self._model.is_decoupled and returned is not None:
+            raise InvalidOutput(
+                f"model '{self._model.name}' is using the decoupled mode and the execute function must return None."
+            )
+        if returned is None and (self._model.is_decoupled or all(request.uses_sender for request in requests)):
+            returned = [None] * len(batch)
+        _check_responses(requests, returned, is_decoupled=self._model.is_decoupled)
+        for pending, request, response in zip(batch, requests, returned, strict=True):
+            if request.is_rescheduled:
+                self._model.reschedule(pending)
+            elif response is not None:
+                pending.deliver(self._model.to_inference(response, call_of(pending.request)), True)
+
+    def _fail(self, batch: list[PendingRequest], error: BaseException) -> None:
+        name = self._model.name
+        if not isinstance(error, DragomanError):
+            log.error("model '%s': execute() raised", name, exc_info=error)
+            text = f"Failed to process the request(s) for model '{name}', message: {public_text(error)}"
+            error = ModelFailed(text)
+        for pending in batch:
+            pending.fail(error)
+
+
+def _check_responses(requests: Sequence[pb_utils.InferenceRequest], returned: Any, *, is_decoupled: bool) -> None:
+    """Raise InvalidOutput unless `execute` has returned a response for each request that needs one."""
+    if not isinstance(returned, list):
+        raise InvalidOutput(f"Expected a list in the execute return, found type '{type(returned).__name__}'")
+    if len(returned) != len(requests):
+        raise InvalidOutput(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"Expected {len(requests)}, got {len(returned)}"
+        )
+    for request, response in zip(requests, returned, strict=True):
+        if request.is_rescheduled and response is not None:
+            raise InvalidOutput(
+                "Expected a None object in the execute function return list for reschduled request, found type "
+                f"'{type(response).__name__}'"
+            )
+        is_answered = is_decoupled or request.uses_sender or request.is_rescheduled
+        if not isinstance(response, pb_utils.InferenceResponse) and not (response is None and is_answered):
+            raise InvalidOutput(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response).__name__}'"
+            )
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work

@@ -1,0 +1,261 @@
+"""Python backend: calls of decoupled models, loading of others, requests that are executed again, `is_ready`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from compat.triton.repository import write
+from dragoman.core.calls import Describe, Infer, Ready, Request, States
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
+from dragoman.core.tensor import Tensor
+from dragoman.engine.engine import Engine
+
+# All models have this input and this output. `.exec(` in the source makes them run in the server's process.
+TENSORS = """
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+HEAD = """
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# request.exec(
+
+
+def number(request):
+    return int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value]))])
+
+
+"""
+FINAL = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+MODELS = {
+    # Sends 1, 2, ... until IN, or until it is cancelled if IN is negative.
+    "count": f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.send, args=(request,), daemon=True).start()
+
+    def send(self, request):
+        sender, n = request.get_response_sender(), 0
+        while n != number(request) and not sender.is_cancelled():
+            n += 1
+            sender.send(response(n))
+            time.sleep(0.001)
+        sender.send(flags={FINAL})
+""",
+    "caller": """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        n, result = number(request), []
+        thread = threading.Thread(target=lambda: result.append(self.sum(n)))
+        thread.start()
+        thread.join()
+        return response(result[0])
+
+    def sum(self, n):
+        tensor = pb_utils.Tensor("IN", np.array([n], np.int32))
+        responses = pb_utils.InferenceRequest(model_name=b"count", inputs=[tensor]).exec(decoupled=True)
+        total = 0
+        for each in responses:
+            if each.has_error():
+                return total + 1000 * each.error().code()
+            tensors = each.output_tensors()
+            if not tensors:
+                return total  # the empty response is the last one
+            total += int(tensors[0].as_numpy()[0])
+            if n < 0 and total > 5:
+                responses.cancel()
+        raise AssertionError("no empty response")
+""",
+    "control": """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.before = pb_utils.is_model_ready("none")
+
+    def execute(self, requests):
+        pb_utils.unload_model("count")
+        states = [self.before, pb_utils.is_model_ready("count")]
+        pb_utils.load_model("count")
+        states += [pb_utils.is_model_ready("count"), pb_utils.is_model_ready("count", "7")]
+        pb_utils.unload_model("nowhere")
+        for change in (lambda: pb_utils.load_model("nowhere"), lambda: pb_utils.load_model("count", config="{}"),
+                       lambda: pb_utils.load_model("control")):
+            try:
+                change()
+            except pb_utils.TritonModelException:
+                states.append(True)
+        return [response(int("".join(str(int(each)) for each in states))) for _ in requests]
+""",
+    # Executes each request as often as IN says; answers how often it has, and the state of its sequence.
+    "again": """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.counts = {}
+
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+            self.counts[request.correlation_id()] = 0
+        self.counts[request.correlation_id()] += 1
+        n = number(request)
+        if self.counts[request.correlation_id()] < n or n < 0:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            return response(0) if n < 0 else None
+        return response(self.counts[request.correlation_id()])
+""",
+    "again_streaming": f"""
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = None
+
+    def execute(self, requests):
+        for request in requests:
+            self.left = number(request) - 1 if self.left is None else self.left - 1
+            sender = request.get_response_sender()
+            if self.left:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            sender.send(response(self.left), flags=0 if self.left else {FINAL})
+""",
+    "once": """
+class TritonPythonModel:
+    def execute(self, requests):
+        requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+""",
+    "sleeper": """
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.3)
+        return [response(1) for _ in requests]
+""",
+    # Calls `sleeper` with a timeout of IN microseconds; answers the code of the error.
+    "hurried": """
+class TritonPythonModel:
+    async def execute(self, requests):
+        call = pb_utils.InferenceRequest(
+            model_name="sleeper", inputs=requests[0].inputs(), timeout=number(requests[0]), trace=requests[0].trace()
+        )
+        answer = await call.async_exec()
+        return [response(answer.error().code() if answer.has_error() else -1)]
+""",
+    "too_early": """
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.InferenceRequest(model_name="count", inputs=[]).exec()
+
+    def execute(self, requests):
+        pass
+""",
+    "moody": """
+class TritonPythonModel:
+    state = False
+
+    def execute(self, requests):
+        self.state = True
+        return [response(1)]
+
+    async def is_ready(self):
+        if self.state is None:
+            raise RuntimeError("cannot say")
+        return self.state
+""",
+}
+MODELS |= {f"moody_{n}": MODELS["moody"].replace("False", state) for n, state in ((1, "True"), (2, "3"), (3, "None"))}
+ITERATIVE = "sequence_batching { iterative_sequence: true }"
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+OPTIONS = {"count": DECOUPLED, "again": ITERATIVE, "again_streaming": DECOUPLED + ITERATIVE, "once": DECOUPLED}
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """An engine with the models that the test names."""
+    for name in request.param:
+        write(tmp_path / name / "config.pbtxt", f'backend: "python" {TENSORS}{OPTIONS.get(name, "")}')
+        write(tmp_path / name / "1" / "model.py", HEAD + MODELS[name])
+    async with dragoman.open_engine(tmp_path) as engine:
+        yield engine
+
+
+def models(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", [names], indirect=True, ids=[names[0]])
+
+
+def request(model: str, n: int) -> Request[Any]:
+    return Request(Infer({"IN": Tensor.of(np.array([n], np.int32))}), model)
+
+
+async def infer(engine: Engine, model: str, n: int) -> int:
+    return int((await engine.call(request(model, n))).answer.outputs["OUT"].data[0])
+
+
+@models("caller", "count")
+async def test_a_decoupled_model_is_called_from_a_thread(engine: Engine) -> None:
+    assert await infer(engine, "caller", 4) == 10
+    assert await infer(engine, "caller", 0) == 0
+    assert await infer(engine, "caller", -1) > 7000  # cancelled: the code CANCELLED of the last response is 7
+
+
+@models("control", "count")
+async def test_models_load_and_unload_others(engine: Engine) -> None:
+    assert await infer(engine, "control", 0) == 10111  # not ready, unloaded, loaded; no version 7; three errors
+    responses = [r async for r in engine.stream(request("count", 2))]
+    assert [int(r.answer.outputs["OUT"].data[0]) for r in responses] == [1, 2]
+
+
+@models("again", "again_streaming", "once")
+async def test_requests_are_executed_again(engine: Engine) -> None:
+    assert [await infer(engine, "again", n) for n in (1, 3, 2)] == [1, 3, 2]
+    responses = [r async for r in engine.stream(request("again_streaming", 3))]
+    assert [int(r.answer.outputs["OUT"].data[0]) for r in responses] == [2, 1, 0]
+    with pytest.raises(InvalidOutput, match="Expected a None object in the execute function return list"):
+        await infer(engine, "again", -1)
+    with pytest.raises(ModelFailed, match="only with iterative_sequence: true"):
+        async for _ in engine.stream(request("once", 1)):
+            pass
+
+
+@models("hurried", "sleeper")
+async def test_the_timeout_of_a_call(engine: Engine) -> None:
+    assert await infer(engine, "hurried", 10_000) == 1  # INTERNAL
+    assert await infer(engine, "hurried", 0) == -1
+
+
+@models("too_early", "count")
+async def test_other_models_are_not_called_by_initialize(engine: Engine) -> None:
+    with pytest.raises(DragomanError):
+        await engine.call(Request(Describe(), "too_early"))
+    (entry,) = [e for e in (await engine.call(Request(States()))).answer if e.name == "too_early"]
+    assert "BLS is only supported during the 'execute' function." in entry.reason
+
+
+@models("moody", "moody_1", "moody_2", "moody_3")
+async def test_is_ready(engine: Engine) -> None:
+    async def is_ready(model: str) -> bool:
+        return bool((await engine.call(Request(Ready(), model))).answer)
+
+    reasons = {each.spec.name: each.reported_reason for each in engine.deployments()}
+    assert (reasons["moody"], reasons["moody_1"]) == ("is_ready() returned False", "")
+    assert reasons["moody_2"] == "is_ready(): expected True or False"
+    assert reasons["moody_3"] == "is_ready() raised RuntimeError"
+    assert [await is_ready(name) for name in ("moody", "moody_1", "moody_2")] == [False, True, False]
+    await infer(engine, "moody", 1)
+    async with asyncio.timeout(60):
+        while not await is_ready("moody"):  # asked about once a second
+            await asyncio.sleep(0.02)
