@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"core"},
     "access": {"core", "engine", "protocols"},
     "workers": {"core", "plugins", "codecs", "_version"},
-    "compat": {"core", "formats", "codecs"},
+    "compat": {"core", "formats", "codecs", "client"},
     "derivatives": {"core"},
     "graphs": {"core", "derivatives"},
     "generation": {"core", "native"},
@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Modules that the families of a package share; apart from these, a family imports nothing from another one.
 SHARED = {
-    "runtimes": {"files", "recognise", "tables", "text_model", "vector_model"},
+    "runtimes": {"files", "module_alias", "recognise", "tables", "text_model", "vector_model"},
     "protocols": {"wire", "custom_handlers", "json_arrays", "text_common", "web_files"},
 }
 

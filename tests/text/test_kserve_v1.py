@@ -189,7 +189,7 @@ async def test_errors_name_the_field(server: TextServer, model: str, body: Any, 
 
 async def test_other_verbs(server: TextServer) -> None:
     explain = await server.post("/v1/models/double:explain", {"instances": [1]})
-    assert (explain.status, "explanations are not supported" in explain.json["error"]) == (501, True)
+    assert (explain.status, "does not support explanations" in explain.json["error"]) == (501, True)
     for path in ("/v1/models/double", "/v1/models/double:classify"):
         response = await server.post(path, {"instances": [1]})
         assert (response.status, response.headers["allow"]) == (405, "GET, HEAD, OPTIONS")

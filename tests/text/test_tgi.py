@@ -118,9 +118,9 @@ async def test_info_and_health(server: TextServer) -> None:
     assert (result["model_id"], result["max_total_tokens"], result["max_input_tokens"]) == ("reverse", 64, 63)
     assert (result["max_best_of"], result["max_stop_sequences"], result["max_client_batch_size"]) == (2, 4, 4)
     assert (await server.request("GET", "/models/ReverseModel/info")).json == result
-    for path in ("/health", "/"):
+    for path, body in (("/health", b""), ("/", b'{"status":"alive"}')):
         health = await server.request("GET", path)
-        assert (health.status, health.body) == (200, b"")
+        assert (health.status, health.body) == (200, body)
     unhealthy = await server.request("GET", "/models/missing/health")
     assert unhealthy.status == 404
 

@@ -11,7 +11,8 @@ from dragoman._version import __version__
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
 
-# Each is a module of this package with `add_arguments(parser)` and `run(arguments)`, imported when it is chosen.
+# Each is a module of this package with `add_arguments(parser)` and `run(arguments)`, imported when it is chosen, and
+# perhaps `expand(words)`, which returns the arguments to parse.
 _COMMANDS = {
     "serve": "serve models over HTTP and gRPC",
     "status": "show the models and workers of a running server",
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog=f"dragoman {words[0]}", formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
     try:
-        status: int = command.run(parser.parse_args(words[1:]))
+        status: int = command.run(parser.parse_args(getattr(command, "expand", list)(words[1:])))
     except DragomanError as error:
         print(f"dragoman: {error.message}", file=sys.stderr)
         return 2

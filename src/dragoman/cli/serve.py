@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -19,6 +20,7 @@ PATH:
   models/                 a folder of models: each subfolder or file is one model
   resnet/                 one model; subfolders named by integers are its versions
   package.module:object   a dragoman.Model class or a function; also file.py:object
+  model.py -- ARGUMENTS   a script of a KServe model, with its command-line arguments
 """
 _EXAMPLES = """\
 examples:
@@ -143,6 +145,23 @@ def _describe(option: Option) -> Iterator[str]:
     yield left
     for line in lines:
         yield " " * _FLAG_COLUMNS + line
+
+
+# Arguments of KServe's scripts that are also settings of the server.
+_SCRIPT_FLAGS = {"model_name": "--model-name", "http_port": "--http-port", "grpc_port": "--grpc-port"}
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Return arguments of the command with those after `--`, for the script of a KServe model, as its settings."""
+    if "--" not in words:
+        return list(words)
+    at = words.index("--")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in _SCRIPT_FLAGS:
+        parser.add_argument(f"--{name}")
+    given, _ = parser.parse_known_args(words[at + 1 :])
+    shared = [f"{flag}={vars(given)[name]}" for name, flag in _SCRIPT_FLAGS.items() if vars(given)[name] is not None]
+    return [*shared, *words[:at], f"--script-arguments={shlex.join(words[at + 1 :])}"]
 
 
 def run(arguments: argparse.Namespace) -> int:

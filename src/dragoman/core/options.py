@@ -193,6 +193,9 @@ class ModelOptions:
         WorkingDirectory,
         Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),
     ] = "shared"
+    script_arguments: Annotated[
+        str, Option("command-line arguments of a KServe model's script, as --predictor_host=HOST; also after --")
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,6 +148,7 @@ class ModelSpec(ModelOptions):
     heartbeat_s: seconds without heartbeat after which a worker process counts as hung; 0 for never.
     max_crashes, crash_window_s: a worker process that crashes this often within these seconds is not restarted.
     working_directory: `shared` with the server, or `own`, an empty directory per worker process.
+    script_arguments: command-line arguments of the script of a KServe model.
     idempotent: whether calls of lost workers are computed again on others.
     allow_pickle: allow files that can run code when they are loaded.
     """

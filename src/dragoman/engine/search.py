@@ -80,7 +80,8 @@ class Search:
     def _search(self, name: str) -> Iterator[FoundModel]:
         path = Path(name)
         if _OBJECT.fullmatch(name) and not path.exists():
-            yield FoundModel(self._object_name(name), None, {"runtime": "python", "uri": name}, {})
+            runtime = recognise(Path(name.rpartition(":")[0])) or "python"
+            yield FoundModel(self._object_name(name), None, {"runtime": runtime, "uri": name}, {})
         elif path.is_dir():
             self._root = path.resolve()
             settings = model_files.environment_settings(self._root)

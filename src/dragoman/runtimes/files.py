@@ -17,6 +17,8 @@ from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
 
 _TRANSFORMERS_LOADS = threading.Lock()
+# Packages whose modules the package `compat` has.
+_REPLACED = ("mlserver", "kserve", "kserve_storage")
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def check_source(spec: ModelSpec) -> None:
         raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
     for module in _imported_packages(tree):
         beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
-        if beside is None and module != "mlserver":  # replaced by the package `compat`
+        if beside is None and module not in _REPLACED:
             check_installed(module, path.name)
 
 

@@ -22,6 +22,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_document import parse_document
 from dragoman.formats.json_text import json_chunks
+from dragoman.protocols.custom_handlers import handler_call
 from dragoman.protocols.json_arrays import (
     call_parameters,
     columns_of,
@@ -49,6 +50,7 @@ from dragoman.protocols.wire import (
 )
 
 _FIELDS = ("instances", "inputs")
+_VERBS = ("predict", "explain")
 _ALLOW = (("allow", "GET, HEAD, OPTIONS"),)
 _DEFAULT_SIGNATURE = "serving_default"  # of TensorFlow, whose API this protocol follows
 
@@ -73,14 +75,20 @@ class KServeV1:
         self._policy = policy
 
     def predict(self, http: HttpRequest) -> PreliminaryCall[ModelDescription]:
-        """Run an inference. The model is described first: its signature decides how rows are parsed."""
-        name, colon, verb = http.params["name"].rpartition(":")
-        if colon and verb == "explain":
-            raise NotSupported("explanations are not supported; expected ':predict'")
-        if not colon or verb != "predict":
-            raise HttpError(405, "method POST is not allowed here; expected a path that ends in ':predict'", _ALLOW)
+        """Run an inference or an explanation.
 
-        def infer(response: Response[ModelDescription]) -> EngineCall[Inference, HttpResponse]:
+        The model is described first: it answers the body itself, or its signature decides how rows are parsed.
+        """
+        name, colon, verb = http.params["name"].rpartition(":")
+        if not colon or verb not in _VERBS:
+            raise HttpError(405, "method POST is not allowed here; expected a path that ends in ':predict'", _ALLOW)
+        path = f"/v1/models/{name}:{verb}"
+
+        def infer(response: Response[ModelDescription]) -> EngineCall[Any, HttpResponse]:
+            if f"POST {path}" in response.answer.handlers:
+                return handler_call(http, self._policy, name, path=path)
+            if verb == "explain":
+                raise NotSupported("this model does not support explanations; expected ':predict'")
             call = parse_predict_request(http, response.answer, self._policy)
             request = build_request(call, HttpRequest("POST", http.path, {}, http.headers, b""), self._policy, name)
             return EngineCall(request, lambda r: self._format_predictions(r, name))

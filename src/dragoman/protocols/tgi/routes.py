@@ -194,8 +194,8 @@ class Tgi:
 
     def health(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
         def reply(response: Response[bool]) -> HttpResponse:
-            if response.answer:
-                return HttpResponse(200)
+            if response.answer:  # KServe's client of V1 reads the body of `/`
+                return json_response({"status": "alive"}) if http.path == "/" else HttpResponse(200)
             return json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503)
 
         return EngineCall(Request(Ready(), http.params.get("model", "")), reply)

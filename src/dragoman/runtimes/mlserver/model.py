@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.runtimes.mlserver.handlers import Handler
 from dragoman.runtimes.mlserver.library import library_class, library_settings
+from dragoman.runtimes.module_alias import ModuleAlias
 
 A = TypeVar("A")
 
@@ -129,7 +130,7 @@ class _Finder(MetaPathFinder):
         if package in RUNTIME_PACKAGES:
             if module not in ("", *RUNTIME_PACKAGES[package]) or PathFinder.find_spec(package) is not None:
                 return None
-            return ModuleSpec(fullname, _Alias(f"{_OURS}.runtimes"), is_package=not module)
+            return ModuleSpec(fullname, ModuleAlias(f"{_OURS}.runtimes"), is_package=not module)
         rest = fullname.removeprefix(f"{_OURS}.")
         if rest not in _MERGED:  # as by `from mlserver.types import dataplane`
             top, _, rest = fullname.partition(".")
@@ -139,22 +140,7 @@ class _Finder(MetaPathFinder):
         found = find_spec(name)
         if found is None:
             return None
-        return ModuleSpec(fullname, _Alias(name), is_package=found.submodule_search_locations is not None)
-
-
-class _Alias(Loader):
-    """Load one module object under two names, so that its classes are identical under both."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def create_module(self, _spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._name)
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has replaced it with that of the alias
+        return ModuleSpec(fullname, ModuleAlias(name), is_package=found.submodule_search_locations is not None)
 
 
 def load(spec: ModelSpec) -> Model:

@@ -1,0 +1,14 @@
+"""The runtime of KServe's custom models: scripts that start a ModelServer with classes derived from its Model."""
+
+from dragoman.core.runtime import Runtime, lazy_function
+
+RUNTIME = Runtime(
+    load=lazy_function("dragoman.runtimes.kserve.model:load"),
+    shared_suffixes=(".py",),
+    is_model_file=lazy_function("dragoman.runtimes.kserve.source:is_script"),
+    is_model_folder=lazy_function("dragoman.runtimes.kserve.source:is_folder"),
+    priority=20,
+    own_name=lazy_function("dragoman.runtimes.kserve.source:own_name"),
+    uri_is_path=False,  # it may be file.py:attribute
+    check=lazy_function("dragoman.runtimes.files:check_source"),
+)

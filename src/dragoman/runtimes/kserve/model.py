@@ -1,0 +1,294 @@
+"""Custom models of KServe: V1 requests as JSON objects, V2 requests as InferRequest."""
+
+import asyncio
+import importlib
+import inspect
+import re
+from collections.abc import AsyncIterable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from dragoman.compat import kserve as ours
+from dragoman.compat.kserve.tensor_data import BINARY_SIZE, elements, plain_parameters
+from dragoman.compat.mlserver.types.data import output_tensor
+from dragoman.core.calls import Handle, Handled, Infer, Inference, Request
+from dragoman.core.datatypes import datatype
+from dragoman.core.errors import (
+    DragomanError,
+    InvalidInput,
+    InvalidOutput,
+    ModelFailed,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+)
+from dragoman.core.model import Model
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.spec import ModelSpec
+from dragoman.core.tensor import NONE, Parameters, Tensor
+from dragoman.formats.json_document import parse_json
+from dragoman.formats.policy import Policy
+from dragoman.runtimes.kserve.script import ScriptResult, run_script
+
+_POLICY = Policy()
+# Headers of a response that the server sets.
+_OWN_HEADERS = re.compile(
+    r"connection|keep-alive|te|trailer|upgrade|transfer-encoding|date|server|vary|content-(?!type).*|inference-header-.*"
+)
+# Media types of JSON; the last one is curl's default.
+_JSON_TYPES = (
+    "application/json",
+    "application/cloudevents+json",
+    "application/ld+json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+)
+# The Dragoman error for each exception of `kserve.errors`.
+_ERRORS: Mapping[str, type[DragomanError]] = {
+    "InvalidInput": InvalidInput,
+    "ModelNotFound": ModelNotFound,
+    "ModelNotReady": NotReady,
+    "ServerNotReady": NotReady,
+    "ServerNotLive": NotReady,
+    "UnsupportedProtocol": NotSupported,
+    "InferenceError": ModelFailed,
+}
+# The Dragoman error for the status of a predictor's response.
+_PREDICTOR_ERRORS: Mapping[int, type[DragomanError]] = {400: InvalidInput, 501: NotSupported, 503: NotReady}
+
+
+def load(spec: ModelSpec) -> Model:
+    """Return the model that a script starts: its only one, or the one with the name of the spec.
+
+    A uri `file.py:NAME` names the model, its class or a variable. Raises ModelFailed if there is none, or several.
+    """
+    result = run_script(spec)
+    return KServeModel(spec, _only(spec, result), result.predictor)
+
+
+def _only(spec: ModelSpec, result: ScriptResult) -> Any:
+    started, variables = result.models, result.variables
+    wanted = spec.uri.rpartition(":")[2] if ".py:" in spec.uri else spec.name
+    named = [model for model in started if model.name == wanted]
+    chosen = named or (started if wanted == spec.name else [])
+    if not chosen:
+        classes = [variables[wanted]] if wanted in variables else _classes(variables)
+        chosen = [each(spec.name) if isinstance(each, type) else each for each in classes]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(str(getattr(each, "name", each)) for each in (*started, *chosen)) or "none"
+    raise ModelFailed(f"'{spec.uri}': expected one model, or one called '{wanted}', got {names}")
+
+
+def _classes(variables: Mapping[str, Any]) -> list[Any]:
+    """Return the classes of models that a script without a ModelServer defines."""
+    kserve = importlib.import_module("kserve")
+    return [
+        each
+        for each in variables.values()
+        if isinstance(each, type) and issubclass(each, kserve.Model) and each.__module__ == "__main__"
+    ]
+
+
+class KServeModel(Model):
+    """A model of KServe. A call runs `preprocess`, `predict` or `explain`, and `postprocess`."""
+
+    takes_request = True
+    platform = "kserve"
+
+    def __init__(self, spec: ModelSpec, model: Any, predictor: Any) -> None:
+        super().__init__(spec)
+        self._kserve_model, self._predictor = model, predictor
+        self._infer_type = importlib.import_module("kserve.protocol.infer_type")
+        self._verb = importlib.import_module("kserve.model").InferenceVerb
+        self._set_predictor = importlib.import_module("kserve.context").set_predictor_config
+        self._signature = Signature(unchecked=True, open_inputs=True, open_outputs=True)
+        self._engine: asyncio.Task[Any] | None = None
+        self.handlers = tuple(f"POST /v1/models/{spec.name}:{verb}" for verb in ("predict", "explain"))
+
+    async def load(self) -> None:
+        model = self._kserve_model
+        if not model.ready:
+            await _result(model.load())
+        if not model.ready:
+            raise ModelFailed(f"Model with name {self.spec.name} is not ready.")
+        await _result(getattr(model, "start", lambda: None)())
+        if getattr(model, "engine", False):
+            self._engine = asyncio.ensure_future(model.start_engine())
+        inputs, outputs = [
+            _tensor_specs(await _result(getattr(model, name)())) for name in ("get_input_types", "get_output_types")
+        ]
+        self._signature = Signature(inputs, outputs, unchecked=True, open_inputs=True, open_outputs=True)
+
+    def signature(self) -> Signature:
+        return self._signature
+
+    def unavailable(self) -> str:
+        return "" if self._kserve_model.ready else f"Model with name {self.spec.name} is not ready."
+
+    async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
+        payload = self._to_payload(request)
+        result, headers = await self._call(payload, dict(request.metadata), self._verb.PREDICT)
+        inference = to_inference(result)
+        headers.pop("content-type", None)
+        return Inference(inference.outputs, inference.parameters, headers)
+
+    async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
+        """Answer a V1 request."""
+        call: Any = request.call
+        assert isinstance(call, Handle)
+        headers = {"content-type": call.content_type, **request.metadata}
+        verb = self._verb.EXPLAIN if call.handler.endswith(":explain") else self._verb.PREDICT
+        result, response_headers = await self._call(_v1_payload(call), headers, verb)
+        return await _to_handled(result, response_headers)
+
+    async def _call(self, payload: Any, headers: MutableMapping[str, str], verb: Any) -> tuple[Any, dict[str, str]]:
+        """Return the result of the model and headers of the response."""
+        self._set_predictor(self._predictor)
+        try:
+            result, response_headers = await self._kserve_model(payload, headers=headers, verb=verb)
+        except Exception as error:
+            raise dragoman_error(error) from error
+        # A transformer also has those of the predictor's response.
+        headers = {name.lower(): str(value) for name, value in response_headers.items()}
+        return result, {name: value for name, value in headers.items() if not _OWN_HEADERS.fullmatch(name)}
+
+    def _to_payload(self, request: Request[Inference]) -> Any:
+        """Return the request as an InferRequest, ours or the installed package's."""
+        call = request.call
+        assert isinstance(call, Infer)
+        inputs = [self._to_input(name, tensor) for name, tensor in call.inputs.items()]
+        outputs = [self._infer_type.RequestedOutput(name) for name in call.outputs] or None
+        payload = self._infer_type.InferRequest(
+            model_name=self.spec.name,
+            infer_inputs=inputs,
+            request_id=request.id or None,
+            parameters=dict(call.parameters) or None,
+            request_outputs=outputs,
+            model_version=self.spec.version or None,
+        )
+        payload.from_grpc = any(isinstance(each, bytes) for tensor in inputs for each in _first_elements(tensor))
+        return payload
+
+    def _to_input(self, name: str, tensor: Tensor) -> Any:
+        if self._infer_type is ours.infer_type:
+            return ours.InferInput.from_tensor(name, tensor)
+        data, parameters = elements(tensor), dict(tensor.parameters)
+        return self._infer_type.InferInput(name, list(tensor.shape), tensor.datatype.name, data, parameters)
+
+    async def close(self) -> None:
+        model = self._kserve_model
+        getattr(model, "stop", lambda: None)()
+        if self._engine is not None:
+            await _result(model.stop_engine())
+            self._engine.cancel()
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _first_elements(tensor: Any) -> list[Any]:
+    return tensor.as_numpy().ravel()[:1].tolist() if tensor.datatype == "BYTES" else []
+
+
+def _tensor_specs(tensors: Any) -> tuple[TensorSpec, ...]:
+    """Return the inputs or outputs that a model declares. Raises ModelFailed."""
+    try:
+        return tuple(TensorSpec(t["name"], datatype(t["datatype"]), tuple(t["shape"])) for t in tensors or ())
+    except (KeyError, TypeError, InvalidInput) as error:
+        raise ModelFailed(f"get_input_types, get_output_types: expected name, datatype and shape: {error}") from error
+
+
+def dragoman_error(error: Exception) -> Exception:
+    """Return the Dragoman error for an exception of a model of KServe; any other exception unchanged."""
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return _PREDICTOR_ERRORS.get(status, ModelFailed)(f"predictor: {error}")
+    if isinstance(error, NotImplementedError):
+        return NotSupported(str(error) or "the model does not implement this call")
+    if isinstance(error, DragomanError):
+        return error
+    errors = importlib.import_module("kserve.errors")
+    for name, ours_ in _ERRORS.items():
+        if isinstance(error, getattr(errors, name)):
+            return ours_(str(error))
+    return error
+
+
+# --- V1 ------------------------------------------------------------------------------------------------------
+
+
+def _v1_payload(call: Handle) -> Any:
+    """Return the JSON value of a body; the body itself if its content type is not one of JSON."""
+    media_type = call.content_type.partition(";")[0].strip().lower()
+    if media_type and media_type not in _JSON_TYPES:
+        return bytes(call.content)
+    try:
+        return parse_json(bytes(call.content), _POLICY)
+    except InvalidInput as error:
+        raise InvalidInput(f"Unrecognized request format: {error.message}") from error
+
+
+async def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
+    """Return the response for a result: JSON, or text or bytes as they are."""
+    found = {name.lower(): value for name, value in headers.items()}
+    content_type = found.pop("content-type", "")
+    if isinstance(result, AsyncIterable):
+        chunks = [each.encode() if isinstance(each, str) else bytes(each) async for each in result]
+        return Handled(b"".join(chunks), content_type or "application/octet-stream", metadata=found)
+    if isinstance(result, str):
+        return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=found)
+    if isinstance(result, bytes):
+        return Handled(result, content_type or "application/octet-stream", metadata=found)
+    if hasattr(result, "to_rest"):
+        result, length = result.to_rest()
+        if length is not None:
+            raise InvalidOutput("expected outputs that are not binary in the response to a V1 request")
+    try:
+        content = orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InvalidOutput(
+            f"expected a response that can be sent as JSON, got {type(result).__name__}: {error}"
+        ) from error
+    return Handled(content, metadata=found)
+
+
+# --- V2 responses ------------------------------------------------------------------------------------------------
+
+
+def to_inference(response: Any) -> Inference:
+    """Return the outputs of an InferResponse, or of a mapping with the same fields. Raises InvalidOutput."""
+    outputs = response.get("outputs") if isinstance(response, Mapping) else getattr(response, "outputs", None)
+    if outputs is None:
+        raise InvalidOutput(f"expected an InferResponse for a V2 request, got {type(response).__name__}")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in map(_to_tensor, outputs):
+        if name in tensors:
+            raise InvalidOutput(f"output '{name}': expected unique names, got it twice")
+        tensors[name] = tensor
+    parameters = response.get("parameters") if isinstance(response, Mapping) else response.parameters
+    return Inference(tensors, _parameters(parameters))
+
+
+def _to_tensor(output: Any) -> tuple[str, Tensor]:
+    """Return the name and the data of an output. A list is converted exactly, unlike by `as_numpy`."""
+    if isinstance(output, Mapping):
+        name, kind, shape = output["name"], output["datatype"], output["shape"]
+        data = output["data"] if "data" in output else next(iter(output["contents"].values()))
+        parameters = _parameters(output.get("parameters"))
+    else:
+        name, kind, shape = output.name, output.datatype, output.shape
+        data, parameters = output.data, _parameters(output.parameters)
+        if data is None or (isinstance(data, list) and not data):
+            data = output.as_numpy()  # of raw data
+    if isinstance(data, np.ndarray) and data.dtype.kind in "US":
+        data = data.astype(object)
+    return name, output_tensor(f"output '{name}'", data, kind, list(shape), parameters)
+
+
+def _parameters(parameters: Any) -> Parameters:
+    """Return the parameters of a response or output, without those that describe its encoding."""
+    return {k: v for k, v in plain_parameters(parameters).items() if v is not None and k != BINARY_SIZE} or NONE

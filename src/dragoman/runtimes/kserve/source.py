@@ -1,0 +1,88 @@
+"""Recognise scripts of KServe's custom models, and read the names of their models, without running code."""
+
+import ast
+from pathlib import Path
+
+_PACKAGE = "kserve"
+_NAME = "model_name"
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a Python file imports kserve and has a class derived from its Model."""
+    tree = _parse(path)
+    if tree is None or not any(_imports_kserve(node) for node in ast.walk(tree)):
+        return False
+    return bool(_model_classes(tree)) or any(_is_call(node, "ModelServer") for node in ast.walk(tree))
+
+
+def is_folder(path: Path) -> bool:
+    return is_script(path / "model.py")
+
+
+def own_name(path: Path) -> str:
+    """Return the name that a script gives its only model; "" for a folder and where it cannot be read from the source.
+
+    It is the first argument of the class, or the default of the argument `--model_name`.
+    """
+    tree = _parse(path)
+    if tree is None:
+        return ""
+    classes = _model_classes(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in classes]
+    names = {name for call in calls if (name := _first_argument(call, tree))}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _parse(path: Path) -> ast.Module | None:
+    try:
+        text = path.read_bytes()
+        return ast.parse(text) if _PACKAGE.encode() in text else None
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _imports_kserve(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == _PACKAGE for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == _PACKAGE
+
+
+def _model_classes(tree: ast.Module) -> set[str]:
+    """Return the names of the classes that derive from Model, directly or not."""
+    found = {"Model"}
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for node in classes:
+        if any(_last_name(base) in found for base in node.bases):
+            found.add(node.name)
+    return found - {"Model"}
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _called(call: ast.Call) -> str:
+    return _last_name(call.func)
+
+
+def _is_call(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and _called(node) == name
+
+
+def _first_argument(call: ast.Call, tree: ast.Module) -> str:
+    """Return the name of a model in the call of its class, "" if the source does not show it."""
+    by_keyword = [each.value for each in call.keywords if each.arg in ("name", _NAME)]
+    given = next(iter((*call.args[:1], *by_keyword)), None)
+    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+        return given.value
+    if not isinstance(given, ast.Attribute) or given.attr != _NAME:
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == "add_argument" and _is_flag(node):
+            default = next((each.value for each in node.keywords if each.arg == "default"), None)
+            return default.value if isinstance(default, ast.Constant) and isinstance(default.value, str) else ""
+    return "model"  # KServe's default
+
+
+def _is_flag(call: ast.Call) -> bool:
+    return any(isinstance(each, ast.Constant) and each.value == f"--{_NAME}" for each in call.args)
