@@ -29,7 +29,15 @@ from dragoman.core.errors import ModelNotFound
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference import grpc as oip_grpc
-from dragoman.protocols.wire import EngineCall, GrpcMethod, GrpcRequest, GrpcStream, GrpcStreamMethod, Policy
+from dragoman.protocols.wire import (
+    EngineCall,
+    GrpcMethod,
+    GrpcRequest,
+    GrpcStream,
+    GrpcStreamMethod,
+    Policy,
+    PreliminaryCall,
+)
 from dragoman.system.coroutines import begin
 from dragoman.transports.grpc.calls import GrpcServer
 from dragoman.transports.limits import Limits
@@ -55,10 +63,16 @@ def parse_request(name: str, body: bytes, metadata: Mapping[str, str] | None = N
     return row.endpoint(GrpcRequest(body, metadata or {}))
 
 
-def parse_stream_request(body: bytes, metadata: Mapping[str, str] | None = None) -> GrpcStream[Any]:
+def parse_stream_request(
+    body: bytes, metadata: Mapping[str, str] | None = None, *, streams: bool = True, unchecked: bool = False
+) -> GrpcStream[Any]:
+    """Parse a message of a stream to a model that `streams` or not, and is one of MLServer if `unchecked`."""
     row = method("ModelStreamInfer")
     assert isinstance(row, GrpcStreamMethod)
-    stream = row.endpoint(GrpcRequest(body, metadata or {}))
+    preliminary = row.endpoint(GrpcRequest(body, metadata or {}))
+    assert isinstance(preliminary, PreliminaryCall)
+    model = ModelDescription("echo", (), "python", Signature(unchecked=unchecked), streams=streams)
+    stream = preliminary.then(Response(model))
     assert isinstance(stream, GrpcStream)
     return stream
 
@@ -133,7 +147,7 @@ class FakeEngine:
         self.requests.append(request)
         if request.model in self.errors:
             raise self.errors[request.model]
-        if request.model == "slow":
+        if request.model == "slow" and not isinstance(request.call, Describe):
             await self._forever()
         return Response(cast("A", _answer(request)), request.model, "1")
 
@@ -173,7 +187,7 @@ def _answer(request: Request[Any]) -> object:
         case DescribeServer():
             return ServerDescription("dragoman", "1.0", ("special",))
         case Describe():
-            return ModelDescription(request.model, ("1", "2"), "python", SIGNATURE)
+            return ModelDescription(request.model, ("1", "2"), "python", SIGNATURE, streams=True)
         case Index():
             return (IndexEntry("a", "1", "READY", ""), IndexEntry("b", "", "UNAVAILABLE", "unloaded"))
     return None

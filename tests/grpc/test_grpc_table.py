@@ -103,7 +103,7 @@ def test_a_chunk_of_a_stream(raw: bool) -> None:
     reply = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK))
     assert not reply.error_message
     assert (reply.infer_response.model_version, reply.infer_response.id) == ("3", "7")
-    assert not reply.infer_response.parameters
+    assert not reply.infer_response.parameters["triton_final_response"].bool_param
     assert bool(reply.infer_response.raw_output_contents) is raw
 
 
@@ -121,7 +121,57 @@ def test_the_final_response_is_marked_on_request() -> None:
     assert (end.model_name, end.id, len(end.outputs)) == ("echo", "7", 0)
 
 
-def test_a_stream_of_plain_responses() -> None:  # T2
+def test_the_only_response_of_a_model_is_final() -> None:
+    message = infer_message(id="7")
+    message.parameters[FINAL_WANTED].bool_param = True
+    stream = parse_stream_request(message.SerializeToString(), streams=False)
+    chunk = m.ModelStreamInferResponse.FromString(stream.format_chunk(CHUNK)).infer_response
+    assert chunk.parameters["triton_final_response"].bool_param
+    assert (chunk.id, len(chunk.outputs)) == ("7", 1)
+    assert stream.end is None
+
+
+RAW, CONTENT_TYPE, EMPTY = "raw", "content type", "no inputs"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "metadata", "unchecked", "is_bare"),
+    [
+        ({RAW}, {}, False, False),
+        ({RAW}, {}, True, False),
+        ({RAW, CONTENT_TYPE}, {}, True, False),
+        ({EMPTY}, {}, True, False),
+        (set(), {}, False, False),
+        (set(), {}, True, True),
+        ({CONTENT_TYPE}, {}, False, True),
+        ({FINAL_WANTED, CONTENT_TYPE}, {}, True, False),
+        ({CONTENT_TYPE}, {"triton_grpc_error": "true"}, True, False),
+        ({CONTENT_TYPE}, {"dragoman-stream-shape": "triton"}, True, False),
+        ({RAW}, {"dragoman-stream-shape": "bare"}, False, True),
+    ],
+)
+def test_the_shape_of_a_stream_follows_from_the_request(
+    kinds: set[str], metadata: dict[str, str], unchecked: bool, is_bare: bool
+) -> None:  # T2
+    message = m.ModelInferRequest(model_name="echo") if EMPTY in kinds else infer_message(raw=RAW in kinds)
+    message.id = "7"
+    if FINAL_WANTED in kinds:
+        message.parameters[FINAL_WANTED].bool_param = False
+    if CONTENT_TYPE in kinds:
+        message.inputs[0].parameters["content_type"].string_param = "np"
+    stream = parse_stream_request(message.SerializeToString(), metadata, unchecked=unchecked)
+    chunk = stream.format_chunk(CHUNK)
+    if is_bare:
+        response = m.ModelInferResponse.FromString(chunk)
+        assert not response.parameters
+    else:
+        response = m.ModelStreamInferResponse.FromString(chunk).infer_response
+        assert "triton_final_response" in response.parameters
+    assert (response.id, len(response.outputs)) == ("7", 1)
+    assert stream.ends_with_status is is_bare
+
+
+def test_marks_of_plain_responses_on_request() -> None:
     message = infer_message(id="7")
     message.parameters[FINAL_WANTED].bool_param = True
     bare = {"dragoman-stream-shape": "bare"}

@@ -285,11 +285,15 @@ class GrpcRequest(msgspec.Struct, frozen=True):
 
 
 class GrpcStream(msgspec.Struct, Generic[A], frozen=True):
-    """One message of a stream and how its response messages are formatted; `end` follows the last one."""
+    """One message of a stream and how its response messages are formatted; `end` follows the last one.
+
+    With `ends_with_status` an error ends the stream with a status.
+    """
 
     request: Request[A]
     format_chunk: Callable[[Response[A]], bytes]
     end: bytes | None = None
+    ends_with_status: bool = False
 
 
 class GrpcResponse(msgspec.Struct, frozen=True):

@@ -47,10 +47,10 @@ from dragoman.protocols.open_inference.classification import classified_call, cl
 from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.grpc_inference import (
-    FINAL,
     GrpcOutputOptions,
     format_infer_buffers,
     format_infer_response,
+    has_content_type,
     parse_infer_request,
     require_model_name,
 )
@@ -89,8 +89,11 @@ STATUS: Mapping[type[DragomanError], str] = {
     DragomanError: "INTERNAL",
 }
 
-# Metadata of a stream: with `bare` the messages are ModelInferResponse, as some servers and their clients have it.
+# Metadata of a stream: with `bare` its messages are ModelInferResponse as in MLServer, with `triton` those of Triton.
 SHAPE = "dragoman-stream-shape"
+BARE = "bare"
+# Triton: the parameter of a response in a stream that says whether it is the last one of its request.
+FINAL = "triton_final_response"
 # Triton: with `true`, an error ends the stream with a status instead of being a message of it.
 TRUE_STATUS = "triton_grpc_error"
 
@@ -230,29 +233,55 @@ def _format_infer(response: Response[Inference], options: GrpcOutputOptions) -> 
     return GrpcResponse(message, check_metadata(metadata)) if metadata else message
 
 
-def _stream_infer(policy: Policy, request: GrpcRequest) -> GrpcStream[Inference] | PreliminaryCall[ModelDescription]:
+def _stream_infer(policy: Policy, request: GrpcRequest) -> PreliminaryCall[ModelDescription]:
     infer, options = parse_infer_request(request, policy)
-    wrap: Callable[[bytes], bytes] = bytes if _is_bare(request) else _wrap_in_stream_response
-
-    end = wrap(_final_response(options)) if options.final else None
-
-    def format_chunk(response: Response[Inference]) -> bytes:
-        return wrap(format_infer_response(response, options))
-
-    if not options.classes:
-        return GrpcStream(infer, format_chunk, end)
+    shape = _stream_shape(request, infer.call, options)
 
     def stream(described: Response[ModelDescription]) -> GrpcStream[Inference]:
-        return GrpcStream(infer, lambda r: format_chunk(classify(described.answer, options.classes, r)), end)
+        model = described.answer
+        is_bare = shape == BARE or (not shape and model.signature.unchecked)
+        wrap = bytes if is_bare else _wrap_in_stream_response
+        mark = b"" if is_bare and options.final is None else _FINAL_MARKS[not model.streams]
+        end = wrap(_final_response(options)) if options.final and model.streams else None
 
-    return PreliminaryCall(Request(Describe(), infer.model, infer.version), stream)
+        def format_chunk(response: Response[Inference]) -> bytes:
+            if options.classes:
+                response = classify(model, options.classes, response)
+            return wrap(format_infer_response(response, options) + mark)
+
+        return GrpcStream(infer, format_chunk, end, ends_with_status=is_bare)
+
+    return PreliminaryCall(Request(Describe(), infer.model, infer.version, infer.id), stream)
+
+
+def _stream_shape(request: GrpcRequest, call: Any, options: GrpcOutputOptions) -> str:
+    """Return the shape of the messages that the client of a stream expects; "" if the model decides it.
+
+    Triton's clients send raw contents, those of MLServer typed contents, mostly with content types. A typed request
+    without any is from a client of MLServer if the model is one of MLServer, and otherwise from a stub of Triton's.
+    """
+    shape = request.metadata.get(SHAPE, "").lower()
+    if shape in (BARE, "triton"):
+        return shape
+    if options.has_raw or options.final is not None or options.places or _wants_status(request):
+        return "triton"
+    return BARE if has_content_type(call) else ""
+
+
+def _final_mark(*, is_final: bool) -> bytes:
+    """Return the parameter that says whether a response is the last one; appended to a message, it is part of it."""
+    message = m.ModelInferResponse()
+    message.parameters[FINAL].bool_param = is_final
+    return bytes(message.SerializeToString())
+
+
+_FINAL_MARKS = (_final_mark(is_final=False), _final_mark(is_final=True))
 
 
 def _final_response(options: GrpcOutputOptions) -> bytes:
     """Return a response without outputs that marks the end of a stream."""
     message = m.ModelInferResponse(model_name=options.model, model_version=options.version, id=options.id)
-    message.parameters[FINAL].bool_param = True
-    return bytes(message.SerializeToString())
+    return bytes(message.SerializeToString()) + _FINAL_MARKS[True]
 
 
 def _wrap_in_stream_response(response: bytes) -> bytes:
@@ -261,7 +290,7 @@ def _wrap_in_stream_response(response: bytes) -> bytes:
 
 def _format_stream_error(request: GrpcRequest, error: DragomanError) -> bytes | None:
     """Return a message with the error and the id of the request; None if the client expects a status."""
-    if _is_bare(request) or request.metadata.get(TRUE_STATUS, "").lower() == "true":
+    if request.metadata.get(SHAPE, "").lower() == BARE or _wants_status(request):
         return None
     try:
         response = m.ModelInferResponse(id=m.parse_message(m.ModelInferRequest, request.body).id)
@@ -272,8 +301,8 @@ def _format_stream_error(request: GrpcRequest, error: DragomanError) -> bytes | 
     return bytes(m.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString())
 
 
-def _is_bare(request: GrpcRequest) -> bool:
-    return request.metadata.get(SHAPE, "").lower() == "bare"
+def _wants_status(request: GrpcRequest) -> bool:
+    return request.metadata.get(TRUE_STATUS, "").lower() == "true"
 
 
 # --- model repository ------------------------------------------------------------------------------------

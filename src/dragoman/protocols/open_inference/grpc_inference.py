@@ -39,15 +39,14 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Metadata of a request: how its response has its tensors, as the setting `grpc_output_contents`.
 OUTPUT_CONTENTS = "dragoman-output-contents"
-# Triton: the mark of the last response.
-FINAL = "triton_final_response"
 
 
 class GrpcOutputOptions(msgspec.Struct, frozen=True):
     """Fields of the request that determine the format of the response.
 
-    `raw` selects raw contents, `classes` the outputs to replace by how many of their top classes, and `final` marks
-    the last response of a stream. `places` are the outputs to write to shared memory, to `regions`.
+    `raw` selects raw contents, and `classes` the outputs to replace by how many of their top classes. `final`: whether
+    an empty response ends a stream, None if the request does not say it. `has_raw`: the inputs have raw contents, or
+    there are none. `places` are the outputs to write to shared memory, to `regions`.
     """
 
     id: str
@@ -55,7 +54,8 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     version: str
     raw: bool
     classes: Mapping[str, int]
-    final: bool
+    final: bool | None
+    has_raw: bool
     places: Mapping[str, RegionSlice] = {}
     regions: SharedRegions | None = None
 
@@ -76,7 +76,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
         deadline_s = oip.parse_deadline(parameters, request.deadline_s)
     else:
-        call, final, classes, places = Infer(_parse_inputs(message, raw, packed, policy)), False, {}, {}
+        call, final, classes, places = Infer(_parse_inputs(message, raw, packed, policy)), None, {}, {}
         deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
@@ -87,6 +87,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         raw=(is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw),
         classes=classes,
         final=final,
+        has_raw=is_raw,
         places=places,
         regions=policy.regions,
     )
@@ -104,7 +105,7 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
-    is_plain = options.raw and not options.final and not options.places
+    is_plain = options.raw and not options.places
     plain = serialize_raw_response(response, options.id) if is_plain else None
     return _format_message(response, options) if plain is None else plain
 
@@ -115,8 +116,6 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
     message = ModelInferResponse(model_name=response.model, model_version=response.version, id=options.id)
     if inference.parameters:
         parameters_to_proto(inference.parameters, message.parameters)
-    if options.final:
-        message.parameters[FINAL].bool_param = False
     for name, tensor in outputs.items():
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         if tensor.parameters:
@@ -149,13 +148,14 @@ def _wants_raw(choice: str, call: Infer, *, is_raw: bool) -> bool:
     if choice == "as-request":
         return is_raw
     if choice == "raw":
-        return is_raw or not _has_content_type(call)
+        return is_raw or not has_content_type(call)
     if choice == "typed":
         return False
     raise InvalidInput(f"metadata '{OUTPUT_CONTENTS}': expected raw, typed or as-request, got {choice[:32]!r}")
 
 
-def _has_content_type(call: Infer) -> bool:
+def has_content_type(call: Infer) -> bool:
+    """Return whether a request or one of its inputs has a content type, as those of MLServer's clients have."""
     return "content_type" in call.parameters or any("content_type" in t.parameters for t in call.inputs.values())
 
 
@@ -166,10 +166,10 @@ def require_model_name(model: str) -> str:
     return model
 
 
-def _pop_wants_final(parameters: dict[str, Scalar]) -> bool:
-    """Remove and return the parameter that marks the last response of a stream; models must not see it."""
-    final = parameters.pop(oip.WANTS_FINAL, False) if parameters else False
-    if not isinstance(final, bool):
+def _pop_wants_final(parameters: dict[str, Scalar]) -> bool | None:
+    """Remove and return the parameter for an empty last response of a stream; models must not see it."""
+    final = parameters.pop(oip.WANTS_FINAL, None) if parameters else None
+    if not isinstance(final, bool | None):
         raise InvalidInput(f"parameter '{oip.WANTS_FINAL}': expected a bool, got {final!r}")
     return final
 

@@ -19,6 +19,7 @@ from dragoman.protocols.wire import (
     GrpcProtocol,
     GrpcRequest,
     GrpcResponse,
+    GrpcStream,
     GrpcStreamMethod,
     PreliminaryCall,
     Role,
@@ -192,7 +193,7 @@ class StreamMethod:
 
     async def _answers(self, request: GrpcRequest, peer: Peer) -> AsyncGenerator[bytes | DragomanError, None]:
         """Yield the response messages to one message, and its error if there is one."""
-        request_id = ""
+        request_id, stream = "", None
         try:
             size = len(request.body)
             stream = await self.executor.parse(self.method.endpoint, request, size, in_thread=size > LARGE)
@@ -205,7 +206,10 @@ class StreamMethod:
             if stream.end is not None:
                 yield stream.end
         except Exception as error:
-            yield public_error(error, request_id)
+            found = public_error(error, request_id)
+            if isinstance(stream, GrpcStream) and stream.ends_with_status:
+                raise status_error(self.protocol, found) from error
+            yield found
 
     async def _format(self, function: Callable[[Any], bytes], response: Response[Any], peer: Peer) -> bytes:
         """Format a response. It counts as unread while it waits: other streams of the client must not run ahead."""
