@@ -55,7 +55,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     raw: bool
     classes: Mapping[str, int]
     final: bool | None
-    has_raw: bool
+    has_raw: bool = False
     places: Mapping[str, RegionSlice] = {}
     regions: SharedRegions | None = None
 
