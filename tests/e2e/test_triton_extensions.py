@@ -265,9 +265,10 @@ def test_json_of_a_configuration(plain: ServerProcess) -> None:
 
 def test_only_extensions_that_are_on_are_listed(plain: ServerProcess, batched: ServerProcess) -> None:
     common = ["schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics"]
+    control = ["model_repository", "model_repository(unload_dependents)"]
     for process, expected in (
         (plain, ["classification", "sequence", *common]),
-        (batched, ["classification", "sequence", "model_repository", "model_repository(unload_dependents)", *common]),
+        (batched, ["classification", "sequence", *control, *common, "trace", "logging"]),
     ):
         for module in CLIENTS:
             with connect(module, process) as client:
