@@ -2,32 +2,22 @@
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.broken import BROKEN, ChangedChannel, ChangedHttp, GrpcChange
+from conformance.conftest import TOKEN
 from dragoman.cli import main
 from dragoman.cli.check import PROTOCOL_NAMES
 from dragoman.conformance.clauses import Clause, ClauseFailed, Outcome, Protocol
 from dragoman.conformance.open_inference_grpc import GrpcContext
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
 from dragoman.conformance.target import Target
-from e2e.server_process import ServerProcess, running_server
+from e2e.server_process import ServerProcess
 
-MODELS = Path(__file__).parent / "models"
-TOKEN = "open sesame"
 CLAUSES = {clause.id: (protocol, clause) for protocol in PROTOCOLS for clause in protocol.clauses}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    environment = {"PYTHONPATH": str(MODELS.parents[1])}
-    arguments = (str(MODELS), "--placement", "inline", "--control-token", TOKEN)
-    with running_server(*arguments, environment=environment) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

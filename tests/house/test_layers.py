@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"core", "formats", "codecs"},
     "protocols": {"core", "plugins", "formats"},
     "conformance": {"core", "formats"},
+    "load_test": {"conformance", "core"},
     "settings": {"core"},
     "access": {"core", "engine", "protocols"},
     "workers": {"core", "plugins", "codecs", "_version"},

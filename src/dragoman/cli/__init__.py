@@ -20,6 +20,7 @@ _COMMANDS = {
     "doctor": "report what will differ for a folder of MLServer or LMI",
     "graph": "draw and check a graph of models",
     "check": "check that a server conforms to its protocols, or derivatives of a model",
+    "bench": "measure latency and throughput of a model",
     "keys": "create, list and delete API keys",
     "completion": "print a completion script for bash, zsh or fish",
 }

@@ -1,0 +1,252 @@
+"""Options and output of `dragoman bench`."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dragoman._version import __version__
+from dragoman.cli.terminal import live_display, table
+from dragoman.conformance.http import HttpTarget, checked_url
+from dragoman.conformance.target import Target
+from dragoman.core.errors import InvalidInput
+from dragoman.load_test.compare import Difference, compare_runs
+from dragoman.load_test.jobs import Job, Options, make_job
+from dragoman.load_test.loops import Load, run_load
+from dragoman.load_test.measurements import Measurement, Recorder
+from dragoman.load_test.plot import svg_plot
+
+_CONCURRENCY = "1,4,16"
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Run the loads one after the other and print the results; return the exit status."""
+    if not arguments.url or not arguments.model:
+        raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
+    loads = _loads(arguments)
+    target = _target(arguments)
+    target.http.require_connection()
+    options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
+    job = make_job(target, arguments.protocol, replace(options, prompt=arguments.prompt or options.prompt))
+    quiet = arguments.json == "-"
+    found: list[Measurement] = []
+    for load in loads:
+        found.append(_run(job, load))
+        if not quiet:
+            print("\n".join(_rows(found)[-1:] if len(found) > 1 else _rows(found)), flush=True)
+    run = _as_json(arguments, found)
+    if not quiet:
+        print("\n".join(_notes(found)))
+    else:
+        print(json.dumps(run, indent=2))
+    if arguments.json and not quiet:
+        _write(arguments.json, json.dumps(run, indent=2))
+    if arguments.plot:
+        title = f"{arguments.model} over {arguments.protocol}: latency by throughput"
+        _write(arguments.plot, svg_plot(run["measurements"], title))
+    if not any(m.completed for m in found):
+        return 2
+    return 1 if any(m.errors for m in found) else 0
+
+
+def _run(job: Job, load: Load) -> Measurement:
+    """Run one load, with a live display on a terminal."""
+    live = live_display(sys.stderr)
+    if live is None:
+        return _run_in_loop(job, load, None)
+    with live:
+        return _run_in_loop(job, load, lambda recorder: live.update(_status(recorder, load)))
+
+
+def _run_in_loop(job: Job, load: Load, show: Any) -> Measurement:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(run_load(job, load, show))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+def _status(recorder: Recorder, load: Load) -> str:
+    left_s = recorder.end_s - time.perf_counter()
+    if left_s > load.seconds:
+        return f"{load.label}: warm-up, {left_s - load.seconds:.0f} s left"
+    recent = recorder.recent()
+    latency = f", last p50 {recent['p50']:.3g} ms, p99 {recent['p99']:.3g} ms" if recent else ""
+    errors = f", {sum(recorder.errors.values())} errors" if recorder.errors else ""
+    waiting = f"{left_s:.0f} s left" if left_s > 0 else "waiting for the last responses"
+    return f"{load.label}: {recorder.completed} responses{latency}{errors}, {waiting}"
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    if arguments.rate and arguments.concurrency:
+        raise InvalidInput("expected --rate or --concurrency, got both")
+    if arguments.seconds <= 0 or arguments.warmup_s < 0 or arguments.timeout_s <= 0:
+        raise InvalidInput("expected positive --seconds and --timeout-s, and --warmup-s of at least 0")
+    load = Load(
+        arrival=arguments.arrival,
+        seconds=arguments.seconds,
+        warmup_s=arguments.warmup_s,
+        connections=_positive("--connections", arguments.connections),
+        timeout_s=arguments.timeout_s,
+        seed=arguments.seed,
+    )
+    _positive("--rows", arguments.rows)
+    _positive("--max-tokens", arguments.max_tokens)
+    if arguments.rate:
+        return [replace(load, rate=rate) for rate in _numbers("--rate", arguments.rate, float)]
+    counts = _numbers("--concurrency", arguments.concurrency or _CONCURRENCY, int)
+    return [replace(load, concurrency=count) for count in counts]
+
+
+def _positive(flag: str, value: int) -> int:
+    if value < 1:
+        raise InvalidInput(f"{flag}: expected at least 1, got {value}")
+    return value
+
+
+def _numbers(flag: str, text: str, kind: type) -> list[Any]:
+    try:
+        found = [kind(each) for each in text.split(",")]
+    except ValueError as error:
+        raise InvalidInput(f"{flag}: expected numbers separated by commas, got '{text}'") from error
+    if not all(0 < each < 1e7 for each in found):
+        raise InvalidInput(f"{flag}: expected positive numbers, got '{text}'")
+    return found
+
+
+def _target(arguments: argparse.Namespace) -> Target:
+    url = checked_url(arguments.url)
+    address = urlsplit(url)
+    if address.scheme == "grpc":
+        raise InvalidInput("expected the HTTP address as URL, and the gRPC address in --grpc HOST:PORT")
+    if arguments.grpc and not arguments.grpc.rpartition(":")[2].isdigit():
+        raise InvalidInput(f"--grpc: expected HOST:PORT, got '{arguments.grpc}'")
+    key = arguments.api_key or os.environ.get("DRAGOMAN_API_KEY", "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    port = address.port or (443 if address.scheme == "https" else 80)
+    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    return Target(HttpTarget(url, headers, arguments.ca, arguments.timeout_s), arguments.grpc or f"{host}:{port}")
+
+
+# --- output -----------------------------------------------------------------------------------------------
+
+
+def _rows(measurements: Sequence[Measurement]) -> list[str]:
+    streams = any(m.first_token_ms for m in measurements)
+    columns = ("load", "requests", "errors", "requests/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms")
+    more = ("first token p50", "p99", "between tokens p50", "p99", "tokens/s") if streams else ()
+    rows = [(*columns, *more), *(_row(m, streams) for m in measurements)]
+    return table(_padded(rows))
+
+
+def _padded(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return rows whose columns have a common least width, so that rows printed later are aligned."""
+    return [[cell.ljust(28 if i == 0 else 10) for i, cell in enumerate(row)] for row in rows]
+
+
+def _row(m: Measurement, streams: bool) -> tuple[str, ...]:
+    latency = [_number(m.latency_ms, name) for name in ("p50", "p90", "p99", "p99.9", "max")]
+    row = (m.label, str(m.sent), str(sum(m.errors.values())), f"{m.rate:.4g}", *latency)
+    if not streams:
+        return row
+    tokens = [_number(m.first_token_ms, name) for name in ("p50", "p99")]
+    gaps = [_number(m.between_tokens_ms, name) for name in ("p50", "p99")]
+    return (*row, *tokens, *gaps, f"{m.tokens_per_s:.4g}")
+
+
+def _number(values: Mapping[str, float], name: str) -> str:
+    return f"{values[name]:.3g}" if name in values else "-"
+
+
+def _notes(measurements: Sequence[Measurement]) -> list[str]:
+    """Return lines about errors and about limits of the measurement."""
+    lines = [""]
+    for m in measurements:
+        lines += [f"{m.label}: {count} requests failed: {kind}" for kind, count in m.errors.items()]
+        if m.is_limited_by_client:
+            lines.append(
+                f"{m.label}: the client used {100 * m.client_cpu:.0f} % of a CPU core and limits the measurement: the "
+                "server may do more requests per second, and its latencies may be shorter"
+            )
+        rate = m.load.get("rate") or 0
+        if rate and m.rate < 0.95 * rate and m.completed:
+            waited = "the others waited, and latencies grow with the length of the run"
+            lines.append(f"{m.label}: the server completed {m.rate:.4g} requests/s; {waited}")
+        if m.completed < 1000 and m.completed:
+            lines.append(f"{m.label}: {m.completed} responses are too few for p99.9")
+    return lines
+
+
+def _as_json(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    return {
+        "url": arguments.url,
+        "model": arguments.model,
+        "protocol": arguments.protocol,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "dragoman": __version__,
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
+        "measurements": [m.as_json() | {"limited_by_client": m.is_limited_by_client} for m in measurements],
+    }
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"'{path}' cannot be written: {error.strerror}") from error
+
+
+# --- comparison -------------------------------------------------------------------------------------------
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Print the differences of two runs; return 1 if a value is worse by more than the spread."""
+    first, second = map(_read, arguments.compare)
+    differences = compare_runs(first, second)
+    titles = ("load", "value", "A", "B", "change", "A, parts", "B, parts", "verdict")
+    print("\n".join(table([titles, *map(_difference_row, differences)])))
+    limited = [m["label"] for run in (first, second) for m in run["measurements"] if m.get("limited_by_client")]
+    if limited:
+        print(f"\nlimited by the client, not by the server: {', '.join(dict.fromkeys(limited))}")
+    print(
+        "\nA and B differ by more than the spread if the values of all parts of one run lie above those of the other. "
+        "Repeat runs on an idle machine before you trust a small difference."
+    )
+    return 1 if any(each.verdict == "worse" for each in differences) else 0
+
+
+def _difference_row(each: Difference) -> tuple[str, ...]:
+    unit = "requests/s" if each.name == "rate" else f"{each.name} ms"
+    ranges = ["{:.3g} to {:.3g}".format(*bounds) for bounds in (each.first_range, each.second_range)]
+    return (
+        each.label,
+        unit,
+        f"{each.first:.4g}",
+        f"{each.second:.4g}",
+        f"{100 * each.change:+.1f} %",
+        *ranges,
+        each.verdict,
+    )
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--compare: '{path}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"--compare: expected a file that --json wrote, got '{path}'")
+    return found

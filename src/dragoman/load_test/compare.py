@@ -1,0 +1,79 @@
+"""Comparison of two runs: whether a difference exceeds the spread within the runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+
+# Compared values of a measurement and whether larger is better.
+_VALUES = {"rate": True, "p50": False, "p99": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value of two runs of the same load, with its least and largest value in the parts of each run."""
+
+    label: str
+    name: str
+    first: float
+    second: float
+    first_range: tuple[float, float]
+    second_range: tuple[float, float]
+    larger_is_better: bool
+
+    @property
+    def exceeds_spread(self) -> bool:
+        """Return whether the values of all parts of one run are above those of all parts of the other."""
+        return self.first_range[1] < self.second_range[0] or self.second_range[1] < self.first_range[0]
+
+    @property
+    def verdict(self) -> str:
+        if not self.exceeds_spread:
+            return "within the spread"
+        return "better" if (self.second > self.first) == self.larger_is_better else "worse"
+
+    @property
+    def change(self) -> float:
+        """Return the change of the second run relative to the first."""
+        return self.second / self.first - 1 if self.first else 0.0
+
+
+def compare_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+    """Return the differences of the loads that both runs have. Raises InvalidInput if there are none."""
+    try:
+        loads = [{_key(m): m for m in run["measurements"]} for run in (first, second)]
+        shared = [key for key in loads[0] if key in loads[1]]
+        if not shared:
+            names = [", ".join(" ".join(key) for key in each) for each in loads]
+            raise InvalidInput(f"the runs have no load in common: {names[0]}; {names[1]}")
+        return [
+            found
+            for key in shared
+            for name, better in _VALUES.items()
+            if (found := _difference(name, better, loads[0][key], loads[1][key]))
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput("expected files that dragoman bench --json wrote") from error
+
+
+def _key(measurement: Mapping[str, Any]) -> tuple[str, str]:
+    return measurement["protocol"], measurement["label"]
+
+
+def _difference(name: str, better: bool, first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference | None:
+    values = [_value(measurement, name) for measurement in (first, second)]
+    ranges = [[part[name] for part in measurement["slices"] if name in part] for measurement in (first, second)]
+    if values[0] is None or values[1] is None or not all(ranges):
+        return None
+    label = " ".join(_key(first))
+    return Difference(label, name, values[0], values[1], _bounds(ranges[0]), _bounds(ranges[1]), better)
+
+
+def _value(measurement: Mapping[str, Any], name: str) -> float | None:
+    found: float | None = measurement["rate"] if name == "rate" else measurement["latency_ms"].get(name)
+    return found
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)

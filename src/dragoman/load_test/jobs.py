@@ -1,0 +1,188 @@
+"""Requests of a load test, derived from the model's signature or read from a file."""
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from dragoman.conformance import umbridge
+from dragoman.conformance.clauses import ClauseFailed, NotOffered, NotTried
+from dragoman.conformance.samples import Sample, sample_of, samples_of_request
+from dragoman.conformance.target import Target, declared_tensors
+from dragoman.core.errors import InvalidInput
+
+# Whether an event of a stream holds a token, by the fields of its JSON.
+IsToken = Callable[[Any], bool]
+PROTOCOLS = (
+    "rest", "rest-binary", "grpc", "umbridge", "openai-chat", "openai-completions", "tgi", "lmi",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Model and content of the requests."""
+
+    model: str
+    rows: int = 1
+    prompt: str = "Write one sentence about the weather."
+    max_tokens: int = 64
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request, to be sent many times.
+
+    request: the bytes of an HTTP/1.1 request, or of a ModelInferRequest if `grpc` is set.
+    is_token: set for streams.
+    """
+
+    protocol: str
+    host: str
+    port: int
+    request: bytes
+    tls: ssl.SSLContext | None = None
+    grpc: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    ca: str = ""
+    is_token: IsToken | None = None
+
+
+def make_job(target: Target, protocol: str, options: Options) -> Job:
+    """Return the job of a protocol. Raises InvalidInput if no valid request can be made."""
+    try:
+        return _MAKERS[protocol](target, protocol, options)
+    except (ClauseFailed, NotOffered, NotTried) as error:
+        raise InvalidInput(f"no {protocol} request for '{options.model}' can be made: {error}") from error
+
+
+def _rest(target: Target, protocol: str, options: Options) -> Job:
+    body = (
+        _file(options) if options.file else orjson.dumps({"inputs": [s.as_json() for s in _samples(target, options)]})
+    )
+    return _http(target, protocol, f"/v2/models/{quote(options.model, safe='')}/infer", body)
+
+
+def _binary(target: Target, protocol: str, options: Options) -> Job:
+    samples = _samples(target, options)
+    parts = [sample.as_bytes() for sample in samples]
+    inputs = []
+    for sample, part in zip(samples, parts, strict=True):
+        entry = sample.as_json()
+        del entry["data"]
+        inputs.append(entry | {"parameters": {"binary_data_size": len(part)}})
+    text = orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
+    path = f"/v2/models/{quote(options.model, safe='')}/infer"
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(text))}
+    return _http(target, protocol, path, text + b"".join(parts), headers)
+
+
+def _grpc(target: Target, protocol: str, options: Options) -> Job:
+    try:
+        from dragoman.conformance.grpc_client import infer_request
+    except ModuleNotFoundError as error:
+        raise InvalidInput("gRPC needs the package 'grpcio': pip install 'dragoman[grpc]'") from error
+    message = infer_request(options.model, _samples(target, options)).SerializeToString()
+    host, _, port = target.grpc.rpartition(":")
+    metadata = tuple((name.lower(), value) for name, value in target.http.headers.items())
+    tls = ssl.create_default_context(cafile=target.http.ca or None) if target.http.url.startswith("https:") else None
+    return Job(protocol, host, int(port), message, tls, target.grpc, metadata, target.http.ca)
+
+
+def _umbridge(target: Target, protocol: str, options: Options) -> Job:
+    if options.file:
+        return _http(target, protocol, "/Evaluate", _file(options))
+    function = umbridge.PROTOCOL.prepare(replace(target, models=(options.model,)))
+    if not function.point:
+        raise InvalidInput(f"'{options.model}' cannot be evaluated at the points tried; give a request with --input")
+    body = {"name": options.model, "input": function.point, "config": target.config}
+    return _http(target, protocol, "/Evaluate", orjson.dumps(body))
+
+
+def _text(path: str, body: Callable[[Options], Mapping[str, Any]], is_token: IsToken) -> Any:
+    """Return a maker of streamed text generation requests."""
+
+    def make(target: Target, protocol: str, options: Options) -> Job:
+        content = _file(options) if options.file else orjson.dumps(body(options))
+        name = quote(options.model, safe="")
+        found = target.http.send("POST", path.format(name), content, {"Content-Type": "application/json"})
+        if found.status != 200:
+            raise ClauseFailed(
+                f"the first request gets status {found.status}: {found.body[:200].decode('utf-8', 'replace')}"
+            )
+        return replace(_http(target, protocol, path.format(name), content), is_token=is_token)
+
+    return make
+
+
+def _chat_body(options: Options) -> Mapping[str, Any]:
+    messages = [{"role": "user", "content": options.prompt}]
+    return {"model": options.model, "messages": messages, "max_tokens": options.max_tokens, "stream": True}
+
+
+def _completion_body(options: Options) -> Mapping[str, Any]:
+    return {"model": options.model, "prompt": options.prompt, "max_tokens": options.max_tokens, "stream": True}
+
+
+def _generate_body(options: Options) -> Mapping[str, Any]:
+    return {"inputs": options.prompt, "parameters": {"max_new_tokens": options.max_tokens}, "stream": True}
+
+
+def _has_content(event: Any) -> bool:
+    return any(c.get("text") or (c.get("delta") or {}).get("content") for c in event.get("choices") or ())
+
+
+def _has_token(event: Any) -> bool:
+    return isinstance(event.get("token"), dict)
+
+
+_MAKERS: Mapping[str, Callable[[Target, str, Options], Job]] = {
+    "rest": _rest,
+    "rest-binary": _binary,
+    "grpc": _grpc,
+    "umbridge": _umbridge,
+    "openai-chat": _text("/v1/chat/completions", _chat_body, _has_content),
+    "openai-completions": _text("/v1/completions", _completion_body, _has_content),
+    "tgi": _text("/models/{}/generate_stream", _generate_body, _has_token),
+    "lmi": _text("/predictions/{}", _generate_body, _has_token),
+}
+
+
+def _samples(target: Target, options: Options) -> list[Sample]:
+    """Return the inputs of a tensor request: those of the file, or derived from the metadata."""
+    if options.file:
+        try:
+            return samples_of_request(json.loads(_file(options)))
+        except (ValueError, LookupError, TypeError) as error:
+            raise InvalidInput(f"--input: expected a V2 inference request in JSON in '{options.file}'") from error
+    response = target.http.get(f"/v2/models/{quote(options.model, safe='')}")
+    if response.status != 200:
+        raise ClauseFailed(f"GET v2/models/{options.model} gets status {response.status}")
+    specs = declared_tensors(response.json(), "inputs")
+    if not specs:
+        raise InvalidInput(f"the metadata of '{options.model}' declares no inputs; give a request with --input FILE")
+    return [sample_of(spec, options.rows) for spec in specs]
+
+
+def _file(options: Options) -> bytes:
+    try:
+        return Path(options.file).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"--input: '{options.file}' cannot be read: {error.strerror}") from error
+
+
+def _http(target: Target, protocol: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Job:
+    """Return a job whose request is serialized once."""
+    address = urlsplit(target.http.url)
+    tls = address.scheme == "https"
+    host, port = address.hostname or "", address.port or (443 if tls else 80)
+    fields = {"Host": address.netloc, "Content-Type": "application/json", **target.http.headers, **(headers or {})}
+    lines = [f"POST {address.path}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
+    request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode("latin-1") + body
+    context = ssl.create_default_context(cafile=target.http.ca or None) if tls else None
+    return Job(protocol, host, port, request, context)

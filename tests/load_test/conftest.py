@@ -1,0 +1,97 @@
+"""Servers of known delay, and one of Dragoman."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from conformance.conftest import server as server
+
+METADATA = {
+    "name": "slow",
+    "platform": "test",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    "outputs": [],
+}
+TOKENS = 4
+
+
+@dataclass
+class SlowServer:
+    """A server that takes at least `delay_s` for a response, one request after the other."""
+
+    delay_s: float = 0.01
+    failing: bool = False
+    closing: bool = False
+    bodies: list[bytes] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    url: str = ""
+
+
+def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(METADATA)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            with state.turn:
+                state.bodies.append(body)
+                state.paths.append(self.path)
+                time.sleep(state.delay_s)
+            if state.closing:
+                self.close_connection = True
+            elif "stream" in self.path:
+                self._stream()
+            else:
+                self._send({"outputs": []}, 503 if state.failing and len(state.bodies) % 2 else 200)
+
+        def _send(self, value: Any, status: int = 200) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _stream(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for i in range(TOKENS):
+                if i:
+                    time.sleep(state.delay_s)
+                event = {"error": "failed"} if state.failing else {"token": {"id": i, "text": "a"}}
+                self._chunk(b"data:" + json.dumps(event).encode() + b"\n\n")
+            self._chunk(b"")
+
+        def _chunk(self, data: bytes) -> None:
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowServer]:
+    state = SlowServer()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(state)) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield state
+        finally:
+            http.shutdown()
+            thread.join()

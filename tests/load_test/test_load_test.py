@@ -1,0 +1,298 @@
+"""`dragoman bench`: counts and latencies of servers of known delay, errors, comparison and plot."""
+
+import asyncio
+import itertools
+import json
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.cli import main
+from dragoman.cli.bench import PROTOCOL_NAMES
+from dragoman.conformance.http import HttpTarget
+from dragoman.conformance.target import Target
+from dragoman.load_test import jobs
+from dragoman.load_test.compare import compare_runs
+from dragoman.load_test.loops import Load, arrival_times, run_load
+from dragoman.load_test.measurements import Measurement, percentiles
+from dragoman.load_test.plot import svg_plot
+from e2e.server_process import ServerProcess
+from load_test.conftest import TOKENS, SlowServer
+
+QUICK = ("--seconds", "0.2", "--warmup-s", "0")
+
+
+def run_quickly(slow: SlowServer, load: Load, protocol: str = "rest") -> Measurement:
+    target = Target(HttpTarget(slow.url))
+    job = jobs.make_job(target, protocol, jobs.Options("slow", rows=3))
+    slow.bodies.clear()
+    return asyncio.run(run_load(job, load))
+
+
+# --- latencies and counts ----------------------------------------------------------------------------------------
+
+
+def test_a_closed_loop_measures_at_least_the_delay(slow: SlowServer) -> None:
+    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0))
+    assert found.sent == found.completed == len(slow.bodies) > 0
+    assert found.errors == {}
+    assert found.latency_ms["p50"] >= 10
+    assert found.rate <= 100
+    assert found.latency_ms == found.service_ms
+
+
+def test_clients_of_a_closed_loop_wait_for_each_other_at_a_serial_server(slow: SlowServer) -> None:
+    found = run_quickly(slow, Load(concurrency=3, seconds=0.2, warmup_s=0))
+    assert found.sent == len(slow.bodies)
+    assert found.latency_ms["max"] >= 30  # two others come first
+
+
+def test_an_open_loop_counts_the_time_in_the_queue(slow: SlowServer) -> None:
+    load = Load(rate=200, arrival="constant", seconds=0.25, warmup_s=0, connections=1)
+    due_s = list(arrival_times(load))
+    found = run_quickly(slow, load)
+    assert found.sent == found.completed == len(slow.bodies) == len(due_s) == 50
+    # The response to the last request follows those to all others, each of which takes 10 ms.
+    assert found.latency_ms["max"] >= 1000 * (len(due_s) * 0.01 - due_s[-1])
+    assert found.service_ms["p50"] >= 10
+    assert found.rate <= 100
+
+
+def test_an_open_loop_sends_whether_responses_come_or_not(slow: SlowServer) -> None:
+    slow.delay_s = 0.05
+    load = Load(rate=100, arrival="constant", seconds=0.2, warmup_s=0)
+    found = run_quickly(slow, load)
+    assert found.sent == len(list(arrival_times(load))) == 20
+    assert found.service_ms["max"] >= 1000 * (20 * 0.05 - 0.2)  # on connections of their own, not one after the other
+
+
+def test_the_warm_up_is_not_measured(slow: SlowServer) -> None:
+    found = run_quickly(slow, Load(rate=100, arrival="constant", seconds=0.1, warmup_s=0.1))
+    assert len(slow.bodies) == 20
+    assert 9 <= found.sent <= 11
+
+
+def test_streams_have_times_of_tokens(slow: SlowServer) -> None:
+    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0), "tgi")
+    assert found.errors == {}
+    assert found.first_token_ms["p50"] >= 10
+    assert found.latency_ms["p50"] >= 10 * TOKENS
+    assert found.tokens_per_s * found.seconds == pytest.approx(TOKENS * found.completed)
+    assert found.between_tokens_ms["max"] >= 10
+
+
+def test_arrival_times_have_the_rate() -> None:
+    constant = list(arrival_times(Load(rate=10, arrival="constant", seconds=1, warmup_s=0)))
+    assert constant == pytest.approx([0.1 * i for i in range(10)])
+    poisson = list(arrival_times(Load(rate=1000, seconds=10, warmup_s=0, seed=3)))
+    gaps = [b - a for a, b in itertools.pairwise(poisson)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(1e-3, rel=0.05)
+    assert sum(g * g for g in gaps) / len(gaps) == pytest.approx(2 * mean**2, rel=0.1)  # an exponential distribution
+    assert poisson == list(arrival_times(Load(rate=1000, seconds=10, warmup_s=0, seed=3)))
+
+
+def test_percentiles_are_values_by_rank() -> None:
+    found = percentiles([0.001 * i for i in range(1, 101)])
+    assert found == pytest.approx(
+        {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 100.0, "max": 100.0, "mean": 50.5}
+    )
+    assert percentiles([]) == {}
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_counted_by_kind(slow: SlowServer) -> None:
+    slow.failing = True
+    found = run_quickly(slow, Load(rate=50, arrival="constant", seconds=0.2, warmup_s=0))
+    assert found.sent == found.completed + sum(found.errors.values()) == 10
+    assert found.errors == {"HTTP status 503": 5}
+
+
+def test_a_closed_connection_is_an_error_and_is_opened_again(slow: SlowServer) -> None:
+    target = Target(HttpTarget(slow.url))
+    job = jobs.make_job(target, "rest", jobs.Options("slow"))
+    slow.closing = True
+    found = asyncio.run(run_load(job, Load(concurrency=1, seconds=0.2, warmup_s=0)))
+    assert found.completed == 0
+    assert list(found.errors) == ["connection: ConnectionResetError"]
+    assert found.sent == len(slow.bodies) > 1
+
+
+def test_a_missing_response_is_an_error(slow: SlowServer) -> None:
+    slow.delay_s = 0.3
+    found = run_quickly(slow, Load(concurrency=1, seconds=0.1, warmup_s=0, timeout_s=0.05))
+    assert list(found.errors) == ["no response within 0.05 s"]
+
+
+def test_an_error_within_a_stream_is_an_error(slow: SlowServer) -> None:
+    job = jobs.make_job(Target(HttpTarget(slow.url)), "tgi", jobs.Options("slow"))
+    slow.failing = True
+    found = asyncio.run(run_load(job, Load(concurrency=1, seconds=0.1, warmup_s=0)))
+    assert list(found.errors) == ["error within the stream"]
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_the_request_follows_from_the_signature(slow: SlowServer) -> None:
+    run_quickly(slow, Load(seconds=0.05, warmup_s=0))
+    expected = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 2], "data": [0.5] * 6}]}
+    assert json.loads(slow.bodies[0]) == expected
+
+
+def test_the_request_of_a_file_is_sent_as_it_is(slow: SlowServer, tmp_path: Path) -> None:
+    body = b'{"inputs": [ {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'
+    (tmp_path / "request.json").write_bytes(body)
+    assert main(["bench", slow.url, "slow", *QUICK, "--input", str(tmp_path / "request.json")]) == 0
+    assert set(slow.bodies) == {body}
+
+
+@pytest.mark.parametrize("protocol", jobs.PROTOCOLS)
+def test_every_protocol_is_measured(protocol: str, server: ServerProcess, tmp_path: Path) -> None:
+    model = {"umbridge": "curve"}.get(protocol, "affine" if protocol in ("rest", "rest-binary", "grpc") else "reverse")
+    file = tmp_path / "run.json"
+    url = f"http://127.0.0.1:{server.http_port}"
+    options = ("--grpc", f"127.0.0.1:{server.grpc_port}", "--concurrency", "2", "--json", str(file))
+    assert main(["bench", url, model, "--protocol", protocol, *QUICK, *options]) == 0
+    (found,) = json.loads(file.read_text())["measurements"]
+    assert found["errors"] == {}
+    assert found["completed"] == found["sent"] > 0
+    assert found["received_bytes"] >= 8 * found["completed"]
+    is_stream = protocol not in ("rest", "rest-binary", "grpc", "umbridge")
+    assert bool(found["first_token_ms"]) is is_stream
+    assert (found["tokens_per_s"] > 0) is is_stream
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_row_for_each_load(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:13] for line in lines[:3]] == ["load         ", "concurrency 1", "concurrency 2"]
+    assert "responses are too few for p99.9" in "\n".join(lines)
+    assert "\x1b" not in "\n".join(lines)
+
+
+def test_a_busy_client_is_reported(
+    slow: SlowServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "process_time", time.perf_counter)  # a client that never idles
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1"]) == 0
+    assert "concurrency 1: the client used 100 % of a CPU core and limits the measurement" in capsys.readouterr().out
+
+
+def test_an_idle_client_is_not_reported(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.delay_s = 0.1
+    assert main(["bench", slow.url, "slow", "--seconds", "0.3", "--warmup-s", "0", "--concurrency", "1"]) == 0
+    assert "limits the measurement" not in capsys.readouterr().out
+
+
+def test_failed_requests_fail_the_command(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.failing = True
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1"]) == 1
+    assert "requests failed: HTTP status 503" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["http://127.0.0.1:1"], "expected the address of a server and a model"),
+        (["http://127.0.0.1:1", "m"], "no HTTP server answers at http://127.0.0.1:1"),
+        (["http://127.0.0.1:1", "m", "--concurrency", "0"], "--concurrency: expected positive numbers, got '0'"),
+        (["http://127.0.0.1:1", "m", "--rate", "x"], "--rate: expected numbers separated by commas, got 'x'"),
+        (
+            ["http://127.0.0.1:1", "m", "--rate", "1", "--concurrency", "1"],
+            "expected --rate or --concurrency, got both",
+        ),
+        (["--compare", "/nonexistent", "/nonexistent"], "--compare: '/nonexistent' cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", f"http://127.0.0.1:{server.http_port}", "nope"]) == 2
+    message = "no rest request for 'nope' can be made: GET v2/models/nope gets status 404"
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_knows_the_protocols() -> None:
+    assert PROTOCOL_NAMES == jobs.PROTOCOLS
+
+
+# --- comparison and plot -----------------------------------------------------------------------------------------
+
+
+def run_of(label: str, *p50: float, protocol: str = "rest") -> dict[str, Any]:
+    """Return a run with these medians of the parts of one load."""
+    parts = [{"rate": 1000 / each, "p50": each, "p99": 2 * each} for each in p50]
+    mean = sum(p50) / len(p50)
+    latency = {"p50": mean, "p90": 1.5 * mean, "p99": 2 * mean}
+    load = {"concurrency": 1, "rate": 0}
+    measurement = {
+        "protocol": protocol, "label": label, "rate": 1000 / mean, "latency_ms": latency, "slices": parts, "load": load,
+    }  # fmt: skip
+    return {"measurements": [measurement]}
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        ((2.0, 2.1), "worse"),
+        ((0.5, 0.6), "better"),
+        ((1.1, 3.0), "within the spread"),
+        ((1.0, 1.2), "within the spread"),
+    ],
+)
+def test_a_difference_counts_beyond_the_spread(second: tuple[float, ...], verdict: str) -> None:
+    found = compare_runs(run_of("c", 1.0, 1.2), run_of("c", *second))
+    assert {each.name: each.verdict for each in found} == dict.fromkeys(("rate", "p50", "p99"), verdict)
+
+
+@pytest.mark.parametrize(("second", "status"), [(2.0, 1), (1.0, 0), (0.5, 0)])
+def test_the_command_compares_two_runs(
+    second: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    files[0].write_text(json.dumps(run_of("concurrency 1", 1.0, 1.1)))
+    files[1].write_text(json.dumps(run_of("concurrency 1", second, second + 0.1)))
+    assert main(["bench", "--compare", *map(str, files)]) == status
+    text = capsys.readouterr().out
+    assert "rest concurrency 1" in text
+    assert ("worse" in text, "better" in text) == (second > 1, second < 1)
+
+
+def test_runs_of_other_loads_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    files[0].write_text(json.dumps(run_of("concurrency 1", 1.0)))
+    files[1].write_text(json.dumps(run_of("concurrency 1", 1.0, protocol="grpc")))
+    assert main(["bench", "--compare", *map(str, files)]) == 2
+    assert "no load in common: rest concurrency 1; grpc concurrency 1" in capsys.readouterr().err
+    files[1].write_text("{}")
+    assert main(["bench", "--compare", *map(str, files)]) == 2
+    assert "expected files that dragoman bench --json wrote" in capsys.readouterr().err
+
+
+def test_a_plot_has_a_point_for_each_load(slow: SlowServer, tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1,2", "--plot", str(file)]) == 0
+    svg = ET.parse(file).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(svg.findall(f"{space}circle")) == 6
+    texts = [text.text for text in svg.findall(f"{space}text")]
+    assert {"c=1", "c=2", "p50", "p90", "p99", "latency (ms)"} <= set(texts)
+
+
+def test_larger_latencies_are_higher_in_the_plot() -> None:
+    svg = ET.fromstring(svg_plot(run_of("a", 1.0)["measurements"] + run_of("b", 10.0)["measurements"], "<title>"))
+    first, second = svg.findall("{http://www.w3.org/2000/svg}circle")[:2]
+    assert float(first.get("cy", "")) > float(second.get("cy", ""))
+    assert float(first.get("cx", "")) > float(second.get("cx", ""))  # 1,000 and 100 requests per second
