@@ -218,6 +218,12 @@ def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
+def test_a_server_that_does_not_keep_up_is_reported(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.delay_s = 0.02
+    assert main(["bench", slow.url, "slow", *QUICK, "--rate", "100", "--arrival", "constant"]) == 0
+    assert "of 20 requests waited when the last one was sent" in capsys.readouterr().out
+
+
 def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", f"http://127.0.0.1:{server.http_port}", "nope"]) == 2
     message = "no rest request for 'nope' can be made: GET v2/models/nope gets status 404"

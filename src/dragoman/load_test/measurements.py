@@ -24,6 +24,7 @@ class Measurement:
 
     latency_ms: from when a request was due (open loop) or sent (closed loop) to the end of its response.
     service_ms: from when it was sent.
+    unfinished: requests that had no response yet when the last one was due.
     slices: rate and percentiles of equal parts of the time.
     """
 
@@ -42,6 +43,7 @@ class Measurement:
     between_tokens_ms: Mapping[str, float] = field(default_factory=dict)
     tokens_per_s: float = 0.0
     client_cpu: float = 0.0
+    unfinished: int = 0
     slices: Sequence[Mapping[str, float]] = ()
 
     @property
@@ -63,7 +65,7 @@ class Recorder:
         self._service = array("d")
         self._first_tokens = array("d")
         self._gaps = array("d")
-        self._bytes = self._tokens = 0
+        self._bytes = self._tokens = self._unfinished = 0
         self._last_s = start_s
         self._cpu: tuple[float, float] | None = None
 
@@ -74,6 +76,7 @@ class Recorder:
         if self._cpu is None:
             self._cpu = time.perf_counter(), time.process_time()
         self._last_s = max(self._last_s, exchange.end_s)
+        self._unfinished += exchange.end_s > self.end_s
         if exchange.error:
             self.errors[exchange.error] += 1
             return
@@ -113,6 +116,7 @@ class Recorder:
             between_tokens_ms=percentiles(self._gaps),
             tokens_per_s=self._tokens / seconds,
             client_cpu=self._client_cpu(),
+            unfinished=self._unfinished,
             slices=self._slices(),
         )
 
