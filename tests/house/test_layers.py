@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "derivatives",
         "engine",
         "graphs",
+        "load_test",
         "plugins",
         "protocols",
         "runtimes",
