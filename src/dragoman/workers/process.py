@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
+from dragoman.core.calls import Generate
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -24,6 +25,7 @@ from dragoman.workers.jobs import Job, JobRunner
 from dragoman.workers.launcher import Launcher, LocalLauncher
 from dragoman.workers.local import unloading
 from dragoman.workers.pool import CONCURRENT, Loaded
+from dragoman.workers.prefix_routing import PrefixRouter
 from dragoman.workers.replica import Replica
 from dragoman.workers.supervisor import Supervisor
 
@@ -53,6 +55,7 @@ class ProcessPool(JobRunner):
         self._was_ready = False
         self._restarts = 0
         self._concurrent = False
+        self._prefix_router: PrefixRouter | None = None  # of text models
         self._open = False
         self._exits = 0
         self._min_ready = 1 if spec.launch is None else min(spec.launch.min_ready, spec.replicas)
@@ -149,6 +152,8 @@ class ProcessPool(JobRunner):
             self._spec = replace(self._spec, uri=absolute_path(self._spec.uri))
         loaded: list[Loaded] = await self.supervisor.start()
         self._concurrent = loaded[0].concurrent
+        if self._concurrent and Generate in loaded[0].calls and self._spec.replicas > 1:
+            self._prefix_router = PrefixRouter()
         self._open = True
         if self._autoscaler is not None:
             self._autoscaler.concurrent = self._concurrent
@@ -216,7 +221,7 @@ class ProcessPool(JobRunner):
     def _dispatch(self) -> None:
         """Send queued jobs to the replicas that have capacity."""
         while self._queue:
-            replica = self._choose()
+            replica = self._choose(self._queue[0])
             if replica is None:
                 if self._autoscaler is not None:
                     self._autoscaler.grow()
@@ -226,8 +231,14 @@ class ProcessPool(JobRunner):
             if frame is not None:
                 replica.send(job, frame)
 
-    def _choose(self) -> Replica | None:
-        """Return the replica that has capacity and is expected to answer first; None to wait for one."""
+    def _choose(self, job: Job) -> Replica | None:
+        """Return the replica that has capacity and is expected to answer first, for prompts the one that had their
+        prefix; None to wait for one.
+        """
+        if self._prefix_router is not None and job.request is not None:
+            able = [each for each in self.supervisor.running if each.has_capacity and not each.heartbeat.is_hung]
+            if able:
+                return self._prefix_router.choose(able, job.request.call)
         best, least_s, all_hang = None, math.inf, True
         for replica in self.supervisor.running:
             if replica.heartbeat.is_hung:

@@ -1,0 +1,166 @@
+"""A text model in two worker processes: prompts with equal prefixes go to the same one, others by load.
+
+Texts, streams, cancellation and errors are those of the same model in the server's process.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import text_models
+from dragoman.core.calls import Generate, Infer, Request
+from dragoman.core.datatypes import BYTES
+from dragoman.core.errors import InvalidInput, WorkerLost
+from dragoman.core.tensor import Tensor, object_array
+from dragoman.core.text import Chat, Generation, Prompt, Sampling, merge_chunks
+from dragoman.engine.engine import Engine
+from dragoman.server import open_engine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PARAMETERS = '[model.parameters]\nthreads = 1\ndtype = "float32"\n'
+CONFIG = f"[model]\nmax_queue = 16\n{PARAMETERS}[model.placement]\nreplicas = 2\nmin_ready = 2\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """An engine with the same untrained model twice: `one` is in this process, `two` in two worker processes."""
+    root = tmp_path_factory.mktemp("replicas")
+    text_models.make_model(root / "one", steps=1)
+    shutil.copytree(root / "one", root / "two")
+    (root / "one" / "dragoman.toml").write_text(f"[model]\n{PARAMETERS}")
+    (root / "two" / "dragoman.toml").write_text(CONFIG)
+    async with open_engine(str(root)) as engine:
+        yield engine
+
+
+def request(model: str, *prompts: Prompt, stream: bool = False, **sampling: Any) -> Request[Generation]:
+    options = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
+    return Request(Generate(prompts=prompts, sampling=Sampling(**options), stream=stream), model)
+
+
+async def generate(engine: Engine, *prompts: Prompt, model: str = "two", **sampling: Any) -> Generation:
+    return (await engine.call(request(model, *prompts, **sampling))).answer
+
+
+async def cached(engine: Engine, *prompts: Prompt, **sampling: Any) -> int:
+    """Return the number of tokens of a prompt that were in the prefix cache of the worker that computed it."""
+    return (await generate(engine, *prompts, **sampling)).prompts[0].cached
+
+
+def document(name: str) -> str:
+    return f"Document {name}. " + "It has the same words as each other document. " * 4
+
+
+async def test_texts_are_those_of_one_process(engine: Engine) -> None:
+    chat = Chat(({"role": "user", "content": "How do I say hello in French?"},))
+    calls: list[tuple[tuple[Prompt, ...], dict[str, Any]]] = [
+        (("A class definition",), {"max_new_tokens": 40}),
+        ((document("same"), "The"), {"n": 2, "do_sample": True, "seed": 5, "top_logprobs": 2, "prompt_logprobs": 1}),
+        ((chat,), {"num_beams": 2}),
+        (((5, 6, 7),), {"do_sample": True, "seed": 2**40}),
+    ]
+    pieces: list[int] = []
+    for prompts, sampling in calls:
+        one, two = [await generate(engine, *prompts, model=model, **sampling) for model in ("one", "two")]
+        assert [(t.whole, t.seed, t.finish) for t in two.texts] == [(t.whole, t.seed, t.finish) for t in one.texts]
+        assert [[(t.id, t.text, len(t.top)) for t in text.tokens] for text in two.texts] == [
+            [(t.id, t.text, len(t.top)) for t in text.tokens] for text in one.texts
+        ]
+        assert [(info.text, info.tokens) for info in two.prompts] == [(info.text, info.tokens) for info in one.prompts]
+        async with aclosing(engine.stream(request("two", *prompts, stream=True, **sampling))) as chunks:
+            streamed = [chunk.answer async for chunk in chunks]
+        assert [text.text for text in merge_chunks(streamed).texts] == [text.whole for text in one.texts]
+        pieces.append(len(streamed))
+    assert max(pieces) > 4
+    infer = Infer({"text_input": Tensor(object_array([document("other").encode()], (1,)), BYTES)})
+    answers = [(await engine.call(Request(infer, model))).answer.outputs for model in ("one", "two")]
+    assert answers[0]["text_output"].data == answers[1]["text_output"].data
+
+
+async def test_equal_prefixes_go_to_the_same_worker(engine: Engine) -> None:
+    names = [f"{letter}{number}" for number in range(4) for letter in "ab"]
+    for name in names:
+        assert await cached(engine, document(name)) < 32, name
+    (deployment,) = [each for each in engine.deployments() if each.spec.name == "two"]
+    assert all(worker.mean_s for pool in deployment.pools for worker in pool.workers())  # idle workers take turns
+    for turn in "xyz":
+        found = [await cached(engine, f"{document(name)} Question {turn}?") for name in names]
+        assert min(found) >= 32, found
+
+
+async def test_prompts_of_other_kinds_have_prefixes(engine: Engine) -> None:
+    messages = [{"role": "system", "content": document("system")}, {"role": "user", "content": "x"}]
+    tokens = tuple(range(20, 120))
+    infer = Infer({"text_input": Tensor(object_array([document("tensor").encode()], (1,)), BYTES)})
+    for turn in range(3):
+        await generate(engine, f"{turn} between, so that the workers take turns")
+        chat = Chat((*messages, {"role": "user", "content": str(turn)}))
+        assert (await cached(engine, chat) > 32) == (turn > 0)
+        assert (await cached(engine, (*tokens, turn)) > 32) == (turn > 0)
+        if not turn:
+            await engine.call(Request(infer, "two"))
+    assert await cached(engine, document("tensor") + " and more") > 32
+
+
+async def test_load_spreads(engine: Engine) -> None:
+    """Equal prompts that come at once go to one worker, unless it has more calls than the other one by far."""
+    (deployment,) = [each for each in engine.deployments() if each.spec.name == "two"]
+
+    def calls() -> list[int]:
+        return sorted(worker.calls for pool in deployment.pools for worker in pool.workers())
+
+    async def loads(prompts: list[str]) -> list[int]:
+        tasks = [asyncio.create_task(generate(engine, prompt, max_new_tokens=100)) for prompt in prompts]
+        while sum(calls()) < len(prompts):
+            await asyncio.sleep(0)
+        found = calls()
+        await asyncio.gather(*tasks)
+        return found
+
+    assert await loads([f"{number} prompts" for number in range(6)]) == [3, 3]
+    assert await loads([document("many")] * 4) == [0, 4]
+    assert await loads([document("many")] * 12) == [6, 6]
+
+
+async def test_cancelled_streams_and_errors(engine: Engine) -> None:
+    """`max_queue` counts in the worker, too: it rejects prompts unless those that were cancelled have ended there."""
+    prompt = document("cancelled")
+    for _ in range(2):
+        streams = [engine.stream(request("two", prompt, stream=True, max_new_tokens=300)) for _ in range(16)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+    with pytest.raises(InvalidInput, match="expected less than 512 tokens"):
+        await generate(engine, document("long") * 40)
+    async with aclosing(engine.stream(request("two", "x", stream=True, adapter="none"))) as chunks:
+        with pytest.raises(InvalidInput, match="adapter"):
+            await anext(chunks)
+
+
+async def test_a_lost_worker_fails_its_own_streams_only(engine: Engine) -> None:
+    (deployment,) = [each for each in engine.deployments() if each.spec.name == "two"]
+    streams: list[AsyncGenerator[Any, None]] = []
+    for number in range(2):
+        streams.append(engine.stream(request("two", f"{number}", stream=True, max_new_tokens=200)))
+        await anext(streams[-1])
+    (first, second) = [worker for pool in deployment.pools for worker in pool.workers()]
+    assert (first.calls, second.calls) == (1, 1)
+    os.kill(int(first.process.split()[-1]), signal.SIGKILL)
+    outcomes = await asyncio.gather(*(_rest(stream) for stream in streams), return_exceptions=True)
+    assert sorted(map(type, outcomes), key=str) == sorted([str, WorkerLost], key=str)
+
+
+async def _rest(stream: AsyncGenerator[Any, None]) -> str:
+    chunks = [chunk.answer async for chunk in stream]
+    assert chunks[-1].texts[0].finish == "length"
+    return str(chunks[-1].texts[0].whole)
