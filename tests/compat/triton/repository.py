@@ -103,6 +103,10 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a.astype("float32"))])
         if (a == 89).any():
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a[:, :3])])
+        if (a == 92).any():
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a.astype("int64") << 40)])
+        if (a == 93).any():
+            return pb_utils.InferenceResponse(parameters={"list": [1]})
         if (a == 90).any():
             return pb_utils.InferenceResponse([pb_utils.Tensor("OTHER", a)])
         seen = {

@@ -153,6 +153,8 @@ def test_requests_come_together_and_stay_apart(served: ServerProcess) -> None:
         (88, "model 'py' failed: output 'OUTPUT0': expected datatype INT32, got FP32"),
         (89, "output 'OUTPUT0': expected shape [-1, 4], got [1, 3]"),
         (90, "output 'OTHER' is not in 'config.pbtxt'"),
+        (92, "output 'OUTPUT0': expected datatype INT32, got INT64"),
+        (93, "Expect parameters values to have type bool/int/str, found type <class 'list'>"),
         (91, "Number of InferenceResponse objects do not match the number of InferenceRequest objects"),
     ],
 )
@@ -211,6 +213,6 @@ def stream(process: ServerProcess, model: str, name: str, values: list[int], cou
 def test_a_decoupled_model_streams(served: ServerProcess) -> None:
     assert stream(served, "repeat", "IN", [4, 5, 6], 3) == [[4], [5], [6]]
     (error,) = stream(served, "repeat", "IN", [-1], 1)
-    assert "using the decoupled mode and the execute function must return None" in str(error)
+    assert "Python model 'repeat_0_0' is using the decoupled mode and the execute function must" in str(error)
     _, config, _ = served.request("GET", "/v2/models/repeat/config")
     assert config["model_transaction_policy"] == {"decoupled": True}

@@ -140,6 +140,8 @@ async def test_control_inputs(engine: Engine) -> None:
         await infer(engine, "controls", 1, "a", "start")
     with pytest.raises(InvalidInput, match="batch-size 1 due to requirements of sequence batcher"):
         await infer(engine, "controls", 1, 1, "start", rows=2)
+    with pytest.raises(InvalidInput, match="batch-size 1 due to requirements of sequence batcher"):
+        await infer(engine, "history", 1, 1, "start", rows=2)
 
 
 async def test_clients_do_not_send_controls_and_states(engine: Engine) -> None:
@@ -219,6 +221,12 @@ def test_direct_sequences_keep_their_row(tmp_path: Path) -> None:
     assert sums([3, 1], [10, 1]) == [10.0, 1.0]
     assert sums([1], [2]) == [3.0]
     assert sums([2, 3], [5, 20]) == [5.0, 30.0]
+    config = config.replace("sequence_batching {", "sequence_batching { oldest { }")
+    (tmp_path / "oldest" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.pt").rename(tmp_path / "oldest" / "m" / "1" / "model.pt")
+    model = loaded(spec_of(tmp_path / "oldest", config))
+    assert sums([3, 1], [10, 1]) == [10.0, 1.0]
+    assert sums([1], [2]) == [12.0]  # in the first row, whatever its slot
 
 
 @pytest.mark.parametrize(
@@ -276,6 +284,38 @@ def test_invalid_configurations(tmp_path: Path, batching: str, line: int, messag
         spec_of(tmp_path, f'backend: "onnxruntime" {TENSORS}sequence_batching {{ {batching} }}')
     assert f"m/config.pbtxt:{line}: field 'sequence_batching." in str(error.value)
     assert message in str(error.value)
+
+
+def test_python_models_have_no_implicit_state(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    with pytest.raises(ModelFailed, match=r"'sequence_batching\.state': not supported by Python models"):
+        spec_of(tmp_path, f'backend: "python" {TENSORS}sequence_batching {{ {STATE} }} }}')
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_state_is_not_changed_by_other_sequences(tmp_path: Path) -> None:
+    """A program that returns its own memory, which the next call overwrites."""
+    torch = pytest.importorskip("torch")
+
+    class Sum(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+            self.last.copy_(x + past)
+            return self.last
+
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    torch.jit.script(Sum()).save(tmp_path / "m" / "1" / "model.pt")
+    state = 'state { input_name: "past" output_name: "Y" data_type: TYPE_FP32 dims: 1 }'
+    tensors = TENSORS.replace("INT32", "FP32").replace('"X"', '"x"')
+    model: Any = loaded(spec_of(tmp_path, f'backend: "pytorch" {tensors} sequence_batching {{ {state} }}'))
+    states: list[dict[str, Any]] = [{}, {}]
+    for n, x, total in ((0, 1.0, 1.0), (1, 10.0, 10.0), (0, 2.0, 3.0), (1, 5.0, 15.0)):
+        step = SequenceStep(n + 1, slot=1, state=states[n])
+        call = Infer({"x": Tensor.of(np.array([x], np.float32))}, sequences=(step,))
+        assert model.infer(call).outputs["Y"].data.tolist() == [total]
 
 
 def test_initial_states_that_cannot_be_read(tmp_path: Path) -> None:

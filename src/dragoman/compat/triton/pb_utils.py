@@ -71,6 +71,7 @@ class InferenceResponse:
         if not all(isinstance(each, Tensor) for each in output_tensors):
             raise TritonModelException("output_tensors: expected a list of Tensor")
         self._output_tensors, self._error = list(output_tensors), error
+        _check_parameters({} if parameters is None else parameters)
         self._parameters = json.dumps(dict(parameters or {}))
 
     def output_tensors(self) -> list[Tensor]:
@@ -85,6 +86,20 @@ class InferenceResponse:
     def parameters(self) -> str:
         """Return the parameters as JSON."""
         return self._parameters
+
+
+def _check_parameters(parameters: Any) -> None:
+    """Raise TritonModelException for parameters of a response that clients cannot get."""
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(
+            "Inference Response parameters must be a dictionary with str as the keys and bool/int/str as the values, "
+            f"got {type(parameters)}"
+        )
+    for name, value in parameters.items():
+        if not isinstance(name, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
+        if not isinstance(value, bool | int | float | str):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
 
 
 class InferenceResponseSender:

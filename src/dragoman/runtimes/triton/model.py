@@ -64,7 +64,7 @@ class ConfiguredModel(Model):
         self._order = signature.output_names  # of a runtime that returns a tuple
         self._signature = Signature(
             tuple(t.spec for t in self._inputs.values() if t not in hidden_inputs),
-            tuple(t.spec for t in self._outputs.values() if t not in hidden_outputs),
+            tuple(t.spec for t in self._outputs.values() if t in self._config.outputs or t not in hidden_outputs),
             open_outputs=not self._outputs and signature.open_outputs,
             batched=self._config.max_batch_size > 0 or (not self._config.inputs and signature.batched),
         )

@@ -147,7 +147,8 @@ class Instance:
         """Deliver what `execute` returned, which has None in place of responses that the model sends itself."""
         if self._model.is_decoupled and returned is not None:
             raise InvalidOutput(
-                f"model '{self._model.name}' is using the decoupled mode and the execute function must return None."
+                f"Python model '{self._thread.name}' is using the decoupled mode and the execute function must return "
+                "None."
             )
         if returned is None and (self._model.is_decoupled or all(request.uses_sender for request in requests)):
             returned = [None] * len(batch)
