@@ -6,6 +6,7 @@ Each call is answered exactly once: right, or with an error that says that its w
 import asyncio
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.skipif(
     reason="run by ./scripts/test-clusters, which installs Ray",
 )
 LONG_S = 60.0
+AUTHENTICATION = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 
 Command = Callable[[str], str]
 
@@ -39,7 +41,7 @@ def cluster() -> Iterator[tuple[str, Command]]:
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **AUTHENTICATION},
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stderr is not None
@@ -66,7 +68,8 @@ def cluster() -> Iterator[tuple[str, Command]]:
 
 @pytest.fixture(autouse=True)
 def address(cluster: tuple[str, Command], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster[0])
+    for name, value in {"RAY_ADDRESS": cluster[0], **AUTHENTICATION}.items():
+        monkeypatch.setenv(name, value)
 
 
 def new_pool(port: WorkerPort, **launch: Any) -> ProcessPool:
@@ -175,3 +178,20 @@ async def test_a_port_that_is_not_of_a_cluster(monkeypatch: pytest.MonkeyPatch) 
                     await asyncio.wait_for(pool.start(), LONG_S)
                 await pool.close()
             await wait_until(lambda: not drivers(), LONG_S)
+
+
+async def test_a_cluster_that_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason stays while the model is loaded again."""
+    for name in AUTHENTICATION:
+        monkeypatch.delenv(name)
+    reason = "Ray: Failed to connect .*Authentication token is missing or incorrect; set RAY_AUTH_MODE=token and the t"
+    async with open_port() as port:
+        with pytest.raises(NotReady, match=f"failed to load 'm', {reason}"):
+            await asyncio.wait_for(new_pool(port).start(), LONG_S)
+        again = new_pool(port)
+        starting = asyncio.create_task(again.start())
+        await wait_until(lambda: again.waiting)
+        assert re.search(reason, again.waiting)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await again.close()

@@ -145,6 +145,7 @@ class WorkerPort:
         self._idle: list[JoinedWorker] = []
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._stopped = threading.Event()
+        self.start_failures: dict[str, str] = {}  # why the last worker of a model could not be started
         self.last_rejection = ""  # address and reason of the last worker that was not accepted since one was
 
     @property

@@ -30,7 +30,7 @@ class JoinLauncher:
 
     @property
     def waiting_for(self) -> str:
-        return f"workers that join {self._port.address}{rejected(self._port)}"
+        return f"workers that join {self._port.address}{problems(self._port, self._model)}"
 
     async def launch(self) -> JoinedWorker:
         return await self._port.take(self._model)
@@ -45,7 +45,6 @@ class CommandLauncher:
         self._model = spec.name
         self._port, options = port_and_options(spec)
         self._command = WorkerCommand(spec, self._port, options.command)
-        self._last_failure = ""
         if not options.command.strip():
             raise ModelFailed(
                 f"failed to load '{spec.name}', setting 'placement.command' is missing: expected the command line that "
@@ -55,7 +54,7 @@ class CommandLauncher:
     @property
     def waiting_for(self) -> str:
         program = self._command.program
-        return f"workers that '{program}' starts to join {self._port.address}{self._last_failure}{rejected(self._port)}"
+        return f"workers that '{program}' starts to join {self._port.address}{problems(self._port, self._model)}"
 
     async def launch(self) -> JoinedWorker:
         """Run the command and wait until its worker has joined, however long that takes.
@@ -80,7 +79,7 @@ class CommandLauncher:
             joined.cancel()
             await _end_command(command, 0.0)
             raise
-        self._last_failure = ""
+        self._port.start_failures.pop(self._model, None)
         worker.end_starter = lambda grace_s: _end_command(command, grace_s)
         return worker
 
@@ -91,7 +90,7 @@ class CommandLauncher:
                 return await asyncio.wait_for(asyncio.shield(joined), _POLL_S)
             if command.poll():
                 ended = f"its command '{self._command.program}' ended with {describe_exit(command.returncode)}"
-                self._last_failure = f"; {ended} before its worker joined"
+                self._port.start_failures[self._model] = f"{ended} before its worker joined"
                 raise NotReady(f"failed to load '{self._model}', {ended} before its worker joined")
 
 
@@ -159,9 +158,10 @@ def worker_environment(port: WorkerPort) -> dict[str, str]:
     return {**child_environment(runs_models=True), SECRET_VARIABLE: port.secret}
 
 
-def rejected(port: WorkerPort) -> str:
-    """Return why the last worker was not accepted, as the end of a sentence; "" if the last one was."""
-    return f"; {port.last_rejection}" if port.last_rejection else ""
+def problems(port: WorkerPort, model: str) -> str:
+    """Return why the last worker of a model was not started, or not accepted, as the end of a sentence."""
+    found = (port.start_failures.get(model, ""), port.last_rejection)
+    return "".join(f"; {problem}" for problem in found if problem)
 
 
 def port_and_options(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from dragoman.core.errors import DragomanError, NotReady
 from dragoman.core.spec import ModelSpec
-from dragoman.workers.launchers import port_and_options, rejected
+from dragoman.workers.launchers import port_and_options, problems
 from dragoman.workers.worker_port import JoinedWorker
 
 log = logging.getLogger("dragoman.worker")
@@ -49,7 +49,6 @@ class JobLauncher(ABC):
         self.model = spec.name
         self.port, self.options = port_and_options(spec)
         self._states: dict[str, JobState] = {}  # of jobs whose workers have not joined
-        self._problem = ""  # why the last job, or the last question for states, failed
         self._polled_s = 0.0
         self._submitted_s = 0.0
         self._lock = asyncio.Lock()
@@ -85,7 +84,7 @@ class JobLauncher(ABC):
             found = f"the worker of {started[0]} to join {self.port.address}"
         else:
             found = f"workers that {self.job_name}s start to join {self.port.address}"
-        return f"{found}{self._problem}{rejected(self.port)}"
+        return f"{found}{problems(self.port, self.model)}"
 
     async def launch(self) -> JoinedWorker:
         """Submit a job and wait until its worker has joined, however long that takes.
@@ -100,13 +99,13 @@ class JobLauncher(ABC):
         except BaseException as error:
             joined.cancel()
             if isinstance(error, DragomanError):
-                self._problem = f"; {error.message.removeprefix(self._failed)}"
+                self.port.start_failures[self.model] = error.message.removeprefix(self._failed)
             if job:
                 await self._give_up(job)
             raise
         finally:
             self._states.pop(job, None)
-        self._problem = ""
+        self.port.start_failures.pop(self.model, None)
         worker.end_starter = partial(self._end, job)
         return worker
 
@@ -148,7 +147,7 @@ class JobLauncher(ABC):
             try:
                 found = await self.states(asked)
             except NotReady as error:
-                self._problem = f"; {error.message}"
+                self.port.start_failures[self.model] = error.message.removeprefix(self._failed)
                 return
             finally:
                 self._polled_s = time.monotonic()

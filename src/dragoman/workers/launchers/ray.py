@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -18,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from traceback import format_exception
 from typing import Any
 
 from dragoman.core.errors import ModelFailed, NotReady
@@ -214,6 +216,14 @@ def _check_address(address: str) -> None:
         raise ConnectionError(f"nothing listens at {address}: {errors[0]}")
 
 
+def _describe(error: Exception) -> str:
+    """Return the first line of an error, and why the cluster has refused the driver if that is deep inside."""
+    reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+    if found := re.search(r"AuthenticationError: (?:RPC error: )?([^.\n]{1,200})", "".join(format_exception(error))):
+        reason += f": {found[1]}; set RAY_AUTH_MODE=token and the token of the cluster"
+    return reason
+
+
 class _Actors:
     """The actors of one launcher."""
 
@@ -302,7 +312,7 @@ def main() -> None:
             call: Callable[..., Any] = getattr(actors, method)
             response = [call(**values), ""]
         except Exception as error:
-            response = [None, str(error).strip().split("\n")[0][:300] or type(error).__name__]
+            response = [None, _describe(error)]
         print(json.dumps(response), file=responses, flush=True)
 
 
