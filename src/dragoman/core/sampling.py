@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
@@ -29,10 +29,14 @@ class InvalidValueError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """A kind of value: its description, and `read`, which converts a value or raises InvalidValueError."""
+    """A kind of value: its description, and `convert`, which converts a value or raises InvalidValueError.
+
+    `schema` is its JSON Schema; empty if that accepts anything.
+    """
 
     description: str
     convert: Callable[[Any], Any]
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_value(name: str, value: Any, kind: ValueKind) -> Any:
@@ -58,7 +62,7 @@ def flag() -> ValueKind:
             raise InvalidValueError
         return value
 
-    return ValueKind("true or false", convert)
+    return ValueKind("true or false", convert, {"type": "boolean"})
 
 
 def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
@@ -71,9 +75,11 @@ def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
             raise InvalidValueError
         return value
 
+    schema = {"type": "integer", "minimum": least, "maximum": most}
     if most >= _MOST_INTEGER:
-        return ValueKind("an integer that is strictly positive" if least == 1 else f"an integer >= {least}", convert)
-    return ValueKind(f"an integer >= {least} and <= {most}", convert)
+        text = "an integer that is strictly positive" if least == 1 else f"an integer >= {least}"
+        return ValueKind(text, convert, schema)
+    return ValueKind(f"an integer >= {least} and <= {most}", convert, schema)
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
@@ -88,15 +94,17 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
     sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
     sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
+    bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
+    schema = {"type": "number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)}}
     if above and least == 0 and most >= 1e6:
-        return ValueKind("a number that is strictly positive", convert)
-    return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), convert)
+        return ValueKind("a number that is strictly positive", convert, schema)
+    return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), convert, schema)
 
 
 def _positive(least: float, most: float) -> ValueKind:
     """A number above 0 by which FP32 can multiply and divide."""
     size = number(least, most)
-    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.convert)
+    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.convert, size.schema)
 
 
 def texts(most: int) -> ValueKind:
@@ -110,7 +118,9 @@ def texts(most: int) -> ValueKind:
             raise InvalidValueError
         return tuple(found)
 
-    return ValueKind(f"a list of at most {most} texts that are not empty", convert)
+    one = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
+    schema = {"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]}
+    return ValueKind(f"a list of at most {most} texts that are not empty", convert, schema)
 
 
 def text() -> ValueKind:
@@ -119,7 +129,7 @@ def text() -> ValueKind:
             raise InvalidValueError
         return value
 
-    return ValueKind("a text", convert)
+    return ValueKind("a text", convert, {"type": "string"})
 
 
 def token_ids(most: int, least: int = 0) -> ValueKind:
@@ -130,7 +140,8 @@ def token_ids(most: int, least: int = 0) -> ValueKind:
             raise InvalidValueError
         return tuple(whole.convert(each) for each in value)
 
-    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", convert)
+    schema = {"type": "array", "items": whole.schema, "minItems": least, "maxItems": most}
+    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", convert, schema)
 
 
 def biases(bound: float = 100.0) -> ValueKind:
@@ -144,9 +155,15 @@ def biases(bound: float = 100.0) -> ValueKind:
             raise InvalidValueError
         return {int(key): size.convert(each) for key, each in value.items()}
 
-    return ValueKind(
-        f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}", convert
-    )
+    keys = {"pattern": f"^({_TOKEN_ID.pattern})$"}
+    schema = {
+        "type": "object",
+        "maxProperties": MOST_BIASES,
+        "propertyNames": keys,
+        "additionalProperties": size.schema,
+    }
+    text = f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}"
+    return ValueKind(text, convert, schema)
 
 
 def _early_stopping() -> ValueKind:
@@ -155,12 +172,13 @@ def _early_stopping() -> ValueKind:
             raise InvalidValueError
         return value
 
-    return ValueKind('true, false or "never"', convert)
+    schema = {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]}
+    return ValueKind('true, false or "never"', convert, schema)
 
 
 def _top_k() -> ValueKind:
     whole = integer(-1)
-    return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)))
+    return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)), whole.schema)
 
 
 KINDS: Mapping[str, ValueKind] = {

@@ -137,7 +137,8 @@ EndpointResult = (
 Endpoint = Callable[[HttpRequest], EndpointResult]
 
 
-# Message types by media type, a tuple for alternatives; None is a body that JSON Schema does not describe.
+# Message types by media type, a tuple for alternatives; a mapping is the JSON Schema of a body, None a body that it
+# does not describe.
 Bodies = Mapping[str, Any]
 JSON, OCTET_STREAM, EVENT_STREAM = "application/json", "application/octet-stream", "text/event-stream"
 
@@ -146,7 +147,8 @@ JSON, OCTET_STREAM, EVENT_STREAM = "application/json", "application/octet-stream
 class Operation:
     """Description of a route for OpenAPI: its messages, and the parameters of its query and headers with their schemas.
 
-    `responses` has the bodies by status; the errors are those of the protocol.
+    `responses` has the bodies by status; the errors are those of the protocol. `path` is that of the description, if it
+    is more exact than the pattern of the route.
     """
 
     summary: str
@@ -155,6 +157,7 @@ class Operation:
     is_body_required: bool = True
     query: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, Any] = field(default_factory=dict)
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from dragoman.protocols.json_arrays import (
     only_input,
     parse_tensor,
 )
+from dragoman.protocols.kserve_v1 import messages
 from dragoman.protocols.text_common.parameters import build_request, json_body
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -110,10 +111,11 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = KServeV1(policy)
     routes = (
-        Route("POST", "/v1/models/{name}", at.predict, role="infer"),
-        Route("GET", "/v1/models/{name}", at.ready, role="read"),
+        Route("POST", "/v1/models/{name}", at.predict, role="infer", operation=messages.PREDICT),
+        Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
     )
-    return HttpProtocol("KServe V1", routes, format_error)
+    errors = messages.errors([status for _, status in _STATUS])
+    return HttpProtocol("KServe V1", routes, format_error, errors=errors)
 
 
 def format_error(error: DragomanError | HttpError) -> HttpResponse:

@@ -18,6 +18,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.protocols.lmi import messages
 from dragoman.protocols.text_common.parameters import ignored_header, object_body, reject_unknown
 from dragoman.protocols.wire import (
     EngineCall,
@@ -32,10 +33,7 @@ from dragoman.protocols.wire import (
 )
 
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
-_MOST_LISTED = 100
 _MOST_DIGITS = 12
-# Each worker loads the model, so more are likely a mistake.
-_MOST_WORKERS = 64
 
 
 def routes(policy: Policy) -> list[Route]:
@@ -48,16 +46,16 @@ def routes(policy: Policy) -> list[Route]:
         return _scale(http, policy)
 
     return [
-        Route("GET", "/ping", _ping, health=True),
-        Route("GET", "/models", _models, role="read"),
-        Route("POST", "/models", register, role="admin"),
-        Route("GET", "/models/{model}", _model, role="read"),
-        Route("GET", "/models/{model}/adapters", _adapters, role="read"),
-        Route("GET", "/models/{model}/{version}", _model, role="read"),
-        Route("PUT", "/models/{model}", scale, role="admin"),
-        Route("PUT", "/models/{model}/{version}", scale, role="admin"),
-        Route("DELETE", "/models/{model}", _unregister, role="admin"),
-        Route("DELETE", "/models/{model}/{version}", _unregister, role="admin"),
+        Route("GET", "/ping", _ping, health=True, operation=messages.PING),
+        Route("GET", "/models", _models, role="read", operation=messages.MODELS),
+        Route("POST", "/models", register, role="admin", operation=messages.REGISTER),
+        Route("GET", "/models/{model}", _model, role="read", operation=messages.MODEL),
+        Route("GET", "/models/{model}/adapters", _adapters, role="read", operation=messages.ADAPTERS),
+        Route("GET", "/models/{model}/{version}", _model, role="read", operation=messages.MODEL),
+        Route("PUT", "/models/{model}", scale, role="admin", operation=messages.SCALE),
+        Route("PUT", "/models/{model}/{version}", scale, role="admin", operation=messages.SCALE),
+        Route("DELETE", "/models/{model}", _unregister, role="admin", operation=messages.UNREGISTER),
+        Route("DELETE", "/models/{model}/{version}", _unregister, role="admin", operation=messages.UNREGISTER),
     ]
 
 
@@ -78,11 +76,14 @@ def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
 
 def _models(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
     query = _query(http)
-    start, limit = _count(query, "next_page_token", 0, 1 << 31), _count(query, "limit", 1, _MOST_LISTED)
+    start, limit = (
+        _count(query, "next_page_token", 0, messages.MOST_MODELS),
+        _count(query, "limit", 1, messages.MOST_LISTED),
+    )
 
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
         at = start or 0
-        end = at + (limit or _MOST_LISTED)
+        end = at + (limit or messages.MOST_LISTED)
         value: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
         if end < len(response.answer):
             value["nextPageToken"] = str(end)
@@ -158,7 +159,7 @@ def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
 def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Set the number of replicas. LMI starts the minimum and adds more under load; here the maximum is started."""
     name, query = http.params["model"], _query(http)
-    minimum, maximum = (_count(query, f"{bound}_worker", 0, _MOST_WORKERS) for bound in ("min", "max"))
+    minimum, maximum = (_count(query, f"{bound}_worker", 0, messages.MOST_WORKERS) for bound in ("min", "max"))
     count = minimum if maximum is None else maximum
     if not count:
         raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")

@@ -274,6 +274,11 @@ class LmiErrors:
     def __init__(self, chosen: Mapping[str, int]) -> None:
         self._codes = chosen
 
+    @property
+    def statuses(self) -> list[int]:
+        """All statuses of errors, 424 for those of models."""
+        return [424, *(self._codes[code] if isinstance(code, str) else code for _, code, _ in _TYPES)]
+
     def write(self, error: DragomanError | HttpError) -> HttpResponse:
         """Format an error of a request that reached no model."""
         if isinstance(error, HttpError):

@@ -21,7 +21,7 @@ from dragoman.formats.json_document import cut_number_arrays
 from dragoman.formats.json_numbers import PARSER_ERRORS
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.custom_handlers import handler_call
-from dragoman.protocols.lmi import control
+from dragoman.protocols.lmi import control, messages
 from dragoman.protocols.lmi.arrays import READERS, names_format, parse_arrays_request
 from dragoman.protocols.lmi.formats import Formatter, LmiErrors, format_dynamic, parse_codes
 from dragoman.protocols.lmi.model import lmi_model
@@ -232,5 +232,6 @@ class Lmi:
 def protocol(policy: Policy) -> HttpProtocol:
     errors = LmiErrors(parse_codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
-    routes = [Route("POST", path, at.invoke, role="infer") for path in _PATHS]
-    return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write)
+    routes = [Route("POST", path, at.invoke, role="infer", operation=messages.INVOKE) for path in _PATHS]
+    described = messages.errors(errors.statuses)
+    return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write, errors=described)

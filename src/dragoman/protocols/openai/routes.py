@@ -23,9 +23,17 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer
+from dragoman.protocols.openai import messages
+from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
-from dragoman.protocols.text_common.openai_format import anything, error_body, resolve_model, status_of
+from dragoman.protocols.text_common.openai_format import (
+    STATUSES,
+    anything,
+    error_body,
+    resolve_model,
+    status_of,
+)
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     build_request,
@@ -60,7 +68,7 @@ def _format() -> ValueKind:
             raise InvalidValueError
         return str(value)
 
-    return ValueKind('"float" or "base64"', read)
+    return ValueKind('"float" or "base64"', read, {"enum": ["float", "base64"]})
 
 
 _PARAMETERS: Mapping[str, Parameter] = {
@@ -203,19 +211,23 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = OpenAi(policy)
     routes = [
-        Route("GET", "/v1/models", at.models, role="read"),
-        Route("GET", "/v1/models/{name}", at.model, role="read"),
+        Route("GET", "/v1/models", at.models, role="read", operation=messages.MODELS),
+        Route("GET", "/v1/models/{name}", at.model, role="read", operation=messages.MODEL),
+        Route("GET", "/version", at.version, role="read", operation=messages.VERSION),
+        Route("GET", "/load", at.load, role="read", operation=messages.LOAD),
     ]
-    routes += [Route("GET", "/version", at.version, role="read"), Route("GET", "/load", at.load, role="read")]
-    routes += [Route("POST", "/detokenize", at.detokenize, role="infer")]
-    routes.append(Route("POST", "/models/{model}/detokenize", at.detokenize, role="infer"))
+    routes += [
+        Route("POST", path, at.detokenize, role="infer", operation=text_messages.DETOKENIZE)
+        for path in ("/detokenize", "/models/{model}/detokenize")
+    ]
+    embed = messages.embed(_PARAMETERS)
     for base in ("/v1", "/models/{model}/v1"):
         routes += [
-            Route("POST", f"{base}/chat/completions", at.chat, role="infer"),
-            Route("POST", f"{base}/completions", at.completions, role="infer"),
-            Route("POST", f"{base}/embeddings", at.embeddings, role="infer"),
+            Route("POST", f"{base}/chat/completions", at.chat, role="infer", operation=text_messages.CHAT),
+            Route("POST", f"{base}/completions", at.completions, role="infer", operation=text_messages.COMPLETE),
+            Route("POST", f"{base}/embeddings", at.embeddings, role="infer", operation=embed),
         ]
-    return HttpProtocol("OpenAI", tuple(routes), write_error)
+    return HttpProtocol("OpenAI", tuple(routes), write_error, errors=messages.errors(STATUSES))
 
 
 def write_error(error: DragomanError | HttpError) -> HttpResponse:

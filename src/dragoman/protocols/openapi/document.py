@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.protocols.wire import Bodies, HttpProtocol, Operation, Role, Route
+from dragoman.protocols.wire import JSON, OCTET_STREAM, Bodies, HttpProtocol, Operation, Role, Route
 
 SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -17,6 +17,11 @@ _ACCESS_STATUSES = frozenset((401, 403, 429))
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+# Schemas of bodies without a description, as generators of clients know them; a stream of events has none.
+_UNDESCRIBED: Mapping[str, Any] = {
+    JSON: {"schema": {}},
+    OCTET_STREAM: {"schema": {"type": "string", "format": "binary"}},
 }
 _ERROR_HEADERS: Mapping[int, str] = {401: "www-authenticate", 429: "retry-after", 503: "retry-after"}
 _Described = Sequence[tuple[HttpProtocol, Route, Operation]]
@@ -32,7 +37,7 @@ def document(
     paths: dict[str, dict[str, Any]] = {}
     for protocol, route, operation in described:
         secured = not (route.health or route.is_public) and is_guarded(route.role)
-        paths.setdefault(route.pattern, {}).setdefault(
+        paths.setdefault(operation.path or route.pattern, {}).setdefault(
             route.method.lower(), _operation(protocol, route, operation, schemas, is_secured=secured)
         )
     is_secured = any("security" in operation for path in paths.values() for operation in path.values())
@@ -55,26 +60,42 @@ def _bodies(protocols: Sequence[HttpProtocol], described: _Described) -> Iterato
 def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
     """Return a function from bodies to media types with schemas, and the schemas that these refer to."""
     types = [each for bodies in every for body in bodies.values() for each in _types(body)]
-    found, components = msgspec.json.schema_components(types, ref_template=SCHEMAS)
+    found, components = _with_items(msgspec.json.schema_components(types, ref_template=SCHEMAS))
     by_type = {id(body): schema for body, schema in zip(types, found, strict=True)}
 
     def content(bodies: Bodies) -> dict[str, Any]:
-        return {media_type: schema([by_type[id(each)] for each in _types(body)]) for media_type, body in bodies.items()}
+        return {
+            media_type: _UNDESCRIBED.get(media_type, {}) if body is None else {"schema": schema(body)}
+            for media_type, body in bodies.items()
+        }
 
-    def schema(alternatives: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"schema": {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]} if alternatives else {}
+    def schema(body: Any) -> Any:
+        if isinstance(body, Mapping):
+            return _with_items(body)
+        alternatives = [by_type[id(each)] for each in _types(body)]
+        return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
 
     return content, components
 
 
+def _with_items(value: Any) -> Any:
+    """Return schemas in which each array has the schema of its items, which generators of clients need."""
+    if isinstance(value, Mapping):
+        found = {name: _with_items(each) for name, each in value.items()}
+        is_bare = found.get("type") == "array" and not {"items", "prefixItems"} & found.keys()
+        return {**found, "items": {}} if is_bare else found
+    return [_with_items(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _types(body: Any) -> tuple[Any, ...]:
-    return body if isinstance(body, tuple) else () if body is None else (body,)
+    """Return the types of a body; none for one that is a schema already."""
+    return body if isinstance(body, tuple) else () if body is None or isinstance(body, Mapping) else (body,)
 
 
 def _operation(
     protocol: HttpProtocol, route: Route, operation: Operation, content: _Schemas, *, is_secured: bool
 ) -> dict[str, Any]:
-    name = re.sub(r"\W+", "_", f"{route.method.lower()}{route.pattern}").strip("_")
+    name = re.sub(r"\W+", "_", f"{route.method.lower()}{operation.path or route.pattern}").strip("_")
     described: dict[str, Any] = {"operationId": name, "summary": operation.summary, "tags": [protocol.name]}
     if parameters := [*_parameters(route, operation)]:
         described["parameters"] = parameters

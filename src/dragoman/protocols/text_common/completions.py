@@ -97,7 +97,7 @@ def prefill_offset(text: str, tokens: Sequence[Token]) -> int:
 
 _MOST_PROMPTS = 256
 _MOST_NEW = 16  # OpenAI: unless the request says otherwise
-_PARAMETERS: Mapping[str, Parameter] = {
+PARAMETERS: Mapping[str, Parameter] = {
     **COMMON,
     "prompt": option("prompt", anything()),
     "best_of": sets("best_of"),
@@ -118,7 +118,7 @@ def parse_completion_request(
 def _completion(
     body: Mapping[str, Any], http: HttpRequest, policy: Policy, format_error: FormatError, model: str
 ) -> EndpointResult:
-    parameters = parse_parameters(body, _PARAMETERS, policy)
+    parameters = parse_parameters(body, PARAMETERS, policy)
     fields, options = parameters.fields, parameters.options
     prompts = _prompts(options.get("prompt"))
     if not options.get("add_special_tokens", True):

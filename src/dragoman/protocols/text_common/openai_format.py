@@ -25,6 +25,7 @@ from dragoman.core.errors import (
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.parameters import (
+    ANYTHING,
     GUIDED,
     RESPONSE_FORMAT,
     Parameter,
@@ -90,11 +91,11 @@ def _stream_options() -> ValueKind:
             raise InvalidValueError
         return {name: each for name, each in value.items() if each is not None}
 
-    return ValueKind("an object of options that are true or false", read)
+    return ValueKind("an object of options that are true or false", read, {"type": "object"})
 
 
 def anything() -> ValueKind:
-    return ValueKind("anything", lambda value: value)
+    return ValueKind(ANYTHING, lambda value: value)
 
 
 # Including vLLM's extra parameters. The last ones have no effect.
@@ -103,7 +104,9 @@ COMMON: Mapping[str, Parameter] = {
     "temperature": sets("temperature", number(0.0, 2.0)),
     "max_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
-    "seed": sets("seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1))),
+    "seed": sets(
+        "seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1), _SEED.schema)
+    ),
     "include_stop_str_in_output": sets("include_stop"),
     "truncate_prompt_tokens": sets("truncate"),
     "adapter": sets("adapter"),
@@ -267,6 +270,8 @@ _FAULTS: Sequence[tuple[type[DragomanError], int, str, str | None]] = (
     (RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
     (DeadlineExceeded, 504, "timeout", None),
 )
+
+STATUSES = tuple(sorted({status for _, status, _, _ in _FAULTS}))
 
 
 def status_of(error: DragomanError) -> int:

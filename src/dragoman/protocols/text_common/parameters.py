@@ -81,7 +81,20 @@ def is_token_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
+def body_schema(table: "Mapping[str, Parameter]", **fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a body with the parameters of a table, any of which may be null, and with `fields`,
+    which are required."""
+    properties: dict[str, Any] = {}
+    for name, parameter in table.items():
+        kind = parameter.kind
+        schema = {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
+        properties[name] = {**schema, **({"description": kind.description} if kind.description != ANYTHING else {})}
+    return {"type": "object", "properties": {**properties, **fields}, "required": sorted(fields)}
+
+
 # --- parameters ------------------------------------------------------------------------------------------
+
+ANYTHING = "anything"
 
 
 @dataclass(frozen=True, slots=True)

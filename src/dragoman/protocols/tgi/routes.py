@@ -42,6 +42,7 @@ from dragoman.protocols.text_common.parameters import (
     object_body,
 )
 from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
+from dragoman.protocols.tgi import messages
 from dragoman.protocols.tgi.request import (
     MOST_BEST_OF,
     MOST_INPUTS,
@@ -241,22 +242,25 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = Tgi(policy)
     routes = [
-        Route("POST", "/", at.generate_or_stream, role="infer"),
-        Route("POST", "/models/{model}", at.generate_or_stream, role="infer"),
-        Route("GET", "/", at.health, health=True),
+        Route("POST", path, at.generate_or_stream, role="infer", operation=messages.GENERATE_OR_STREAM)
+        for path in ("/", "/models/{model}")
     ]
-    routes.append(Route("POST", "/models/{model}/{version}", at.generate_hub_path, role="infer"))
+    hub_path = "/models/{model}/{version}"  # of organisation and name
+    routes.append(Route("POST", hub_path, at.generate_hub_path, role="infer", operation=messages.GENERATE_OR_STREAM))
+    routes.append(Route("GET", "/", at.health, health=True, operation=messages.HEALTH))
     for base in ("", "/models/{model}"):
-        routes += [
-            Route("POST", f"{base}/generate", at.generate, role="infer"),
-            Route("POST", f"{base}/generate_stream", at.generate_stream, role="infer"),
-            Route("POST", f"{base}/vertex", at.vertex, role="infer"),
-            Route("POST", f"{base}/tokenize", at.tokenize, role="infer"),
-            Route("POST", f"{base}/chat_tokenize", at.chat_tokenize, role="infer"),
-            Route("GET", f"{base}/health", at.health, health=True),
-            Route("GET", f"{base}/info", at.info, role="read"),
-        ]
-    return HttpProtocol("TGI", tuple(routes), write_error)
+        for name, endpoint, operation in (
+            ("generate", at.generate, messages.GENERATE),
+            ("generate_stream", at.generate_stream, messages.GENERATE_STREAM),
+            ("vertex", at.vertex, messages.VERTEX),
+            ("tokenize", at.tokenize, messages.TOKENIZE),
+            ("chat_tokenize", at.chat_tokenize, messages.CHAT_TOKENIZE),
+        ):
+            routes.append(Route("POST", f"{base}/{name}", endpoint, role="infer", operation=operation))
+        routes.append(Route("GET", f"{base}/health", at.health, health=True, operation=messages.HEALTH))
+        routes.append(Route("GET", f"{base}/info", at.info, role="read", operation=messages.INFO))
+    errors = messages.errors([status for _, status, _ in _TYPES])
+    return HttpProtocol("TGI", tuple(routes), write_error, errors=errors)
 
 
 # --- errors --------------------------------------------------------------------------------------------------

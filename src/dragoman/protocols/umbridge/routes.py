@@ -43,6 +43,7 @@ from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vector_binding import VectorSignature, vector_signature
 from dragoman.formats.umbridge import InvalidUmBridgeRequest, UmBridgeRequest, parse_umbridge_request
 from dragoman.formats.umbridge_response import serialize_derivative, serialize_evaluation
+from dragoman.protocols.umbridge import messages
 from dragoman.protocols.wire import (
     JSON_TYPE,
     EndpointResult,
@@ -250,25 +251,27 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     endpoints = UmBridge(policy)
     routes = [
-        Route("GET", "/Info", endpoints.info, role="read"),
-        Route("POST", "/ModelInfo", endpoints.model_info, role="read"),
+        Route("GET", "/Info", endpoints.info, role="read", operation=messages.INFO),
+        Route("POST", "/ModelInfo", endpoints.model_info, role="read", operation=messages.MODEL_INFO),
         Route(
             "POST",
             "/InputSizes",
             partial(endpoints.sizes, "inputSizes", lambda v: [s.size for s in v.inputs]),
             role="read",
+            operation=messages.INPUT_SIZES,
         ),
         Route(
             "POST",
             "/OutputSizes",
             partial(endpoints.sizes, "outputSizes", lambda v: [s.size for s in v.outputs]),
             role="read",
+            operation=messages.OUTPUT_SIZES,
         ),
-        Route("POST", "/Evaluate", endpoints.evaluate, role="infer"),
+        Route("POST", "/Evaluate", endpoints.evaluate, role="infer", operation=messages.EVALUATE),
         *(
-            Route("POST", f"/{verb}", partial(endpoints.derivative, verb), role="infer")
-            for verb in VERBS
-            if verb != "Evaluate"
+            Route("POST", f"/{verb}", partial(endpoints.derivative, verb), role="infer", operation=operation)
+            for verb, operation in messages.DERIVATIVES.items()
         ),
     ]
-    return HttpProtocol("UM-Bridge", tuple(routes), format_error)
+    errors = messages.errors([status for _, status, _ in _ERRORS])
+    return HttpProtocol("UM-Bridge", tuple(routes), format_error, errors=errors)

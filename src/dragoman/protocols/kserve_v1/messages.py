@@ -1,0 +1,50 @@
+"""Messages of KServe's V1 protocol, and the description of its routes for OpenAPI."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.protocols.wire import JSON, ErrorResponses, Operation
+
+
+class Instances(msgspec.Struct):
+    """Rows, each a value of the only input, or an object with a value for each input."""
+
+    instances: Sequence[Any]
+    signature_name: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+class Columns(msgspec.Struct):
+    """The values of the only input, or an object with those of each input."""
+
+    inputs: Mapping[str, Any] | Sequence[Any]
+    signature_name: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+class Predictions(msgspec.Struct):
+    """A value for each row, or an object with one of each output."""
+
+    predictions: Sequence[Any]
+
+
+class KServeReadiness(msgspec.Struct):
+    name: str
+    ready: bool
+
+
+class KServeErrorMessage(msgspec.Struct):
+    error: str
+
+
+def errors(statuses: Sequence[int]) -> ErrorResponses:
+    """Return the description of errors with these statuses."""
+    return ErrorResponses(frozenset(statuses), {JSON: KServeErrorMessage})
+
+
+PREDICT = Operation(
+    "Run a model", {200: {JSON: Predictions}}, {JSON: (Instances, Columns)}, path="/v1/models/{name}:predict"
+)
+READY = Operation("Check whether a model can answer", {200: {JSON: KServeReadiness}})
