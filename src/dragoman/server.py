@@ -335,6 +335,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
             loads_new_models=settings.load_at_start,
+            has_texts_of_mlserver=settings.responses_as == "mlserver",
         ),
         sources,
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,

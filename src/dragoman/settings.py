@@ -46,9 +46,7 @@ class ProtocolOptions:
         ),
     ] = "raw"
     health_json: Annotated[bool, Option("health endpoints return a JSON body", PROTOCOLS)] = False
-    web_pages: Annotated[bool, Option("serve pages for browsers: the console at / and the API at /docs", PROTOCOLS)] = (
-        True
-    )
+    web_pages: Annotated[bool, Option("serve the console at / and the pages of the API at /docs", PROTOCOLS)] = True
     metrics_path: Annotated[str, Option('path of Prometheus metrics; "" disables them', PROTOCOLS)] = "/metrics"
     metrics_as: Annotated[
         Literal["", "vllm", "tgi", "triton"],
@@ -56,15 +54,17 @@ class ProtocolOptions:
             "also export metrics under the names of another server: vllm or tgi (text models), or triton", PROTOCOLS
         ),
     ] = ""
+    responses_as: Annotated[
+        Literal["", "mlserver"],
+        Option("error texts and gRPC streams as in another server: mlserver, the default for its folders", PROTOCOLS),
+    ] = ""
     strict_parameters: Annotated[
         bool,
         Option(
             "reject unknown parameters of text generation; else the header x-ignored-parameters names them", PROTOCOLS
         ),
     ] = False
-    lmi_http_codes: Annotated[
-        str, Option("HTTP statuses of LMI's errors, as throttle_error=429,timeout=408", PROTOCOLS)
-    ] = ""
+    lmi_http_codes: Annotated[str, Option("HTTP statuses of LMI's errors, as timeout=408", PROTOCOLS)] = ""
     trust_request_chat_template: Annotated[
         bool,
         Option(
@@ -75,9 +75,7 @@ class ProtocolOptions:
     ] = False
     allow_config_override: Annotated[bool, Option("let clients override configs", SECURITY, operator_only=True)] = False
     max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
-    max_json_values: Annotated[
-        int, Option("strings, numbers, lists and objects in the JSON of a request, tensor data excluded", LIMITS)
-    ] = 1 << 19
+    max_json_values: Annotated[int, Option("values in the JSON of a request, tensor data excluded", LIMITS)] = 1 << 19
     max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensor data excluded", LIMITS)] = 16 << 20
     max_rank: Annotated[int, Option("dimensions of a tensor", LIMITS)] = 32
     max_elements: Annotated[int, Option("elements of a tensor", LIMITS)] = 1 << 31

@@ -7,12 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.protocols.custom_handlers import check_headers
@@ -385,11 +388,86 @@ def test_a_model_gets_the_forwarded_headers(tmp_path: Path, batch: int) -> None:
         def headers_seen(user: str) -> list[str]:
             headers = {"x-user": user, "X-Trace-Id": "t", "x-other": "o", "authorization": "Bearer s", "cookie": "c"}
             found: list[str] = infer(process, "callers/infer", body, headers=headers).json()["outputs"][0]["data"]
-            return found
+            return [each for each in found if not each.startswith("Ce-")]
 
         users = [f"user-{n}" for n in range(16)]
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(headers_seen, users)) == [["7", "x-trace-id=t", f"x-user={user}"] for user in users]
+
+
+EVENT = {
+    "Ce-Specversion": "0.3",
+    "Ce-Source": "io.seldon.serving.deployment.our-folder",
+    "Ce-Type": "io.seldon.serving.inference.response",
+    "Ce-Modelid": "row-sums",
+    "Ce-Inferenceservicename": "our-folder",
+    "Ce-Endpoint": "row-sums",
+    "Ce-Id": "7",
+    "Ce-Requestid": "7",
+}
+
+
+def test_headers_of_cloud_events(served_folder: ServerProcess) -> None:
+    body = {"id": "7", "inputs": [tensor("x", "FP32", [1, 2], [1, 2])]}
+    # The model returns the headers that begin with x-; its folder forwards all of them.
+    response = infer(served_folder, "row-sums/infer", body, headers={"x-foo": "bar"})
+    found = {name: response.headers.get(name) for name in EVENT}
+    assert (found, response.headers["x-foo"]) == (EVENT, "bar")
+    client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
+    rows = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+    rows.contents.fp32_contents.extend([1, 2])
+    request = service_pb2.ModelInferRequest(model_name="row-sums", id="7", inputs=[rows])
+    answer, call = client._client_stub.ModelInfer.with_call(request, metadata=(("x-foo", "bar"),))
+    trailing = dict(call.trailing_metadata())
+    assert {name: trailing.get(name.lower()) for name in EVENT} == EVENT
+    assert trailing["x-foo"] == "bar"
+    assert list(answer.outputs[0].contents.fp32_contents) == [3.0]  # typed, as the request
+    client.close()
+
+
+def test_errors_and_versions_read_as_in_mlserver(served_folder: ServerProcess) -> None:
+    body = {"inputs": [tensor("x", "FP32", [1, 2], [1, 2])]}
+    response = infer(served_folder, "nobody/versions/v0/infer", body)
+    assert (response.status_code, response.json()) == (404, {"error": "Model nobody with version v0 not found"})
+    response = infer(served_folder, "row-sums/versions/v0/infer", body)
+    assert (response.status_code, response.json()) == (404, {"error": "Model row-sums with version v0 not found"})
+    metadata = requests.get(f"http://{served_folder.url}/v2/models/row-sums", timeout=30).json()
+    assert (metadata["versions"], "details" in metadata) == (["row-sums/v1.2"], False)
+    client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
+    assert client.get_model_metadata("row-sums").versions == ["row-sums/v1.2"]
+    with pytest.raises(InferenceServerException, match="Model nobody not found") as error:
+        client.get_model_metadata("nobody")
+    assert error.value.status() == "StatusCode.NOT_FOUND"
+    client.close()
+
+
+@pytest.mark.parametrize("shape", ["", "bare", "triton"])
+def test_a_stream_has_the_messages_of_the_client(served_folder: ServerProcess, shape: str) -> None:
+    """Clients of MLServer send typed contents and read ModelInferResponse, those of Triton send raw ones."""
+
+    def stream(request: Any) -> list[bytes]:
+        with grpc.insecure_channel(served_folder.grpc_url) as channel:
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            metadata = (("dragoman-stream-shape", shape),) if shape else ()
+            return list(call(iter([request.SerializeToString()]), metadata=metadata, timeout=30))
+
+    text = service_pb2.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
+    typed = service_pb2.ModelInferRequest(model_name="words", inputs=[text])
+    typed.inputs[0].contents.bytes_contents.append(b"to be")
+    raw = service_pb2.ModelInferRequest(model_name="words", inputs=[text], raw_input_contents=[b"\5\0\0\0to be"])
+    for request, is_bare in ((typed, shape != "triton"), (raw, shape == "bare")):
+        found = stream(request)
+        if is_bare:
+            answers = [service_pb2.ModelInferResponse.FromString(each) for each in found]
+        else:
+            answers = [service_pb2.ModelStreamInferResponse.FromString(each).infer_response for each in found]
+        assert [answer.model_name for answer in answers] == ["words", "words"]
+        assert len(answers[0].outputs) == 1
+    typed.model_name = "nobody"
+    if shape != "triton":
+        with pytest.raises(grpc.RpcError) as error:
+            stream(typed)
+        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.NOT_FOUND, "Model nobody not found")
 
 
 @pytest.mark.parametrize("names", ["authorization", "x-user, Cookie"])

@@ -41,7 +41,7 @@ class Seen(SKLearnModel):
 
     async def predict(self, payload):
         texts = [repr(self.decode(each, default_codec=StringCodec)) for each in payload.inputs]
-        assert payload.parameters.headers == {}
+        assert payload.parameters.headers["Ce-Modelid"] == self.name == "seen"
         return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("seen", texts)])
 
 

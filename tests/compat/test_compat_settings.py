@@ -52,6 +52,7 @@ def test_the_tables_have_every_field() -> None:
         ({"use_structured_logging": True}, {"log_format": "json"}),
         ({"root_path": "/a", "load_models_at_startup": False}, {"root_path": "/a", "load_at_start": False}),
         ({"metrics_endpoint": "/m"}, {"metrics_path": "/m"}),
+        ({"metrics_endpoint": None}, {"metrics_path": ""}),
         (
             {"cors_settings": {"allow_origins": ["https://a.org", "https://b.org"], "allow_credentials": True}},
             {
@@ -75,6 +76,35 @@ def test_settings_of_the_server(given: dict[str, Any] | None, expected_value: di
     settings = settings_for([str(tmp_path)])
     assert {name: getattr(settings, name) for name in expected_value} == expected_value
     assert expected_value.get("host", "127.0.0.1") == settings.host
+
+
+CLIENTS = {"responses_as": "mlserver", "grpc_output_contents": "as-request"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('{"name": "m"}', {**CLIENTS, "forward_headers": "*"}),
+        ('{"name": "m", "max_batch_size": 1}', {**CLIENTS, "forward_headers": "*"}),
+        ('{"name": "m", "max_batch_size": 8}', CLIENTS),
+        ("{", {**CLIENTS, "forward_headers": "*"}),
+    ],
+)
+def test_what_clients_of_mlserver_rely_on_is_the_default_of_its_folders(
+    fields: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model-settings.json").write_text(fields)
+    assert server_table(None, tmp_path) == expected
+    assert settings_for([str(tmp_path)], {"responses_as": "", "forward_headers": "x-a"}).forward_headers == "x-a"
+
+
+def test_the_name_of_the_server_is_in_a_folder_above(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    (tmp_path / "settings.json").write_text('{"server_name": "ours"}')
+    value = {"name": "m", "implementation": "mine.Model"}
+    assert model_table(value, folder / "model-settings.json")["parameters"]["server_name"] == "ours"
 
 
 @pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "rejected"])
@@ -137,6 +167,7 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "parameters": {
             "library": "xgboost",
             "source": str(tmp_path / "model-settings.json"),
+            "server_name": "mlserver",
             "model_settings": {
                 **value,
                 "max_batch_size": "7",

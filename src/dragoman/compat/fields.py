@@ -95,7 +95,7 @@ MODEL: Mapping[str, Field] = {
         "different",
         "only requests of equal shapes and parameters are merged; a request with more rows is a 400",
     ),
-    "versions": Field("unused", "versions are found in the folder; see parameters.version", "", []),
+    "versions": Field("same", "stated in the metadata; the served version is parameters.version"),
     "parallel_workers": Field(
         "different", "the number of this model's worker processes; 0 runs it in the server process"
     ),
@@ -161,5 +161,6 @@ CONVERTERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "parallel_workers": _workers,
     "use_structured_logging": lambda on: {"log_format": "json" if str(on).lower() in ("true", "1") else "text"},
     "cors_settings": _cors,
+    "metrics_endpoint": lambda path: {"metrics_path": path or ""},  # null: no metrics
     "grpc_max_message_length": lambda n: {"max_body_bytes": int(n) if int(n) > 0 else (1 << 31) - 1},
 }

@@ -65,7 +65,7 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
         return {
             "runtime": "mlserver",
             "uri": _file(uri, known, path.parent),
-            "parameters": {"model_settings": dict(fields), "source": str(path), "library": known.runtime},
+            "parameters": {**_own_parameters(fields, path), "library": known.runtime},
         }
     given.pop("version", None)
     parameters = {**given, **(given.pop("extra", None) or {})}
@@ -104,8 +104,12 @@ def _custom_class(named: str, fields: Mapping[str, Any], path: Path) -> dict[str
     return {
         "runtime": "mlserver",
         "uri": f"{file}:{name}" if file is not None else f"{module}:{name}",
-        "parameters": {"model_settings": dict(fields), "source": str(path)},
+        "parameters": _own_parameters(fields, path),
     }
+
+
+def _own_parameters(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    return {"model_settings": dict(fields), "source": str(path), "server_name": _server_name(path.parent)}
 
 
 def _file(uri: str, known: KnownImplementation | None, folder: Path) -> str:
@@ -126,6 +130,7 @@ def _tensor_table(tensor: Any) -> Any:
 
 
 PREFIX = "MLSERVER_"
+_MOST_ABOVE = 3  # folders above that of a model in which settings.json is searched
 MODEL_PREFIX = "MLSERVER_MODEL_"
 
 
@@ -133,12 +138,45 @@ def server_table(given: Mapping[str, Any] | None, folder: Path) -> dict[str, Any
     """Return our settings for a folder's settings.json (None if there is none) and environment. Raises InvalidInput."""
     fields = {**server_variables(variables(folder)), **(given or {})}
     report(remarks_on(fields, SERVER, folder / "settings.json"))
-    result: dict[str, Any] = {}
+    result = _client_defaults(folder)
     for name, value in fields.items():
-        if value is None or name not in SERVER or not SERVER[name].setting:
+        if (value is None and name != "metrics_endpoint") or name not in SERVER or not SERVER[name].setting:
             continue
         result |= _convert(name, value, folder / "settings.json")
     return result
+
+
+def _client_defaults(folder: Path) -> dict[str, Any]:
+    """Return the settings that clients of MLServer rely on; none for a folder of other models.
+
+    Models get all headers, unless one merges requests: those with headers would not be merged.
+    """
+    models = [_fields(path) for path in folder.rglob("model-settings.json")]
+    if not models:
+        return {}
+    merges = any(str(fields.get("max_batch_size") or 0) not in ("0", "1") for fields in models)
+    return {
+        "responses_as": "mlserver",
+        "grpc_output_contents": "as-request",
+        **({} if merges else {"forward_headers": "*"}),
+    }
+
+
+def _fields(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a file; none if it is invalid, which is reported when it is used."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _server_name(folder: Path) -> str:
+    """Return the name of the server in the environment, or in the settings.json of a folder or one above it."""
+    named = variables(folder).get("MLSERVER_SERVER_NAME")
+    places = (folder, *folder.resolve().parents[:_MOST_ABOVE])
+    found = (_fields(place / "settings.json").get("server_name") for place in places)
+    return str(named or next(filter(None, found), "mlserver"))
 
 
 def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Error texts that clients and tests of Triton compare, mostly by how they begin."""
+"""Error texts that clients and tests of Triton, or of MLServer, compare, mostly by how they begin."""
 
 
 def unknown_model(model: str) -> str:
@@ -7,6 +7,10 @@ def unknown_model(model: str) -> str:
 
 def unknown_version(model: str, version: str) -> str:
     return f"Request for unknown model: '{model}' version {version} is not found"
+
+
+def unknown_model_of_mlserver(model: str, version: str = "") -> str:
+    return f"Model {model} with version {version} not found" if version else f"Model {model} not found"
 
 
 def no_statistics(model: str) -> str:

@@ -260,7 +260,8 @@ class ModelControl:
         """Return the source at a url, or of this name in the repository."""
         source = self._repository.at(name, url) if url else self._repository.scan().get(name)
         if source is None:
-            raise errors.ModelNotFound(f"{error_texts.not_in_repository(name)}: it is not in the repository")
+            text = f"{error_texts.not_in_repository(name)}: it is not in the repository"
+            raise errors.ModelNotFound(self._registry.unknown(name) or text)
         return source
 
     def _initial_sources(self) -> Mapping[str, Source]:

@@ -79,7 +79,7 @@ class ServerIdentity:
     `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
     calls without a model name; "" leaves these to the only model that can. Without `load_at_start` models are
     loaded on request only, and the server is ready without any. `loads_new_models`: whether `sync` loads models
-    that were not on disk before.
+    that were not on disk before. `has_texts_of_mlserver`: errors about unknown models read as in MLServer.
     """
 
     name: str = "dragoman"
@@ -90,6 +90,7 @@ class ServerIdentity:
     default_model: str = ""
     load_at_start: bool = True
     loads_new_models: bool = True
+    has_texts_of_mlserver: bool = False
 
 
 class Engine:
@@ -113,7 +114,7 @@ class Engine:
         on_demand: LoadLimits | None = None,
     ) -> None:
         self._identity = identity or ServerIdentity()
-        self._registry = ModelRegistry()
+        self._registry = ModelRegistry(has_texts_of_mlserver=self._identity.has_texts_of_mlserver)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.wait_for_change, gate)
         self._repository = repository

@@ -19,7 +19,8 @@ _NEWEST = VersionRouting()
 class ModelRegistry:
     """Deployments by model name, then by version; version "" is that of a model without versions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_texts_of_mlserver: bool = False) -> None:
+        self._has_texts_of_mlserver = has_texts_of_mlserver
         self._models: dict[str, dict[str, Deployment]] = {}
         self._single: dict[str, Deployment] = {}  # of models with one version
         self._routing: dict[str, VersionRouting] = {}
@@ -136,15 +137,20 @@ class ModelRegistry:
             return single
         versions = self._models.get(name)
         if not versions:
-            raise ModelNotFound(error_texts.unknown_model(name))
+            raise ModelNotFound(self.unknown(name, version) or error_texts.unknown_model(name))
         if not version and (weighted := self._weighted.get(name)) is not None:
             return weighted.largest()
         default = self.routing(name).default_version
         deployment = versions.get(version or (default if default in versions else self._newest(name)))
         if deployment is None:
             existing = ", ".join(v for v in self.versions(name) if v) or "no versions"
-            raise ModelNotFound(f"{error_texts.unknown_version(name, version)}; there are {existing}")
+            text = self.unknown(name, version) or f"{error_texts.unknown_version(name, version)}; there are {existing}"
+            raise ModelNotFound(text)
         return deployment
+
+    def unknown(self, name: str, version: str = "") -> str:
+        """Return the text of MLServer for a model that does not exist, "" if errors have those of Triton."""
+        return error_texts.unknown_model_of_mlserver(name, version) if self._has_texts_of_mlserver else ""
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""

@@ -89,6 +89,6 @@ class Limits(TransportOptions):
     """
 
     max_open_files: int = 0
-    compress_min_bytes: int = 1024
+    compress_min_bytes: int = 1000
     keeps_answers: bool = True
     cors: Cors = field(default_factory=Cors)

@@ -1,7 +1,7 @@
 """Parts of the Open Inference Protocol that REST and gRPC share: extensions and their parameters."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
@@ -64,9 +64,18 @@ def configuration(model: ModelDescription) -> Mapping[str, Any] | None:
     return None if settings is None else settings["config"]
 
 
+_VERSIONS = "versions"
+
+
 def public_details(model: ModelDescription) -> Mapping[str, Any]:
     """Return the details of a model that its metadata has."""
-    return {name: value for name, value in model.details.items() if name != COMPLETED_CONFIG}
+    return {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, _VERSIONS)}
+
+
+def metadata_versions(model: ModelDescription) -> Sequence[str]:
+    """Return the versions in the metadata: those that the model itself states, as in MLServer, or the served ones."""
+    stated: Sequence[str] = model.details.get(_VERSIONS) or model.versions
+    return stated
 
 
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.

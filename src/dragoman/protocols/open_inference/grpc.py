@@ -40,6 +40,7 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
+from dragoman.formats.oip_wire import split_raw_contents
 from dragoman.protocols.custom_handlers import check_metadata
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference import server_settings, shared_memory
@@ -102,6 +103,7 @@ _INFER_RESPONSE: int = m.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["inf
 
 def protocol(policy: Policy) -> GrpcProtocol:
     """Return the methods of the service."""
+    stream_error = partial(_format_stream_error, policy)
     return GrpcProtocol(
         service=m.SERVICE,
         methods=(
@@ -113,7 +115,7 @@ def protocol(policy: Policy) -> GrpcProtocol:
             GrpcMethod("ModelConfig", _model_config, role="read"),
             GrpcMethod("ModelStatistics", _model_statistics, role="read"),
             GrpcMethod("ModelInfer", partial(_infer, policy), role="infer"),
-            GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), _format_stream_error, role="infer"),
+            GrpcStreamMethod("ModelStreamInfer", partial(_stream_infer, policy), stream_error, role="infer"),
             GrpcMethod("RepositoryIndex", _repository_index, role="admin"),
             GrpcMethod("RepositoryModelLoad", partial(_repository_load, policy), role="admin"),
             GrpcMethod("RepositoryModelUnload", _repository_unload, role="admin"),
@@ -174,7 +176,7 @@ def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]
     def to_message(model: ModelDescription) -> Any:
         return m.ModelMetadataResponse(
             name=model.name,
-            versions=model.versions,
+            versions=oip.metadata_versions(model),
             platform=model.platform,
             inputs=_tensor_metadata(model.signature.inputs),
             outputs=_tensor_metadata(model.signature.outputs),
@@ -288,9 +290,11 @@ def _wrap_in_stream_response(response: bytes) -> bytes:
     return b"".join(m.length_delimited(_INFER_RESPONSE, response))
 
 
-def _format_stream_error(request: GrpcRequest, error: DragomanError) -> bytes | None:
+def _format_stream_error(policy: Policy, request: GrpcRequest, error: DragomanError) -> bytes | None:
     """Return a message with the error and the id of the request; None if the client expects a status."""
-    if request.metadata.get(SHAPE, "").lower() == BARE or _wants_status(request):
+    shape = request.metadata.get(SHAPE, "").lower()
+    is_of_mlserver = not shape and policy.responses_as == "mlserver" and split_raw_contents(request.body) is None
+    if shape == BARE or is_of_mlserver or _wants_status(request):
         return None
     try:
         response = m.ModelInferResponse(id=m.parse_message(m.ModelInferRequest, request.body).id)

@@ -54,6 +54,7 @@ from dragoman.protocols.open_inference.derivatives import derivative_request, in
 from dragoman.protocols.open_inference.extensions import (
     check_unload_parameters,
     metadata_tensors,
+    metadata_versions,
     parse_version_weights,
     public_details,
 )
@@ -249,7 +250,7 @@ class OpenInferenceRest:
                     model.platform,
                     _metadata(model.signature.inputs),
                     _metadata(model.signature.outputs),
-                    versions=model.versions,
+                    versions=metadata_versions(model),
                     parameters={"content_type": content_type} if content_type else {},
                     details=public_details(model),
                 )

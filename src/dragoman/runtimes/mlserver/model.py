@@ -21,6 +21,7 @@ from dragoman.compat.files import RUNTIME_PACKAGES
 from dragoman.compat.mlserver import metrics
 from dragoman.compat.mlserver import model as mlserver_model
 from dragoman.compat.mlserver import types as ours
+from dragoman.compat.mlserver.cloudevents import EventHeaders
 from dragoman.compat.mlserver.settings import ModelSettings
 from dragoman.compat.mlserver.types.data import elements, output_tensor
 from dragoman.core.calls import Handled, Infer, Inference, Request
@@ -37,20 +38,23 @@ from dragoman.runtimes.module_alias import ModuleAlias
 A = TypeVar("A")
 
 
-def to_inference_request(request: Request[Inference], types: ModuleType) -> Any:
+def to_inference_request(request: Request[Inference], types: ModuleType, events: EventHeaders) -> Any:
     """Return the request as an InferenceRequest of `types`: our module, or that of the installed package."""
     call = request.call
     assert isinstance(call, Infer)
-    parameters = types.Parameters(**{**call.parameters, "headers": dict(request.metadata)})
+    id_ = request.id or str(uuid.uuid4())
+    headers = {**request.metadata, **events.request(id_)}
+    parameters = types.Parameters(**{**call.parameters, "headers": headers})
     outputs = [_request_output(name, call.content_types.get(name), types) for name in call.outputs] or None
     inputs = [_request_input(name, tensor, types) for name, tensor in call.inputs.items()]
-    return types.InferenceRequest(
-        id=request.id or str(uuid.uuid4()), parameters=parameters, inputs=inputs, outputs=outputs
-    )
+    return types.InferenceRequest(id=id_, parameters=parameters, inputs=inputs, outputs=outputs)
 
 
-def to_inference(response: Any) -> Inference:
-    """Return the outputs of an InferenceResponse, ours or the installed package's. Raises InvalidOutput."""
+def to_inference(response: Any, events: Mapping[str, str] | None = None) -> Inference:
+    """Return the outputs of an InferenceResponse, ours or the installed package's, with its headers and `events`.
+
+    Raises InvalidOutput.
+    """
     outputs = getattr(response, "outputs", None)
     if not isinstance(outputs, list):
         raise InvalidOutput(f"expected an InferenceResponse, got {type(response).__name__}")
@@ -60,7 +64,8 @@ def to_inference(response: Any) -> Inference:
             raise InvalidOutput(f"output '{output.name}': expected unique names, got it twice")
         tensors[output.name] = output.to_tensor() if isinstance(output, ours.ResponseOutput) else _tensor_of(output)
     headers = getattr(response.parameters, "headers", None) or {}
-    return Inference(tensors, _parameters(response.parameters), {str(k): str(v) for k, v in headers.items()})
+    sent = {**{str(k): str(v) for k, v in headers.items()}, **(events or {})}
+    return Inference(tensors, _parameters(response.parameters), sent)
 
 
 def dragoman_error(error: Exception) -> Exception:
@@ -170,6 +175,7 @@ class MLServerModel(Model):
         given = spec.parameters.get("model_settings", {}) if given is None else given
         settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
         self._mlserver_model = kind(settings)
+        self._events = EventHeaders(spec.name, str(spec.parameters.get("server_name", spec.name)))
         self._handlers = {
             f"{route.rest_method.upper()} {route.rest_path}": Handler(method, route.rest_path)
             for route, method in _custom_handlers(self._mlserver_model)
@@ -199,16 +205,21 @@ class MLServerModel(Model):
             unchecked=True,
         )
 
+    def details(self) -> Mapping[str, Any]:
+        versions = getattr(self._mlserver_model.settings, "versions", None)
+        return {"versions": list(versions)} if versions else {}
+
     def _content_type(self) -> str:
         parameters = self._mlserver_model.settings.parameters
         return getattr(parameters, "content_type", None) or ""
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
         self._set_running_model()
+        payload = to_inference_request(request, self._types, self._events)
+        # A model that decodes its request may change it, but not its id.
+        events = self._events.response(payload.id)
         try:
-            return to_inference(
-                await _await_if_needed(self._mlserver_model.predict(to_inference_request(request, self._types)))
-            )
+            return to_inference(await _await_if_needed(self._mlserver_model.predict(payload)), events)
         except Exception as error:
             raise dragoman_error(error) from error
 
@@ -216,7 +227,7 @@ class MLServerModel(Model):
         self._set_running_model()
         try:
             async with aclosing(
-                self._mlserver_model.predict_stream(_single(to_inference_request(request, self._types)))
+                self._mlserver_model.predict_stream(_single(to_inference_request(request, self._types, self._events)))
             ) as answers:
                 async for answer in answers:
                     yield to_inference(answer)
