@@ -1,5 +1,6 @@
 """Scripts of custom KServe models and transformers, served unchanged."""
 
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dragoman.compat.kserve import (
 from dragoman.compat.kserve.errors import InferenceError, UnsupportedProtocol
 from dragoman.core.runtime import Runtime
 from dragoman.plugins import built_in_runtimes
+from dragoman.runtimes.module_alias import AliasFinder
 from dragoman.runtimes.recognise import recognise
 from e2e.server_process import running_server
 from rest.rest_server import RestServer
@@ -27,7 +29,8 @@ from rest.rest_server import RestServer
 SCRIPTS = Path(__file__).parent / "scripts"
 ROWS = [[1.0, 2.0], [3.0, 4.5]]
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4.5]}
-JSON = {"Content-Type": "application/json"}
+JSON_TYPE = "application/json"
+JSON = {"Content-Type": JSON_TYPE}
 
 
 async def _serving(*scripts: str, **settings: Any) -> AsyncIterator[RestServer]:
@@ -114,6 +117,44 @@ async def test_invalid_json_is_an_error_of_the_caller(server: RestServer) -> Non
     assert (response.status, response.error[:28]) == (400, "Unrecognized request format:")
     response = await post(server, "/v1/models/model:predict", b"[" * 5000)
     assert response.status == 400
+
+
+# --- CloudEvents ------------------------------------------------------------------------------------------------------
+
+ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "time": "2026-01-01T00:00:00Z", "own": "x"}
+BINARY = {f"ce-{name}": value for name, value in ATTRIBUTES.items()}
+
+
+async def test_a_binary_event_is_answered_by_one(server: RestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for environment, changed in (({}, {}), ({"CE_MERGE": "true", "CE_TYPE": "u", "CE_SOURCE": "v"}, {"own": "x"})):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        response = await post(server, "/v1/models/model:predict", {"instances": ROWS}, {**BINARY, **JSON})
+        assert (response.status, response.json) == (200, {"predictions": [[2.0, 4.0], [6.0, 9.0]]})
+        found = {name[3:]: value for name, value in response.headers.items() if name.startswith("ce-")}
+        assert (found.pop("id") != "1", found.pop("time") > ATTRIBUTES["time"]) == (True, True)
+        kind, source = environment.get("CE_TYPE"), environment.get("CE_SOURCE")
+        expected = {"type": kind or "io.kserve.inference.response", "source": source or "io.kserve.inference.model"}
+        assert found == {"specversion": "1.0", **expected, **changed}
+    response = await post(server, "/v1/models/model:predict", b"\xff", {**BINARY, "ce-content-type": "text/plain"})
+    assert (response.status, response.body) == (200, b"<\xff>")  # not JSON: the model gets the bytes
+    for body in (b"{", b"0\x80"):
+        response = await post(server, "/v1/models/model:predict", body, {**BINARY, "ce-content-type": JSON_TYPE})
+        assert response.status == 400
+        assert response.error.startswith("Failed to decode or parse binary json cloudevent: ")
+    response = await post(server, "/v1/models/model:predict", {"instances": ROWS}, {"ce-id": "1", **JSON})
+    assert "ce-id" not in response.headers  # not all attributes: not an event
+
+
+async def test_a_structured_event_is_answered_by_one(server: RestServer) -> None:
+    event = {**ATTRIBUTES, "data": {"instances": ROWS}}
+    headers = {"Content-Type": "application/cloudevents+json"}
+    response = await post(server, "/v1/models/model:predict", event, headers)
+    assert (response.status, response.headers["content-type"]) == (200, headers["Content-Type"])
+    assert response.json["data"] == {"predictions": [[2.0, 4.0], [6.0, 9.0]]}
+    assert (response.json["source"], response.json["id"] != "1") == ("io.kserve.inference.model", True)
+    response = await post(server, "/v1/models/model:predict", event)
+    assert response.json == {"predictions": [[2.0, 4.0], [6.0, 9.0]]}
 
 
 # --- V2 ------------------------------------------------------------------------------------------------------
@@ -295,6 +336,33 @@ async def test_scripts_that_cannot_be_served(tmp_path: Path, text: str, message:
     async with dragoman.Server(str(file), http_port=0, grpc_port=-1, placement="inline") as server:
         (model,) = server.engine.deployments()
         assert (model.state, message in model.reason) == ("UNAVAILABLE", True), model.reason
+
+
+async def test_arguments_with_an_open_quote() -> None:
+    path = str(SCRIPTS / "rows.py")
+    async with dragoman.Server(path, http_port=0, grpc_port=-1, placement="inline", script_arguments="'a") as server:
+        (model,) = server.engine.deployments()
+        assert """setting 'script_arguments': No closing quotation, got "'a\"""" in model.reason, model.reason
+
+
+async def test_scripts_that_load_at_the_same_time(tmp_path: Path) -> None:
+    main, arguments = sys.modules["__main__"], sys.argv
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(
+            "import sys, time\nfrom kserve import Model, ModelServer\nclass Mine(Model): pass\ntime.sleep(0.1)\n"
+            "model = Mine(sys.argv[2])\nmodel.load()\nassert sys.modules['__main__'].model is model\n"
+            "time.sleep(0.1)\nModelServer().start([model])\n"
+        )
+    paths = [str(tmp_path / f"{name}.py") for name in ("a", "b")]
+    async with dragoman.Server(*paths, http_port=0, grpc_port=-1, placement="inline") as server:
+        assert [(model.state, model.reason) for model in server.engine.deployments()] == [("READY", "")] * 2
+    assert (sys.modules["__main__"], sys.argv) == (main, arguments)
+    assert str(tmp_path) not in sys.path
+
+
+async def test_an_installed_package_takes_precedence() -> None:
+    finder = AliasFinder({"pandas": "dragoman", "not_installed": "dragoman"})
+    assert [finder.find_spec(name) is None for name in ("pandas", "not_installed", "not_installed.x")] == [1, 0, 1]
 
 
 async def test_a_script_in_a_worker_process(tmp_path: Path) -> None:

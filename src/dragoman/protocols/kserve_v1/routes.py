@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -87,11 +89,12 @@ class KServeV1:
 
         def infer(response: Response[ModelDescription]) -> EngineCall[Any, HttpResponse]:
             if f"POST {path}" in response.answer.handlers:
-                return handler_call(http, self._policy, name, path=path)
+                call = handler_call(http, self._policy, name, path=path)
+                return msgspec.structs.replace(call, request=_with_event(call.request, http))
             if verb == "explain":
                 raise NotSupported("this model does not support explanations; expected ':predict'")
-            call = parse_predict_request(http, response.answer, self._policy)
-            request = build_request(call, HttpRequest("POST", http.path, {}, http.headers, b""), self._policy, name)
+            rows = parse_predict_request(http, response.answer, self._policy)
+            request = build_request(rows, HttpRequest("POST", http.path, {}, http.headers, b""), self._policy, name)
             return EngineCall(request, lambda r: self._format_predictions(r, name))
 
         return PreliminaryCall(Request(Describe(), name), infer)
@@ -124,6 +127,12 @@ def format_error(error: DragomanError | HttpError) -> HttpResponse:
         return json_response({"error": error.message}, error.status, error.headers)
     (status,) = find_error_row(error, _STATUS) or (500,)
     return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
+
+
+def _with_event(request: Request[Any], http: HttpRequest) -> Request[Any]:
+    """Return a request whose model also gets the attributes of a CloudEvent, which are headers."""
+    attributes = {name: value for name, value in http.headers.items() if name.startswith("ce-")}
+    return msgspec.structs.replace(request, metadata={**request.metadata, **attributes}) if attributes else request
 
 
 # --- requests ------------------------------------------------------------------------------------------------

@@ -30,6 +30,15 @@ from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.policy import Policy
+from dragoman.runtimes.kserve.cloud_events import (
+    JSON_TYPE,
+    STRUCTURED_TYPE,
+    CloudEvent,
+    binary_event,
+    binary_payload,
+    event_response,
+    structured_event,
+)
 from dragoman.runtimes.kserve.script import ScriptResult, run_script
 
 _POLICY = Policy()
@@ -39,8 +48,8 @@ _OWN_HEADERS = re.compile(
 )
 # Media types of JSON; the last one is curl's default.
 _JSON_TYPES = (
-    "application/json",
-    "application/cloudevents+json",
+    JSON_TYPE,
+    STRUCTURED_TYPE,
     "application/ld+json",
     "application/octet-stream",
     "application/x-www-form-urlencoded",
@@ -141,8 +150,11 @@ class KServeModel(Model):
         assert isinstance(call, Handle)
         headers = {"content-type": call.content_type, **request.metadata}
         verb = self._verb.EXPLAIN if call.handler.endswith(":explain") else self._verb.PREDICT
-        result, response_headers = await self._call(_v1_payload(call), headers, verb)
-        return await _to_handled(result, response_headers)
+        payload, event = _v1_payload(call, headers)
+        result, response_headers = await self._call(payload, headers, verb)
+        response = await _to_handled(result, response_headers)
+        is_json = response.content_type == JSON_TYPE
+        return event_response(event, self.spec.name, response) if event is not None and is_json else response
 
     async def _call(self, payload: Any, headers: MutableMapping[str, str], verb: Any) -> tuple[Any, dict[str, str]]:
         """Return the result of the model and headers of the response."""
@@ -221,15 +233,25 @@ def dragoman_error(error: Exception) -> Exception:
 # --- V1 ------------------------------------------------------------------------------------------------------
 
 
-def _v1_payload(call: Handle) -> Any:
-    """Return the JSON value of a body; the body itself if its content type is not one of JSON."""
-    media_type = call.content_type.partition(";")[0].strip().lower()
+def _v1_payload(call: Handle, headers: Mapping[str, str]) -> tuple[Any, CloudEvent | None]:
+    """Return the JSON value of a body, and the event that is to be answered by one, if any.
+
+    A body whose content type is not one of JSON is returned as bytes.
+    """
+    body, media_type = bytes(call.content), call.content_type.partition(";")[0].strip().lower()
+    event = binary_event(headers)
+    if event is not None:
+        return binary_payload(event, body), event
     if media_type and media_type not in _JSON_TYPES:
-        return bytes(call.content)
+        return body, None
     try:
-        return parse_json(bytes(call.content), _POLICY)
+        value = parse_json(body, _POLICY)
     except InvalidInput as error:
         raise InvalidInput(f"Unrecognized request format: {error.message}") from error
+    event = structured_event(value)
+    if event is None:
+        return value, None
+    return value["data"], event if media_type == STRUCTURED_TYPE else None
 
 
 async def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
