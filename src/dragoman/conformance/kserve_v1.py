@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, field_of
 from dragoman.conformance.http import HttpTarget, Response
-from dragoman.conformance.target import Target, find_tensor_model
+from dragoman.conformance.target import Target, find_tensor_model, with_request
 
 _UNKNOWN = "dragoman-check-unknown"
 CLAUSES = ClauseList("v1")
@@ -26,9 +26,7 @@ class V1Context:
 
 
 def _prepare(target: Target) -> V1Context:
-    found = find_tensor_model(target)
-    if isinstance(found, str):
-        raise NotTried(found)
+    found = with_request(find_tensor_model(target))
     if len(found.samples) != 1 or not found.samples[0].shape:
         raise NotTried(f"'{found.name}' has no single input with a first axis")
     context = V1Context(target.http, found.name, found.samples[0].as_json(nested=True)["data"])

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.conformance.clauses import ClauseFailed, ClauseList, NotOffered, NotTried, Protocol, expect, fail
+from dragoman.conformance.clauses import ClauseFailed, ClauseList, Level, NotOffered, NotTried, Protocol, expect, fail
 from dragoman.conformance.http import HttpTarget
 from dragoman.conformance.open_inference_rest import UNKNOWN
 from dragoman.conformance.samples import DATATYPES, ELEMENT_SIZES, Sample, TensorShape, sample_of
-from dragoman.conformance.target import Target, TensorModel, find_tensor_model
+from dragoman.conformance.target import Target, TensorModel, find_tensor_model, with_request
 
 try:
     from dragoman.conformance import grpc_client as g
@@ -31,9 +31,7 @@ class GrpcContext:
 
     @property
     def model(self) -> TensorModel:
-        if isinstance(self.found, str):
-            raise NotTried(self.found)
-        return self.found
+        return with_request(self.found)
 
     def request(self, raw: bool = True, **fields: Any) -> Any:
         return g.infer_request(self.model.name, self.model.samples, raw, **fields)
@@ -240,7 +238,9 @@ def _infer_request_output(c: GrpcContext) -> None:
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-def _change(name: str, section: str, requirement: str, change: Callable[[GrpcContext, Any], None]) -> None:
+def _change(
+    name: str, section: str, requirement: str, change: Callable[[GrpcContext, Any], None], level: Level = "must"
+) -> None:
     """Add a clause: a request is rejected after the change."""
 
     def check(c: GrpcContext) -> None:
@@ -249,7 +249,7 @@ def _change(name: str, section: str, requirement: str, change: Callable[[GrpcCon
         c.rejected("ModelInfer", m.ModelInferResponse, request)
 
     check.__doc__ = requirement
-    _add(name, section)(check)
+    _add(name, section, level)(check)
 
 
 def _mix_contents(c: GrpcContext, request: Any) -> None:
@@ -287,9 +287,10 @@ def _other_datatype(c: GrpcContext, request: Any) -> None:
     if not c.model.metadata.get("inputs"):
         raise NotTried("the metadata declares no inputs")
     sample = c.model.samples[0]
-    datatype = "INT64" if sample.datatype != "INT64" else "FP64"
-    other = Sample(sample.name, datatype, sample.shape, (1,) * len(sample.values))
-    request.inputs[0].datatype = datatype
+    if sample.datatype == "BYTES":
+        raise NotTried("numbers can be converted to BYTES")
+    other = Sample(sample.name, "BYTES", sample.shape, ("text",) * len(sample.values))
+    request.inputs[0].datatype = "BYTES"
     request.raw_input_contents[0] = other.as_bytes()
 
 
@@ -310,11 +311,11 @@ _change("error-contents-field", "GRPC, Inference, InferTensorContents",
 _change("error-datatype", "Tensor Data Types", "A datatype that the protocol does not have is rejected.",
         lambda c, request: setattr(request.inputs[0], "datatype", "FP99"))  # fmt: skip
 _change("error-other-datatype", "GRPC, Metadata, Model Metadata",
-        "A datatype other than that of the metadata is rejected.", _other_datatype)  # fmt: skip
+        "A datatype that cannot be converted to that of the metadata is rejected.", _other_datatype)  # fmt: skip
 _change("error-empty-inputs", "GRPC, Metadata, Model Metadata",
         "A request without the inputs that the metadata requires is rejected.", _remove_inputs)  # fmt: skip
 _change("error-unknown-input", "GRPC, Metadata, Model Metadata",
-        "An input that the metadata does not declare is rejected.", _rename_input)  # fmt: skip
+        "An input that the metadata does not declare is rejected.", _rename_input, "should")  # fmt: skip
 _change("error-unknown-output", "GRPC, Inference, InferRequestedOutputTensor",
         "A requested output that does not exist is rejected.",
         lambda c, request: request.outputs.add(name=UNKNOWN))  # fmt: skip

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, fail, field_of
+from dragoman.conformance.clauses import ClauseList, Level, NotOffered, NotTried, Protocol, expect, fail, field_of
 from dragoman.conformance.http import HttpTarget, Response
 from dragoman.conformance.samples import DATATYPES, json_request
-from dragoman.conformance.target import Target, TensorModel, declared_tensors, find_tensor_model
+from dragoman.conformance.target import (
+    Target,
+    TensorModel,
+    declared_tensors,
+    find_tensor_model,
+    with_metadata,
+    with_request,
+)
 
 UNKNOWN = "dragoman-check-unknown"
 _ELEMENTS: Mapping[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,)}
@@ -24,10 +31,14 @@ class RestContext:
     found: TensorModel | str
 
     @property
+    def described(self) -> TensorModel:
+        """Return a model that has metadata. Raises NotTried if there is none."""
+        return with_metadata(self.found)
+
+    @property
     def model(self) -> TensorModel:
-        if isinstance(self.found, str):
-            raise NotTried(self.found)
-        return self.found
+        """Return a model that accepts its request. Raises NotTried if there is none."""
+        return with_request(self.found)
 
     def infer(self, request: Any, version: str = "") -> Response:
         path = f"/versions/{quote(version, safe='')}" if version else ""
@@ -138,13 +149,13 @@ def _json_media_type(c: RestContext) -> None:
 @_add("model-ready", "HTTP/REST, Health, Model Ready")
 def _model_ready(c: RestContext) -> None:
     """GET v2/models/{model}/ready of a model that answers requests gets status 200."""
-    c.http.get(f"{c.model.path}/ready").ok()
+    c.http.get(f"{c.described.path}/ready").ok()
 
 
 @_add("model-ready-version", "HTTP/REST, Health, Model Ready")
 def _model_ready_version(c: RestContext) -> None:
     """The readiness of a version that the metadata lists can be asked."""
-    c.http.get(f"{c.model.path}/versions/{quote(c.model.version)}/ready").ok()
+    c.http.get(f"{c.described.path}/versions/{quote(c.described.version)}/ready").ok()
 
 
 @_add("model-ready-unknown", "HTTP/REST, Health")
@@ -156,9 +167,9 @@ def _model_ready_unknown(c: RestContext) -> None:
 @_add("model-metadata", "HTTP/REST, Model Metadata")
 def _model_metadata(c: RestContext) -> None:
     """GET v2/models/{model} returns name, platform, inputs and outputs."""
-    answer = c.http.get(c.model.path).ok().json()
+    answer = c.http.get(c.described.path).ok().json()
     name = field_of(answer, "name", str)
-    expect(name == c.model.name, f"the name '{c.model.name}'", name)
+    expect(name == c.described.name, f"the name '{c.described.name}'", name)
     field_of(answer, "platform", str)
     for key in ("inputs", "outputs"):
         for tensor in field_of(answer, key, list):
@@ -168,7 +179,7 @@ def _model_metadata(c: RestContext) -> None:
 @_add("metadata-tensors", "HTTP/REST, Model Metadata Response JSON Object")
 def _metadata_tensors(c: RestContext) -> None:
     """Tensors in metadata have a datatype of the protocol and a shape, with -1 for variable axes."""
-    answer = c.http.get(c.model.path).ok().json()
+    answer = c.http.get(c.described.path).ok().json()
     tensors = field_of(answer, "inputs", list) + field_of(answer, "outputs", list)
     if not tensors:
         raise NotTried("the metadata declares no tensors")
@@ -182,13 +193,13 @@ def _metadata_tensors(c: RestContext) -> None:
 @_add("metadata-versions", "HTTP/REST, Model Metadata Response JSON Object")
 def _metadata_versions(c: RestContext) -> None:
     """'versions' of the metadata is a list of strings, each of which can be requested."""
-    answer = c.http.get(c.model.path).ok().json()
+    answer = c.http.get(c.described.path).ok().json()
     if "versions" not in answer or answer["versions"] == []:
         raise NotTried("the metadata lists no versions")
     for version in field_of(answer, "versions", list):
         expect(isinstance(version, str), "strings in 'versions'", version)
-        found = c.http.get(f"{c.model.path}/versions/{quote(version)}").ok().json()
-        expect(field_of(found, "name", str) == c.model.name, f"the name '{c.model.name}'", found)
+        found = c.http.get(f"{c.described.path}/versions/{quote(version)}").ok().json()
+        expect(field_of(found, "name", str) == c.described.name, f"the name '{c.described.name}'", found)
 
 
 @_add("metadata-unknown-model", "HTTP/REST, Model Metadata Response JSON Error Object")
@@ -200,15 +211,15 @@ def _metadata_unknown_model(c: RestContext) -> None:
 @_add("metadata-unknown-version", "HTTP/REST, Model Metadata Response JSON Error Object")
 def _metadata_unknown_version(c: RestContext) -> None:
     """Metadata of an unknown version gets an error status and an error object."""
-    check_error(c.http.get(f"{c.model.path}/versions/987654321"))
+    check_error(c.http.get(f"{c.described.path}/versions/987654321"))
 
 
 @_add("case-sensitive", "HTTP/REST")
 def _case_sensitive(c: RestContext) -> None:
     """Strings are case-sensitive: a model's name in other letters is unknown."""
-    other = c.model.path.rpartition("/")[0] + "/" + quote(c.model.name.swapcase(), safe="")
-    if other == c.model.path:
-        raise NotTried(f"'{c.model.name}' has no letters")
+    other = c.described.path.rpartition("/")[0] + "/" + quote(c.described.name.swapcase(), safe="")
+    if other == c.described.path:
+        raise NotTried(f"'{c.described.name}' has no letters")
     c.http.get(other).rejected(400, 499)
 
 
@@ -292,11 +303,13 @@ def _infer_parameters(c: RestContext) -> None:
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-def _error(name: str, section: str, requirement: str, request: Any, level: Any = "must") -> None:
+def _error(name: str, section: str, subject: str, request: Any, level: Level = "must") -> None:
+    """Add a clause: the subject is rejected."""
+
     def check(c: RestContext) -> None:
         check_error(c.infer(request(c.model)))
 
-    check.__doc__ = requirement
+    check.__doc__ = f"{subject} is rejected with an error object."
     _add(name, section, level)(check)
 
 
@@ -349,32 +362,45 @@ def _no_inputs(model: TensorModel) -> dict[str, Any]:
     return {"inputs": []}
 
 
-_error("error-malformed-json", _INFER_ERROR, "A body that is not JSON gets an error status and an error object.",
+_error("error-malformed-json", _INFER_ERROR, "A body that is not JSON",
        lambda m: b'{"inputs": [')  # fmt: skip
-_error("error-no-inputs", _REQUEST, "A request without 'inputs' is rejected.", lambda m: {})
-_error("error-empty-inputs", _METADATA, "A request without the inputs that the metadata requires is rejected.",
+_error("error-no-inputs", _REQUEST, "A request without 'inputs'", lambda m: {})
+_error("error-empty-inputs", _METADATA, "A request without the inputs that the metadata requires",
        _no_inputs)  # fmt: skip
-_error("error-unknown-input", _METADATA, "An input that the metadata does not declare is rejected.", _unknown_input)
-_error("error-unknown-output", "HTTP/REST, Request Output", "A requested output that does not exist is rejected.",
+_error("error-unknown-input", _METADATA, "An input that the metadata does not declare",
+       _unknown_input, "should")  # fmt: skip
+_error("error-unknown-output", "HTTP/REST, Request Output", "A requested output that does not exist",
        lambda m: m.request(outputs=[{"name": UNKNOWN}]))  # fmt: skip
-_error("error-input-name", _INPUT, "An input without a name is rejected.",
+_error("error-input-name", _INPUT, "An input without a name",
        lambda m: {"inputs": [{k: v for k, v in m.request()["inputs"][0].items() if k != "name"}]})  # fmt: skip
-_error("error-input-data", _INPUT, "An input without data is rejected.",
+_error("error-input-data", _INPUT, "An input without data",
        lambda m: {"inputs": [{k: v for k, v in m.request()["inputs"][0].items() if k != "data"}]})  # fmt: skip
-_error("error-datatype", "Tensor Data Types", "A datatype that the protocol does not have is rejected.",
+_error("error-datatype", "Tensor Data Types", "A datatype that the protocol does not have",
        lambda m: m.changed_input(datatype="FP99"))  # fmt: skip
-_error("error-datatype-case", "HTTP/REST", "Datatypes are case-sensitive.",
+_error("error-datatype-case", "HTTP/REST", "A datatype in lower case",
        lambda m: m.changed_input(datatype=m.samples[0].datatype.lower()))  # fmt: skip
-_error("error-other-datatype", _METADATA, "A datatype other than that of the metadata is rejected.", _other_datatype)
-_error("error-element-count", _DATA, "Data with more elements than the shape is rejected.",
+_error("error-other-datatype", _METADATA, "A datatype that cannot be converted to that of the metadata",
+       _other_datatype)  # fmt: skip
+_error("error-element-count", _DATA, "Data with more elements than the shape",
        lambda m: m.changed_input(data=[*m.samples[0].values, m.samples[0].values[0]]))  # fmt: skip
-_error("error-shape", _METADATA, "A shape that does not fit the metadata is rejected.", _fixed_axis)
-_error("error-negative-axis", _INPUT, "A negative number in a shape is rejected.",
+_error("error-shape", _METADATA, "A shape that does not fit the metadata", _fixed_axis)
+_error("error-negative-axis", _INPUT, "A negative number in a shape",
        lambda m: m.changed_input(shape=[-1] * len(m.samples[0].shape)))  # fmt: skip
-_error("error-shape-overflow", _INPUT, "A shape whose product exceeds 64 bits is rejected.",
+_error("error-shape-overflow", _INPUT, "A shape whose product exceeds 64 bits",
        lambda m: m.changed_input(shape=[1 << 62, 4], data=[m.samples[0].values[0]]))  # fmt: skip
-_error("error-element-type", _DATA, "Text as an element of a tensor of numbers is rejected.", _text_element)
-_error("error-id-type", _REQUEST, "An id that is not a string is rejected.", lambda m: m.request(id=7), "should")
+_error(
+    "error-element-type",
+    _DATA,
+    "Text as an element of a tensor of numbers",
+    _text_element,
+)
+_error(
+    "error-id-type",
+    _REQUEST,
+    "An id that is not a string",
+    lambda m: m.request(id=7),
+    "should",
+)
 
 
 @_add("error-unknown-model", _INFER_ERROR)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -67,11 +67,12 @@ def _json(response: Response) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TensorModel:
-    """A model of the Open Inference Protocol and inputs that it accepts."""
+    """A model of the Open Inference Protocol and inputs that it accepts, or `problem`: the reason why it does not."""
 
     name: str
     metadata: Mapping[str, Any]
     samples: Sequence[Sample]
+    problem: str = ""
 
     @property
     def path(self) -> str:
@@ -112,7 +113,7 @@ def declared_tensors(metadata: Mapping[str, Any], key: str) -> list[TensorShape]
 
 
 def find_tensor_model(target: Target) -> TensorModel | str:
-    """Return a model that accepts a request derived from its metadata, or the reason why there is none."""
+    """Return a model that accepts a request derived from its metadata, else one with metadata, else a reason."""
     candidates, reasons = [], []
     for name in target.listed_models()[:_TRIED]:
         response = target.http.get(f"/v2/models/{quote(name, safe='')}")
@@ -134,8 +135,24 @@ def find_tensor_model(target: Target) -> TensorModel | str:
         response = target.http.post(f"{model.path}/infer", model.request())
         if response.status == 200:
             return model
-        reasons.append(f"'{model.name}' rejects a request derived from its metadata ({response.status})")
-    return reasons[0]
+        reason = f"rejects the request derived from its metadata with status {response.status}"
+        reasons.append(f"'{model.name}' {reason}; give one with --request FILE")
+    return replace(candidates[0], problem=reasons[-1]) if candidates else reasons[0]
+
+
+def with_metadata(found: TensorModel | str) -> TensorModel:
+    """Return a found model. Raises NotTried if there is none."""
+    if isinstance(found, str):
+        raise NotTried(found)
+    return found
+
+
+def with_request(found: TensorModel | str) -> TensorModel:
+    """Return a found model that accepts its request. Raises NotTried if there is none."""
+    model = with_metadata(found)
+    if model.problem:
+        raise NotTried(model.problem)
+    return model
 
 
 def _samples(target: Target, metadata: Mapping[str, Any]) -> list[Sample]:
