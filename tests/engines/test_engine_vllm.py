@@ -19,7 +19,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = train_model(root / "story")
     adapter(folder / "adapters" / "pirate")
     (folder / "dragoman.toml").write_text(
-        '[model]\nruntime = "vllm"\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
+        '[model]\nruntime = "vllm"\nplacement = "thread"\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
         "arguments = { enforce_eager = true }\n"
     )
     own = OwnEngine(folder)

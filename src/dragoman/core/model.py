@@ -84,6 +84,9 @@ class Model:
 
         The model's readiness follows it. Called about once a second, in any thread, also during calls; must
         return at once.
+
+        Raises WorkerLost if it can never answer again, as after the loss of an engine: a worker process is then
+        ended and started again. Raise WorkerLost from the calls that fail for this reason, too.
         """
         return ""
 

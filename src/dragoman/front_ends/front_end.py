@@ -43,6 +43,8 @@ class FrontEndService:
 
     name = "server"
 
+    is_lost = False
+
     def __init__(
         self,
         engine: CallHandler,

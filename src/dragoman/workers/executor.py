@@ -34,6 +34,7 @@ from dragoman.core.errors import (
     ModelFailed,
     NotReady,
     NotSupported,
+    WorkerLost,
     public_message,
     public_text,
 )
@@ -78,11 +79,15 @@ def _method_kind(method: Callable[..., Any]) -> MethodKind:
 
 
 class Executor:
-    """One loaded model. The kind of each method (function, generator, `async`) is determined once."""
+    """One loaded model. The kind of each method (function, generator, `async`) is determined once.
+
+    is_lost: whether the model can never answer again in this process, as of the last `unavailable()`.
+    """
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model = model
         self.name = spec.name
+        self.is_lost = False
         self.loaded = _describe(model, spec)
         # The engine checks sizes that depend on the config of a call; here everything but the shapes is checked then.
         self._unsized = _without_shapes(self.loaded.signature) if SignatureFor in self.loaded.calls else None
@@ -138,6 +143,9 @@ class Executor:
         """Return why the model cannot answer now; "" while it can, or if it raises."""
         try:
             return self.model.unavailable()
+        except WorkerLost as error:
+            self.is_lost = True
+            return error.message
         except Exception:
             log.exception("model '%s': unavailable() raised", self.name)
             return ""

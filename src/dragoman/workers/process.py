@@ -339,7 +339,7 @@ class ProcessPool(JobRunner):
         self._dispatch()
 
     def _handle_exit(self, replica: Replica) -> None:
-        if replica.leaving:
+        if replica.leaving and not replica.has_failed:
             log.info("model '%s': %s has left", self._spec.name, replica.description)
         elif replica.was_killed:
             log.warning(

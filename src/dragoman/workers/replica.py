@@ -26,6 +26,8 @@ log = logging.getLogger("dragoman.worker")
 # How long a process may take to exit after its socket is closed: an idle one closes its model first.
 _IDLE_GRACE_S = 2.0
 _BUSY_GRACE_S = 0.5
+# How long the calls of a process may take to fail after its model has reported that it can never answer again.
+_FAILED_GRACE_S = 5.0
 # Calls shorter than this may have one more call waiting behind them in the socket.
 _SHORT_S = 0.01
 # Weights of a call in the running estimate of the time per call: a shorter one counts more, since first calls are slow.
@@ -40,6 +42,7 @@ class Replica(JobSender):
     (`was_killed`). unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
     mean_s: running estimate of the time per call, 0 while it is unknown. start_s: how long it took to start.
     leaving: why the process takes no further jobs and is ended after those that it has; "" while it stays.
+    has_failed: whether that is because its model can never answer again.
     """
 
     def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None]) -> None:
@@ -61,6 +64,7 @@ class Replica(JobSender):
         self.exit_reason = ""
         self.unavailable = ""
         self.leaving = ""
+        self.has_failed = False
 
     async def start(self) -> Loaded:
         """Start the process and load the model. Raises ModelFailed or WrongPlacement, then nothing is left running."""
@@ -187,7 +191,7 @@ class Replica(JobSender):
             self.heartbeat.record_response()
             self.unavailable = self.leaving or str(self.decode(frame)[0] or "")
         elif frame.kind == FrameKind.DRAIN:
-            self._leave(str(self.decode(frame)[0])[:200])
+            self._leave(self.decode(frame)[0])
         elif frame.kind == FrameKind.STEP:
             self._report_step(*self.decode(frame))
         elif frame.job not in self.held:
@@ -198,16 +202,23 @@ class Replica(JobSender):
             self._end_if_left()
             self._on_done()
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, reason: Any) -> None:
         """Send no further jobs to the process, which will end soon; end it after those that it has."""
-        self.leaving = self.unavailable = f"its worker leaves: {reason}"
-        log.info("model '%s': %s leaves: %s", self._spec.name, self.description, reason)
+        self.has_failed = isinstance(reason, WorkerLost)
+        text = str(reason)[:200]
+        self.leaving = self.unavailable = (
+            f"its worker has failed: {text}" if self.has_failed else (f"its worker leaves: {text}")
+        )
+        if self.has_failed:
+            asyncio.get_running_loop().call_later(_FAILED_GRACE_S, self._process.kill)
+        else:
+            log.info("model '%s': %s leaves: %s", self._spec.name, self.description, text)
         self._end_if_left()
         self._on_done()
 
     def _end_if_left(self) -> None:
         if self.leaving and not self.held:
-            self.was_killed = True
+            self.was_killed = not self.has_failed
             self._process.kill()
 
     def _report_step(self, step: Any, _error: DragomanError | None) -> None:
@@ -245,7 +256,7 @@ class Replica(JobSender):
 
     def _clean_up(self) -> None:
         self.channel.close()
-        self.exit_reason = self._process.exit_reason
+        self.exit_reason = self.leaving if self.has_failed else self._process.exit_reason
         if not self._loaded.done():
             self._loaded.set_exception(self._exited_while_loading())
             self._loaded.exception()  # mark as retrieved: `start` may have been cancelled

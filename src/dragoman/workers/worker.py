@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from dragoman.core import errors
 from dragoman.core.calls import Request
-from dragoman.core.errors import DragomanError, ModelFailed, public_text
+from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, public_text
 from dragoman.system.call_times import CallTimes, set_observed
 from dragoman.system.coroutines import Pending
 from dragoman.system.load_steps import LoadStep, observe_steps
@@ -180,9 +180,13 @@ class _ReceivedJob:
 
 
 class CallExecutor(Protocol):
-    """Computes calls: the `Executor` of a model, for example. Every method raises the error that the client gets."""
+    """Computes calls: the `Executor` of a model, for example. Every method raises the error that the client gets.
+
+    is_lost: whether it can never answer again, as of the last `unavailable()`.
+    """
 
     name: str
+    is_lost: bool
 
     def unavailable(self) -> str:
         """Return why calls cannot be answered now; "" while they can."""
@@ -228,6 +232,7 @@ class Worker:
         self._jobs: dict[int, _ReceivedJob] = {}
         self._waiting: deque[_ReceivedJob] = deque()
         self._busy = False
+        self._is_lost = False
         self._closed = asyncio.Event()
         self._pid = os.getpid()
         self._channel = Channel(sock, self._handle_frame, self._handle_close, self._start_waiting, memory, serializer)
@@ -268,9 +273,17 @@ class Worker:
                 if job.task is not None:
                     job.task.cancel()
             case FrameKind.PING:
-                self.send(FrameKind.PONG, self._executor.unavailable())
+                self.send(FrameKind.PONG, self._unavailable())
             case _ if self._on_frame is not None:
                 self._on_frame(frame)
+
+    def _unavailable(self) -> str:
+        """Return why calls cannot be answered; if they never will, report that this process is of no further use."""
+        reason = self._executor.unavailable()
+        if self._executor.is_lost and not self._is_lost:
+            self._is_lost = True
+            self.send(FrameKind.DRAIN, WorkerLost(reason))
+        return reason
 
     def _start_waiting(self) -> None:
         """Start the jobs that have arrived: all of them, or the first one if nothing is computed."""
@@ -364,6 +377,8 @@ class Worker:
             raise ModelFailed(f"model '{self._executor.name}' failed: {reason}") from error
 
     def _encode_error(self, job: _ReceivedJob, error: BaseException) -> list[Buffer]:
+        if isinstance(error, WorkerLost):
+            self._unavailable()
         failure = f"model '{self._executor.name}' failed"
         return self._channel.encode(FrameKind.ERROR, job.number, _public_error(error, failure))
 

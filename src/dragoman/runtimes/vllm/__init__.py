@@ -6,5 +6,5 @@ RUNTIME = Runtime(
     load=lazy_function("dragoman.runtimes.vllm.model:VllmModel"),
     packages=("vllm", "transformers"),
     extra="vllm",
-    placement="thread",
+    placement="process",
 )

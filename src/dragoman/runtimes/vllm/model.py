@@ -107,6 +107,7 @@ def grammar_parameters(grammar: Grammar) -> dict[str, Any]:
 
 # vLLM queues sequences until there is room in its cache, so no prompt is rejected for lack of room.
 _UNLIMITED = 2**62
+_ENDED = "vLLM's engine has ended; its log says why"
 # The ranks of LoRA adapters that vLLM has kernels for.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -151,6 +152,11 @@ class VllmModel(TextModel):
         folders.check(folder)
         RUNTIME.require("vllm")
 
+    def unavailable(self) -> str:
+        if self.text_engine is not None and self.text_engine.engine.has_ended:
+            raise WorkerLost(_ENDED)
+        return ""
+
     def start_engine(self, folder: Path) -> ExternalEngine:
         options = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
         adapters = find_adapters(folder, options.adapters)
@@ -185,6 +191,11 @@ class VllmTokens:
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
         self._numbers = itertools.count()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether vLLM's engine has died; it cannot be started again in this process."""
+        return self.engine is not None and bool(self.engine.errored)
+
     def check(self, sampling: Sampling) -> None:
         check_supported(sampling, self._vocabulary.tokenize)
 
@@ -208,7 +219,7 @@ class VllmTokens:
         except VLLMValidationError as error:
             raise InvalidInput(f"vLLM refuses it: {error}") from error
         except EngineDeadError as error:
-            raise WorkerLost("vLLM's engine has ended; its log says why") from error
+            raise WorkerLost(_ENDED) from error
         except Exception as error:
             raise ModelFailed(f"generation failed: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,5 @@
+"""The error of calls whose engine has died."""
+
+
+class EngineDeadError(Exception):
+    pass
