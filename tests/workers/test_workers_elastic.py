@@ -163,8 +163,12 @@ async def test_a_call_waits_until_its_deadline_and_the_index_says_for_what(tmp_p
         block = tmp_path / "m" / "block"
         block.touch()
         call = Infer({"x": Tensor.of(np.array([3.0]))})
-        with pytest.raises(DeadlineExceeded):
+        reason = "Request timeout expired: waiting for worker processes: 0 of 1 are loaded"
+        with pytest.raises(DeadlineExceeded, match=f"^{reason}$"):
             await engine.call(Request(call, "m", deadline_s=time.monotonic() + 0.3))
+        stream = engine.stream(Request(call, "m", deadline_s=time.monotonic() + 0.3))
+        with pytest.raises(DeadlineExceeded, match=f"^{reason}$"):
+            await anext(stream)
         assert engine.ready()
         (entry,) = (await engine.call(Request(Index("")))).answer
         assert (entry.state, entry.reason) == ("READY", "waiting for worker processes: 0 of 1 are loaded")

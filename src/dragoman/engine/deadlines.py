@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 from dragoman.core.errors import DeadlineExceeded
 from dragoman.system.coroutines import Pending, begin, ensure_task
+from dragoman.workers.pool import Pool
 
 A = TypeVar("A")
 
 
-async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A]) -> A:
-    """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer."""
+async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Pool | None) -> A:
+    """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer.
+
+    pool: the workers that it waits for; see `expired`.
+    """
     begun = begin(coroutine)
     if not isinstance(begun, Pending):
         return begun
@@ -23,7 +27,13 @@ async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A]) -> A:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 return await begun
         except TimeoutError as error:
-            raise DeadlineExceeded("Request timeout expired") from error
+            raise expired(pool) from error
+
+
+def expired(pool: Pool | None) -> DeadlineExceeded:
+    """Return the error of a call whose deadline has passed, with the reason if its model waits for workers."""
+    waiting = "" if pool is None else pool.waiting
+    return DeadlineExceeded(f"Request timeout expired: {waiting}" if waiting else "Request timeout expired")
 
 
 def remaining_s(deadline_s: float | None) -> float | None:

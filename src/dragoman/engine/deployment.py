@@ -21,7 +21,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher, mergeable, rows
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import before, remaining_s
+from dragoman.engine.deadlines import before, expired, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
@@ -333,7 +333,7 @@ class Deployment:
             async with asyncio.timeout(remaining_s(request.deadline_s)):
                 await self._load_for_call(self)
         except TimeoutError as error:
-            raise DeadlineExceeded("Request timeout expired") from error
+            raise expired(self._starting) from error
         finally:
             self._leave()
         return request
@@ -342,7 +342,8 @@ class Deployment:
         """Return the response once the pool has computed the answer."""
         self.in_flight += 1
         try:
-            answer = await (computing if request.deadline_s is None else before(request.deadline_s, computing))
+            deadline_s = request.deadline_s
+            answer = await (computing if deadline_s is None else before(deadline_s, computing, self._pool))
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -439,7 +440,7 @@ class Deployment:
                         return
                     yield chunk
         except TimeoutError as error:
-            raise DeadlineExceeded("Request timeout expired") from error
+            raise expired(self._pool) from error
         finally:
             self._leave()
 
