@@ -10,6 +10,7 @@ from dragoman.core.calls import ModelDescription, Request
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import ModelOptions, Option
 from dragoman.core.options import Placement as Placement
+from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 
@@ -134,6 +135,7 @@ class ModelSpec(ModelOptions):
     protocols: settings for protocols, by their names, e.g. how LMI formats responses.
     placement: `inline` (on the event loop), `thread`, `process`; "" leaves it to the runtime.
     sequences: how it serves sequences, instead of what the model declares.
+    schedule: priorities and limits of its queue.
     launch: where worker processes come from, if not from this machine. worker_port: the port that workers on other
     machines join; set by the server.
     replicas: number of copies that run concurrently.
@@ -164,6 +166,7 @@ class ModelSpec(ModelOptions):
     contents: tuple[FileContent, ...] = field(default=(), compare=False, repr=False)
     launch: LaunchOptions | None = None
     sequences: SequenceOptions | None = None
+    schedule: ScheduleOptions | None = None
     worker_port: Any = field(default=None, compare=False, repr=False)
     platform: Annotated[str, Option("platform in the metadata; default: the runtime's")] = ""
     inputs: Annotated[

@@ -91,7 +91,9 @@ def split(answer: Inference, counts: Sequence[int]) -> list[Inference]:
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
+class Member:
+    """A call in the queue or in a batch."""
+
     request: Request[Inference]
     call: Infer
     rows: int
@@ -115,7 +117,7 @@ class _Batch:
 
     __slots__ = ("active", "dispatched_s", "members", "work")
 
-    def __init__(self, members: list[_Member], dispatched_s: float) -> None:
+    def __init__(self, members: list[Member], dispatched_s: float) -> None:
         self.members = members
         self.dispatched_s = dispatched_s
         self.active = len(members)
@@ -138,23 +140,39 @@ class Batcher:
     max_wait_s : how long an incomplete batch waits for more calls even if a worker is idle.
     delay_fraction : see `BatchDelay`.
     model : name in log lines, which explain each batch at the level `debug`.
+    accepts_larger : calls with more rows are computed without the batcher instead of being rejected.
     """
 
     def __init__(
-        self, pool: Pool, max_rows: int, max_wait_s: float, delay_fraction: float = 0.0, model: str = ""
+        self,
+        pool: Pool,
+        max_rows: int,
+        max_wait_s: float,
+        delay_fraction: float = 0.0,
+        model: str = "",
+        *,
+        accepts_larger: bool = False,
     ) -> None:
         self._pool = pool
         self.max_rows = max_rows
         self._max_wait_s = max_wait_s
         self._delay = BatchDelay(delay_fraction)
         self._model = model
+        self._accepts_larger = accepts_larger
         self.counters = BatchCounters(lambda: sum(map(len, self._waiting.values())))
         self._was_delayed = False  # the next batch waits for the adaptive delay
         self._was_busy = False  # calls wait because all workers are busy
-        self._waiting: OrderedDict[Key, deque[_Member]] = OrderedDict()
+        self._waiting: OrderedDict[Key, deque[Member]] = OrderedDict()
         self._running: dict[asyncio.Task[None], _Batch] = {}
         self._timer: asyncio.Handle | None = None
         self._soon = False
+
+    def accepts(self, request: Request[Any]) -> bool:
+        """Return whether a call may be merged with others."""
+        call = request.call
+        if not isinstance(call, Infer) or not mergeable(call, request.metadata):
+            return False
+        return not self._accepts_larger or rows(call) <= self.max_rows
 
     async def call(self, request: Request[Inference]) -> Inference:
         """Return the response to one call, an Infer whose inputs have rows."""
@@ -163,7 +181,7 @@ class Batcher:
         if count > self.max_rows:
             raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
         loop = asyncio.get_running_loop()
-        member = _Member(
+        member = Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
         )
         key = group_key(request.call)
@@ -172,13 +190,16 @@ class Batcher:
         try:
             return await member.answer
         except asyncio.CancelledError:
-            if member.batch is not None:
-                member.batch.cancel_one()
-            else:
-                self._forget(key, member)
+            self._cancel(key, member)
             raise
 
-    def _forget(self, key: Key, member: _Member) -> None:
+    def _cancel(self, key: Key, member: Member) -> None:
+        if member.batch is not None:
+            member.batch.cancel_one()
+        else:
+            self._forget(key, member)
+
+    def _forget(self, key: Key, member: Member) -> None:
         """Free the tensors of a cancelled call, even if the workers stay busy for long."""
         queue = self._waiting.get(key)
         if queue is not None and member in queue:
@@ -237,7 +258,7 @@ class Batcher:
 
         self._was_busy = bool(self._waiting)
 
-    def _count(self, members: list[_Member], now_s: float) -> None:
+    def _count(self, members: list[Member], now_s: float) -> None:
         """Count a batch and why it is dispatched now, and explain that in the log at the level `debug`."""
         total = sum(member.rows for member in members)
         waits_s = [now_s - member.arrived_s for member in members]
@@ -272,7 +293,7 @@ class Batcher:
                 request_id([member.context for member in members]),
             )
 
-    def _wait_s(self, queue: deque[_Member], delay_s: float, now_s: float) -> float:
+    def _wait_s(self, queue: deque[Member], delay_s: float, now_s: float) -> float:
         if (self._max_wait_s <= 0 and delay_s <= 0) or sum(m.rows for m in queue) >= self.max_rows:
             return 0.0
         return max(delay_s, queue[0].arrived_s + self._max_wait_s - now_s, 0.0)
@@ -350,9 +371,9 @@ class Batcher:
             batch.work = None
 
 
-def _take(queue: deque[_Member], max_rows: int) -> list[_Member]:
+def _take(queue: deque[Member], max_rows: int) -> list[Member]:
     """Return the next batch, without calls that were just cancelled."""
-    members: list[_Member] = []
+    members: list[Member] = []
     total = 0
     while queue and (not members or total + queue[0].rows <= max_rows):
         member = queue.popleft()

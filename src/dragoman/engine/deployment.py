@@ -13,18 +13,19 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
-from dragoman.core.calls import Call, ClassLabels, Generate, Infer, Request, Response, SignatureFor
+from dragoman.core.calls import Call, ClassLabels, Generate, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
 from dragoman.core.text import Generation
 from dragoman.engine.batch_counters import BatchCounters
-from dragoman.engine.batching import Batcher, mergeable, rows
+from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
 from dragoman.engine.deadlines import before, expired, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
+from dragoman.engine.scheduled_batching import ScheduledBatcher
 from dragoman.engine.sequence_pool import SequencePool, start_pool
 from dragoman.engine.warmup import check_protocols, read_labels, warm_up
 from dragoman.system.coroutines import begin, complete, ensure_task
@@ -73,7 +74,6 @@ class Deployment:
         self._batcher: Batcher | None = None
         self._merger: Batcher | SequencePool | None = None  # merges calls into batches, also those of sequences
         self.response_cache: ResponseCache | None = None
-        self._model_batch_size = 0  # rows per batch if only the model asks for batching
         self._binder: Binder
         self._compute: Callable[[Request[Any]], Any]  # the pool's own function if nothing has to be done before
         self.in_flight = 0  # calls that are queued or running
@@ -113,13 +113,18 @@ class Deployment:
         """Return the batcher by the operator's settings, else the model's; inline models need settings."""
         spec = self.spec
         if loaded.sequences is not None:
+            if spec.schedule is not None:
+                log.warning("schedule not used, model is stateful: %s", spec.name)
             return None
-        if spec.max_batch_size > 1 and loaded.signature.batched:
-            return Batcher(pool, spec.max_batch_size, spec.max_batch_wait_s, spec.batch_linger, spec.name)
-        self._model_batch_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
-        if self._model_batch_size > 1 and loaded.signature.batched:
-            return Batcher(pool, self._model_batch_size, 0.0, model=spec.name)
-        return None
+        own_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
+        size = (spec.max_batch_size or own_size) if loaded.signature.batched else 0
+        if spec.schedule is not None:
+            wait_s = spec.max_batch_wait_s
+            return ScheduledBatcher(pool, max(1, size), wait_s, spec.batch_linger, spec.name, spec.schedule)
+        if size > 1 and spec.max_batch_size:
+            return Batcher(pool, size, spec.max_batch_wait_s, spec.batch_linger, spec.name)
+        # A row limit that only the model has does not reject larger calls.
+        return Batcher(pool, size, 0.0, model=spec.name, accepts_larger=True) if size > 1 else None
 
     def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
         if loaded.streams or loaded.sequences is not None or not CACHED_CALLS & loaded.calls:
@@ -394,7 +399,7 @@ class Deployment:
 
     def _compute_in_batches(self, request: Request[Any]) -> Any:
         """Return the answer to a bound request, or a coroutine that computes it, perhaps merged with others."""
-        if self._batcher is not None and self._is_batched(request):
+        if self._batcher is not None and self._batcher.accepts(request):
             return self._batcher.call(request)
         assert self._pool is not None
         return self._pool.call(request)
@@ -416,13 +421,6 @@ class Deployment:
                 self.response_cache.discard(request)
             raise
         return cast("A", answer)
-
-    def _is_batched(self, request: Request[Any]) -> bool:
-        """True if a call may be merged with others. A row limit that only the model set does not reject larger ones."""
-        call = request.call
-        if not isinstance(call, Infer) or not mergeable(call, request.metadata):
-            return False
-        return not self._model_batch_size or rows(call) <= self._model_batch_size
 
     async def _chunks(self, request: Request[A], is_bound: bool) -> AsyncGenerator[A, None]:
         """Yield the chunks of a stream, each before the deadline."""

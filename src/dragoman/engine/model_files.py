@@ -13,6 +13,7 @@ from dragoman.compat.triton.backends import is_model_folder
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
+from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -110,8 +111,9 @@ def _parse_setting(key: str, value: Any, path: Path) -> dict[str, Any]:
     """Return the setting of a key, or those that the table `[model.placement]` stands for. Raises InvalidInput."""
     if key == "placement" and isinstance(value, dict):
         return _parse_launch(value, path)
-    if key == "sequences":
-        return {key: SequenceOptions(**_parse_options(SequenceOptions, key, value, path))}
+    for name, kind in (("sequences", SequenceOptions), ("schedule", ScheduleOptions)):
+        if key == name:
+            return {key: kind(**_parse_options(kind, key, value, path))}
     return {key: _parse(key, value, path)}
 
 

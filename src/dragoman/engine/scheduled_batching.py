@@ -1,0 +1,116 @@
+"""A queue of calls with priorities, a limit and a timeout, for models that have a schedule policy."""
+
+import asyncio
+import bisect
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
+
+from dragoman.core import error_texts
+from dragoman.core.calls import Infer, Request
+from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.tensor import NONE
+from dragoman.engine.batching import Batcher, Key, Member, group_key, rows
+from dragoman.system.call_times import get_times
+from dragoman.system.request_context import get_context
+from dragoman.workers.pool import Pool
+
+# Parameters that order the queue. The model does not see them: they must not keep calls from being merged.
+_PARAMETERS = ("priority", "timeout")
+# A delayed call comes behind all others of its level, and those behind the levels before; clocks are below this.
+_LEVEL_S = 1e9
+
+
+@dataclass(slots=True, eq=False)
+class _ScheduledMember(Member):
+    level: int = 1
+    order: tuple[int, bool, float] = field(default=(0, False, 0.0))
+
+
+class ScheduledBatcher(Batcher):
+    """A batcher whose queue has the order and the limits of `options`. Calls that cannot be merged wait in it too."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        max_rows: int,
+        max_wait_s: float,
+        delay_fraction: float,
+        model: str,
+        options: ScheduleOptions,
+    ) -> None:
+        super().__init__(pool, max_rows, max_wait_s, delay_fraction, model)
+        self._options = options
+
+    def accepts(self, request: Request[Any]) -> bool:
+        return True
+
+    async def call(self, request: Request[Any]) -> Any:
+        """Return the response to one call. Raises Overloaded if the queue is full, or if the call waits too long."""
+        options, loop, now_s = self._options, asyncio.get_running_loop(), time.monotonic()
+        call: Any = request.call
+        parameters = call.parameters if isinstance(call, Infer) else NONE
+        level = options.level(parameters.get("priority"))
+        if not parameters.keys().isdisjoint(_PARAMETERS):
+            rest = {name: value for name, value in parameters.items() if name not in _PARAMETERS}
+            call = structs.replace(call, parameters=rest)
+            request = structs.replace(request, call=call)
+        key, count = self._key(request)
+        waiting = sum(m.level == level for queue in self._waiting.values() for m in queue)  # type: ignore[attr-defined]
+        if 0 < options.max_queue_size <= waiting:
+            raise Overloaded("Exceeds maximum queue size")
+        member = _ScheduledMember(
+            request, call, count, loop.create_future(), now_s, get_context(), get_times(),
+            level=level, order=(level, False, now_s),
+        )  # fmt: skip
+        self._insert(key, member)
+        self._dispatch_soon()
+        timer = loop.call_later(options.timeout_s, self._expire, key, member) if options.timeout_s else None
+        try:
+            return await member.answer
+        except asyncio.CancelledError:
+            self._cancel(key, member)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _key(self, request: Request[Any]) -> tuple[Key, int]:
+        """Return the key and the number of rows of a call; one that cannot be merged has a key of its own."""
+        if self.max_rows <= 1:
+            return (), 1
+        if not super().accepts(request):
+            return (object(),), 1
+        call: Any = request.call
+        count = rows(call)
+        if count > self.max_rows:
+            raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
+        return group_key(call), count
+
+    def _insert(self, key: Key, member: _ScheduledMember) -> None:
+        queue: deque[Any] = self._waiting.setdefault(key, deque())
+        queue.insert(bisect.bisect(queue, member.order, key=lambda other: other.order), member)
+
+    def _expire(self, key: Key, member: _ScheduledMember) -> None:
+        """Reject or delay a call that still waits."""
+        if member.batch is not None or member.answer.done():
+            return
+        self._forget(key, member)
+        if self._options.timeout_action == "reject":
+            member.fail(Overloaded("Request timeout expired"))
+            return
+        member.order = member.level, True, member.arrived_s
+        self._insert(key, member)
+
+    def _wait_s(self, queue: deque[Any], delay_s: float, now_s: float) -> float:
+        """Return how long a batch still waits; below 0 if it is ready, the less the earlier it is in the order."""
+        wait_s = super()._wait_s(queue, delay_s, now_s)
+        if wait_s > 0:
+            return wait_s
+        first: _ScheduledMember = queue[0]
+        level, is_delayed, arrived_s = first.order
+        return (2 * level + is_delayed) * _LEVEL_S + arrived_s - 1e12

@@ -1,0 +1,164 @@
+"""Schedule policy: priorities, limit and timeout of a model's queue."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from dragoman import FP64, Infer, Tensor, TensorSpec
+from dragoman.core.calls import Request
+from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.engine import Engine
+from dragoman.engine.model_files import repository_settings
+from dragoman.engine.repository import Repository
+
+WAIT_S = 0.02
+
+
+class Recorder(dragoman.Model):
+    """Return the input. `seen` has the inputs in the order of their computation, `gate` holds the model."""
+
+    placement = "thread"
+    batched = True
+    inputs = (TensorSpec("x", FP64, (-1, 1)),)
+    gate = threading.Event()
+    seen: list[list[float]] = []  # noqa: RUF012 - shared on purpose
+    parameters: list[Any] = []  # noqa: RUF012
+
+    def infer(self, call: Infer) -> Any:
+        x = call.inputs["x"].data
+        self.seen.append(x.reshape(-1).tolist())
+        self.parameters.append(dict(call.parameters))
+        if x[0, 0] == 0:
+            assert self.gate.wait(30)
+        return {"y": x}
+
+
+class Busy:
+    """An engine whose model computes the request 0 until `release`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    async def send(self, x: float, rows: int = 1, **parameters: Any) -> asyncio.Task[Any]:
+        call = Infer({"x": Tensor(np.full((rows, 1), float(x)), FP64)}, parameters=parameters)
+        task = asyncio.ensure_future(self.engine.call(Request(call, "Recorder")))
+        self.tasks.append(task)
+        for _ in range(5):  # until it is queued
+            await asyncio.sleep(0)
+        return task
+
+    async def release(self) -> list[list[float]]:
+        """Compute what is queued; return the batches after the request 0."""
+        Recorder.gate.set()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        return Recorder.seen[1:]
+
+
+async def busy(options: ScheduleOptions, **settings: Any) -> AsyncIterator[Busy]:
+    Recorder.gate.clear()
+    Recorder.seen.clear()
+    Recorder.parameters.clear()
+    spec = ModelSpec(name="Recorder", target=Recorder, runtime="python", schedule=options, **settings)
+    async with Engine(Repository([spec])) as engine:
+        found = Busy(engine)
+        await found.send(0)
+        while not Recorder.seen and not found.tasks[0].done():
+            await asyncio.sleep(0.001)
+        try:
+            yield found
+        finally:
+            await found.release()
+
+
+@pytest_asyncio.fixture
+async def levels() -> AsyncIterator[Busy]:
+    async for found in busy(ScheduleOptions(priority_levels=3)):
+        yield found
+
+
+async def test_level_1_is_served_first_and_levels_by_arrival(levels: Busy) -> None:
+    for x, priority in ((1, 3), (2, 0), (3, 1), (4, 7), (5, 3), (6, 2), (7, 1)):
+        await levels.send(x, priority=priority)
+    assert await levels.release() == [[3.0], [7.0], [2.0], [4.0], [6.0], [1.0], [5.0]]
+    assert Recorder.parameters == [{}] * 8  # no model sees the priority
+
+
+async def test_priorities_in_batches() -> None:
+    async for model in busy(ScheduleOptions(priority_levels=2, default_priority=2), max_batch_size=2, batch_linger=0):
+        for x, priority in ((1, 2), (2, 2), (3, 1), (4, 0)):
+            await model.send(x, priority=priority)
+        await model.send(5, priority=1, own="parameter")  # not merged with the others
+        assert await model.release() == [[3.0, 1.0], [5.0], [2.0, 4.0]]
+
+
+async def test_a_cancelled_request_leaves_the_queue(levels: Busy) -> None:
+    first = await levels.send(1)
+    await levels.send(2)
+    first.cancel()
+    assert await levels.release() == [[2.0]]
+
+
+async def test_each_level_has_a_limit() -> None:
+    async for model in busy(ScheduleOptions(priority_levels=2, max_queue_size=2)):
+        queued = [await model.send(x, priority=1) for x in (1, 2)]
+        with pytest.raises(Overloaded, match="Exceeds maximum queue size"):
+            await (await model.send(3, priority=1))
+        queued.append(await model.send(4, priority=2))
+        assert await model.release() == [[1.0], [2.0], [4.0]]
+        assert all(task.exception() is None for task in queued)
+
+
+async def test_a_request_that_waits_too_long_is_rejected() -> None:
+    async for model in busy(ScheduleOptions(timeout_s=WAIT_S)):
+        with pytest.raises(Overloaded, match="Request timeout expired"):
+            await (await model.send(1))
+        assert not model.tasks[0].done()  # a running request does not expire
+        assert await model.release() == []
+        assert model.tasks[0].exception() is None
+
+
+async def test_a_request_that_waits_too_long_is_delayed() -> None:
+    async for model in busy(ScheduleOptions(priority_levels=2, timeout_s=WAIT_S, timeout_action="delay")):
+        await model.send(1, priority=1)
+        await asyncio.sleep(5 * WAIT_S)
+        await model.send(2, priority=2)
+        await model.send(3, priority=1)
+        assert await model.release() == [[3.0], [1.0], [2.0]]
+
+
+async def test_calls_that_cannot_be_merged_wait_too() -> None:
+    async for model in busy(ScheduleOptions(priority_levels=2), max_batch_size=4):
+        await model.send(1, rows=2, priority=2)
+        with pytest.raises(InvalidInput, match="batch-size must be <= 4 for 'Recorder'"):
+            await (await model.send(1, rows=5))
+        headed = Request(Infer({"x": Tensor(np.ones((1, 1)) * 8, FP64)}, parameters={"priority": 1}), "Recorder")
+        request = Request(headed.call, "Recorder", metadata={"x-user": "me"})
+        model.tasks.append(asyncio.ensure_future(model.engine.call(request)))
+        await asyncio.sleep(0.01)
+        assert await model.release() == [[8.0], [1.0, 1.0]]
+
+
+def test_options_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "dragoman.toml"
+    file.write_text("[models.m.schedule]\npriority_levels = 4\ntimeout_s = 0.5\ntimeout_action = 'delay'\n")
+    options = repository_settings(tmp_path)["m"]["schedule"]
+    assert options == ScheduleOptions(priority_levels=4, timeout_s=0.5, timeout_action="delay")
+    assert [options.level(priority) for priority in (1, 4, 5, 0, -1, None, True, "1")] == [1, 4, 2, 2, 2, 2, 2, 2]
+    for line, error in (
+        ("priority_levels = 0", r"\[schedule\] setting 'priority_levels'"),
+        ("timeout_action = 'drop'", "timeout_action"),
+        ("level = 1", "unknown setting 'schedule.level'"),
+    ):
+        file.write_text(f"[models.m.schedule]\n{line}\n")
+        with pytest.raises(InvalidInput, match=error):
+            repository_settings(tmp_path)
