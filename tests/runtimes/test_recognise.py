@@ -189,9 +189,34 @@ def test_retired_formats(tmp_path: Path, name: str, reason: str) -> None:
         DiskRepository([str(tmp_path)], {}).scan()
 
 
-@pytest.mark.parametrize(("name", "content"), [("m.onnx", b""), ("model.ubj", XGBOOST_UBJ), ("m.lgb", LIGHTGBM)])
-def test_formats_in_folders_of_versions(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / "iris" / "2").mkdir(parents=True)
-    (tmp_path / "iris" / "2" / name).write_bytes(content)
+@pytest.mark.parametrize(
+    ("files", "runtime_name"),
+    [
+        ({"m.onnx": b""}, "onnx"),
+        ({"model.joblib": b""}, "sklearn"),
+        ({"model.pkl": b""}, "sklearn"),
+        ({"model.ubj": XGBOOST_UBJ}, "xgboost"),
+        ({"model.bst": XGBOOST_UBJ}, "xgboost"),
+        ({"m.lgb": LIGHTGBM}, "lightgbm"),
+        ({"model.txt": LIGHTGBM}, "lightgbm"),
+        ({"model.cbm": b"CBM1"}, "catboost"),
+        ({"model.pt2": b""}, "torch"),
+        ({"model.savedmodel/saved_model.pb": b""}, "tensorflow"),
+        ({"model/MLmodel": b""}, "mlflow"),
+        ({"MLmodel": b"", "model.pkl": b""}, "mlflow"),
+        ({"model/config.json": b'{"model_type": "bert"}', "model/model.safetensors": b""}, "huggingface"),
+        ({"model.xml": b'<?xml version="1.0"?>\n<net name="m" version="11">', "model.bin": b""}, "openvino"),
+        ({"model.plan": b"ftrt"}, "tensorrt"),
+        ({"model.py": b"def predict(x): ..."}, "python"),
+        ({"model.py": b"class TritonPythonModel: ..."}, "triton"),
+        ({"graph.toml": b""}, "graph"),
+    ],
+)
+def test_formats_in_folders_of_versions(tmp_path: Path, files: dict[str, bytes], runtime_name: str) -> None:
+    """The layout of the repositories of Triton, and of KServe's servers with several models."""
+    for name, content in files.items():
+        path = tmp_path / "iris" / "2" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     (spec,) = DiskRepository([str(tmp_path)], {}).scan()["iris"].state().specs
-    assert (spec.version, Path(spec.uri).name, spec.runtime) == ("2", name, recognise(tmp_path / "iris" / "2" / name))
+    assert (spec.version, spec.runtime or recognise(Path(spec.uri))) == ("2", runtime_name)

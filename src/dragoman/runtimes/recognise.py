@@ -23,7 +23,8 @@ _UNSUPPORTED: Mapping[str, str] = {
     ".h5": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
     ".keras": "Keras files are not supported; write a SavedModel folder by model.export(folder)",
     ".tflite": "TensorFlow Lite is not supported; write a SavedModel folder or ONNX",
-    ".pmml": "PMML is not supported, as its evaluators need a Java machine; save the model by joblib or as ONNX",
+    ".pmml": "PMML is not supported: complete evaluators need Java, and sklearn-pmml-model 1.0.8 ignores "
+    "transformations and targets, which gives wrong values; save the model by joblib or as ONNX",
     ".netdef": "Caffe2 is retired; convert the network to ONNX with caffe2.python.onnx of PyTorch before 2.0",
     ".params": "MXNet is retired; convert the network to ONNX with mxnet.onnx.export_model of MXNet 1.9",
 }
