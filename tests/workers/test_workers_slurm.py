@@ -5,6 +5,7 @@ Each call is answered exactly once: right, or with an error that says that its w
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,13 +196,30 @@ async def test_jobs_end_when_the_server_is_killed(tmp_path: Path) -> None:
     assert counts == {"RemoteDisconnected": 1} or counts == {"ConnectionResetError": 1}
 
 
+async def test_a_start_that_is_cancelled_while_its_job_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ntouch begun\nsleep 0.5\nexec {shutil.which("sbatch")} "$@"\n')
+    (tmp_path / "sbatch").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    async with open_port() as port:
+        pool = new_pool(port, resources={"begin": "now+1hour"})
+        starting = asyncio.create_task(pool.start())
+        await wait_until((tmp_path / "begun").exists)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await pool.close()
+    assert jobs() == {}
+    assert "JobState=CANCELLED" in slurm("scontrol", "show", "job")
+
+
 @by_named_command
 async def test_the_first_rank_of_srun_is_the_worker(tmp_path: Path) -> None:
-    """The other ranks, which never end by themselves, end with it, also when it is killed."""
+    """The other ranks, which never end by themselves, end with it, also when it is killed; so does the job."""
     ranks = 'test $SLURM_PROCID = 0 && exec "$@"; trap "" TERM; echo $$ > rank$SLURM_PROCID; sleep 600'
     (tmp_path / "rank.sh").write_text(ranks)
     options: dict[str, Any] = {
-        "command": "exec srun --kill-on-bad-exit=1 sh rank.sh {worker}",
+        "command": "srun --kill-on-bad-exit=1 sh rank.sh {worker}; sleep 600",
         "resources": {"ntasks": 3},
     }
     async with open_port() as port, jobs_of(port, **options) as pool:
@@ -295,4 +313,10 @@ async def test_an_unreachable_controller(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(NotReady, match=r"sbatch failed: .* Unable to contact slurm controller"):
             await pool.start()
         await pool.close()
+        again = new_pool(port)
+        starting = asyncio.create_task(again.start())
+        await wait_until(lambda: "; sbatch failed: " in again.waiting)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await again.close()
         monkeypatch.setenv("SLURM_CONF", configuration)
