@@ -109,16 +109,17 @@ class Search:
     def _file(
         self, file: Path, name: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
     ) -> Iterator[FoundModel]:
-        """Yield the models in a file, those of the `umbridge` package by their own names.
+        """Yield the models in a file, those of the `umbridge` package and of KServe by their own names.
 
         folder: the folder of a model whose file this is.
         """
-        own = _umbridge_names(file) if self.run_code and file.suffix == ".py" else {}
+        runtime = recognise(file) if file.suffix == ".py" else None
+        own = _own_names(file, runtime or "", run_code=self.run_code)
         if len(own) < 2:
             yield FoundModel(next(iter(own), name), folder or file, settings or {}, {})
             return
         for each, attribute in own.items():
-            yield FoundModel(each, None, {"runtime": "python", **(settings or {}), "uri": f"{file}:{attribute}"}, {})
+            yield FoundModel(each, None, {"runtime": runtime, **(settings or {}), "uri": f"{file}:{attribute}"}, {})
 
     # --- folders -----------------------------------------------------------------------------------------------
 
@@ -213,6 +214,15 @@ def _entries(folder: Path) -> list[Path]:
 def _name(path: Path) -> str:
     """Return the default name of a model."""
     return own_name(path) or (path.name if path.is_dir() else path.stem)
+
+
+def _own_names(file: Path, runtime: str, *, run_code: bool) -> Mapping[str, str]:
+    """Return the attributes of the models in a Python file by the names that they give themselves."""
+    if runtime == "kserve":  # read from the source
+        model_names = plugins.runtime(runtime).model_names
+        assert model_names is not None
+        return model_names(str(file), "")
+    return _umbridge_names(file) if runtime == "python" and run_code else {}
 
 
 def _umbridge_names(file: Path, attribute: str = "") -> dict[str, str]:

@@ -42,7 +42,7 @@ async def _serving(*scripts: str, **settings: Any) -> AsyncIterator[RestServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[RestServer]:
-    scripts = ("rows.py", "outputs.py:first", "outputs.py:second", "one_class.py")
+    scripts = ("rows.py", "outputs.py", "one_class.py:Plain")
     async for each in _serving(*scripts, forward_headers="x-*"):
         yield each
 
@@ -75,8 +75,7 @@ async def test_v1_rows_are_a_dict_for_the_model(server: RestServer) -> None:
     )
     assert response.json == {"predictions": [{"a": 2, "b": 4}, {"a": 6, "b": 8}]}
     assert (await server.request("GET", "/v1/models/model")).json == {"name": "model", "ready": True}
-    assert (await post(server, "/v1/models/Plain:predict", {"instances": [1, 2]})).status == 404
-    assert (await post(server, "/v1/models/one_class:predict", {"instances": [1, 2]})).json == {"predictions": [2]}
+    assert (await post(server, "/v1/models/Plain:predict", {"instances": [1, 2]})).json == {"predictions": [2]}
 
 
 async def test_v1_explain(server: RestServer) -> None:
@@ -310,6 +309,14 @@ async def test_names_and_runtimes_are_read_from_the_source(tmp_path: Path) -> No
     assert (recognise(file), runtime.own_name(file)) == ("python", "")
     file.write_text("import kserve\nfunction = print\n")  # a client
     assert recognise(file) == "python"
+
+
+async def test_one_of_several_models_and_a_class_without_a_server() -> None:
+    async for server in _serving("outputs.py:second", "one_class.py"):
+        assert (await server.request("GET", "/v2/models")).json == {"models": ["one_class", "second"]}
+        assert (await post(server, "/v1/models/one_class:predict", {"instances": [1, 2]})).json == {"predictions": [2]}
+        response = await server.infer("second", {"inputs": [TENSOR], "parameters": {"kind": "echo"}})
+        assert response.json["outputs"][0]["data"] == TENSOR["data"]
 
 
 async def test_arguments_after_two_dashes_are_those_of_the_script() -> None:

@@ -9,6 +9,7 @@ RUNTIME = Runtime(
     is_model_folder=lazy_function("dragoman.runtimes.kserve.source:is_folder"),
     priority=20,
     own_name=lazy_function("dragoman.runtimes.kserve.source:own_name"),
+    model_names=lazy_function("dragoman.runtimes.kserve.source:model_names"),
     uri_is_path=False,  # it may be file.py:attribute
     check=lazy_function("dragoman.runtimes.files:check_source"),
 )

@@ -20,17 +20,24 @@ def is_folder(path: Path) -> bool:
 
 
 def own_name(path: Path) -> str:
-    """Return the name that a script gives its only model; "" for a folder and where it cannot be read from the source.
+    """Return the name that a script gives its only model; "" for a folder and where the source does not show it."""
+    names = _names(path)
+    return names[0] if len(names) == 1 else ""
 
-    It is the first argument of the class, or the default of the argument `--model_name`.
-    """
+
+def model_names(file: str, attribute: str = "") -> dict[str, str]:
+    """Return the names of the models of a script, by themselves: "" as an attribute, or one name, selects them."""
+    return {name: name for name in _names(Path(file)) if attribute in ("", name)}
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names in the calls of the classes: the first argument, or the default of `--model_name`."""
     tree = _parse(path)
     if tree is None:
-        return ""
+        return []
     classes = _model_classes(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in classes]
-    names = {name for call in calls if (name := _first_argument(call, tree))}
-    return names.pop() if len(names) == 1 else ""
+    return list(dict.fromkeys(name for call in calls if (name := _first_argument(call, tree))))
 
 
 def _parse(path: Path) -> ast.Module | None:
