@@ -65,6 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "access",
+        "client",
+        "formats",
         "compat",
         "conformance",
         "core",

@@ -44,24 +44,3 @@ async def test_a_server_with_keys_needs_one(
         assert await run(url, "--token", key) == 0
         monkeypatch.setenv("DRAGOMAN_API_KEY", key)
         assert await run(url) == 0
-
-
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\nconnection: close\r\n\r\n[1, 2.5]")
-    writer.close()
-
-
-async def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    other = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
-    async with other:
-        assert await run(url) == 2
-    expected = f"dragoman: cannot read the status of {url}: its response is not that of a Dragoman server\n"
-    assert capsys.readouterr().err == expected
-    assert await run(url) == 2
-    assert f"dragoman: cannot read the status of {url}: [Errno 111] Connection refused\n" == capsys.readouterr().err
-    assert await run("ftp://x") == 2
-    assert capsys.readouterr().err == "dragoman: expected URL as http://HOST:PORT, got 'ftp://x'\n"
-    assert await run("https://127.0.0.1:1", "--ca", "/no/such/file") == 2
-    assert "No such file or directory" in capsys.readouterr().err

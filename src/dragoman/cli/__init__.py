@@ -15,6 +15,9 @@ from dragoman.core.options import suggestion
 # perhaps `expand(words)`, which returns the arguments to parse.
 _COMMANDS = {
     "serve": "serve models over HTTP and gRPC",
+    "models": "list the models of a running server",
+    "infer": "send an inference request",
+    "chat": "chat with a language model",
     "status": "show the models and workers of a running server",
     "worker": "run a model for a server on another machine",
     "doctor": "report what will differ for a folder of MLServer or LMI",

@@ -1,25 +1,20 @@
 """`dragoman status [URL]`: show the models and workers of a running server."""
 
 import argparse
-import http.client
 import json
-import os
-import ssl
-import urllib.error
-import urllib.request
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from dragoman.cli.terminal import table
-from dragoman.core.errors import InvalidInput, NotReady
+from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, Connection, add_connection_arguments
+from dragoman.cli.terminal import coloured, table
+from dragoman.core.errors import ModelNotFound, NotReady
 
 _PATH = "/v2/repository/status"
-_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
 _EPILOG = f"""\
-A server with API keys needs one with the role read: in --api-key, or in the variable {_VARIABLES[0]}, which other users
-of the machine cannot see. With --admin-port, URL is that of the admin port.
+{KEY_HELP}\
+It has the role read. With --admin-port, URL is that of the admin port.
 
 examples:
   dragoman status
@@ -31,51 +26,32 @@ Exit status: 0 if every model is ready, 1 if one is not, 2 if the server's statu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
     parser.description = "Show the models of a running server: states, reasons, calls, and workers by host."
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("url", nargs="?", default="http://127.0.0.1:8080", metavar="URL", help="server (default: %(default)s)")
-    add("--json", action="store_true", help="print the server's response as JSON")
-    add("--api-key", "--token", metavar="KEY", default="", help="API key or token of the server")
-    add("--ca", metavar="FILE", default="", help="certificate authority of the server (default: those of the system)")
-    add("--timeout-s", type=float, default=10.0, metavar="S", help="how long to wait (default: 10)")
+    add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
+    add("--api-key", "--token", metavar="KEY", default="", help="the key itself, which other users of the machine see")
+    add_connection_arguments(parser, timeout_s=10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; return the exit status."""
-    url = (arguments.url if "://" in arguments.url else f"http://{arguments.url}").rstrip("/")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise InvalidInput(f"expected URL as http://HOST:PORT, got {arguments.url!r}")
-    key = arguments.api_key or next(filter(None, map(os.environ.get, _VARIABLES)), "")
-    status = _read_status(url, key, arguments.ca, arguments.timeout_s)
+    status = _read_status(Connection.of(arguments, arguments.url, arguments.api_key))
     print(json.dumps(status, indent=2) if arguments.json else _text(status))
     return 0 if status["ready"] else 1
 
 
-def _read_status(url: str, key: str, ca: str, timeout_s: float) -> Mapping[str, Any]:
+def _read_status(connection: Connection) -> Mapping[str, Any]:
     """Return the server's response. Raises NotReady, which says why there is none."""
-    request = urllib.request.Request(url + _PATH, headers={"authorization": f"Bearer {key}"} if key else {})  # noqa: S310
     try:
-        context = ssl.create_default_context(cafile=ca or None)
-        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:  # noqa: S310
+        with connection.open(_PATH) as response:
             status = json.load(response)
             return {"ready": bool(status["ready"]), "models": list(status["models"])}
-    except urllib.error.HTTPError as error:
-        raise NotReady(_describe_status(url, error)) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise NotReady(f"cannot read the status of {url}: {reason}") from error
+    except ModelNotFound as error:
+        raise NotReady(f"{error.message}; with an admin port, expected its URL") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise NotReady(f"cannot read the status of {url}: its response is not that of a Dragoman server") from error
-
-
-def _describe_status(url: str, error: urllib.error.HTTPError) -> str:
-    try:
-        reason = json.load(error)["error"]
-    except (ValueError, LookupError, TypeError, OSError):
-        reason = error.reason
-    hints = {401: "; expected a key in --api-key", 404: "; with an admin port, expected its URL"}
-    return f"{url} responds with {error.code}: {reason}{hints.get(error.code, '')}"
+        raise NotReady(f"{connection.url} does not respond as a Dragoman server") from error
 
 
 def _text(status: Mapping[str, Any]) -> str:
@@ -87,7 +63,8 @@ def _text(status: Mapping[str, Any]) -> str:
         workers.sort(key=lambda pair: (pair[1]["host"], pair[0]["name"]))
         header = ("host", "worker", "model", "state", "calls", "time/call", "reason")
         lines += ["", *table([header, *(_worker_row(*pair) for pair in workers)])]
-    return "\n".join([*lines, "", "ready" if status["ready"] else "not ready"])
+    state = coloured("ready", "32", sys.stdout) if status["ready"] else coloured("not ready", "31", sys.stdout)
+    return "\n".join([*lines, "", state])
 
 
 def _model_row(model: Mapping[str, Any]) -> Sequence[str]:

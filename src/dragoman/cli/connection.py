@@ -1,0 +1,133 @@
+"""Arguments and requests of commands that talk to a running server."""
+
+import argparse
+import http.client
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dragoman.core.errors import CallerError, Forbidden, InvalidInput, ModelNotFound, NotReady, Unauthorized
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
+_KEY_HINT = f"; expected a key in --key-file or ${KEY_VARIABLES[0]}"
+KEY_HELP = f"""\
+A server with API keys needs one: in the file that --key-file names, or in the variable {KEY_VARIABLES[0]}, which other
+users of the machine cannot see.
+"""
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser, timeout_s: float) -> None:
+    """Declare the arguments of a connection, and --json."""
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON, for programs")
+    add("--key-file", metavar="FILE", default="", help=f"file with an API key or token (default: ${KEY_VARIABLES[0]})")
+    add("--ca", metavar="FILE", default="", help="certificate authority of the server (default: those of the system)")
+    add("--timeout-s", type=float, default=timeout_s, metavar="S", help="how long to wait (default: %(default)g)")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A server as the arguments of a command describe it."""
+
+    url: str
+    key: str
+    ca: str
+    timeout_s: float
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, url: str, key: str = "") -> "Connection":
+        """Return the connection. Raises InvalidInput for an invalid URL or key file."""
+        url = (url if "://" in url else f"http://{url}").rstrip("/")
+        parts = urlsplit(url)
+        try:
+            is_valid = parts.scheme in ("http", "https", "grpc", "grpcs") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # the port is not a number
+            is_valid = False
+        if not is_valid:
+            raise InvalidInput(f"expected URL as http://HOST:PORT, got {url.removeprefix('http://')!r}")
+        return cls(url, key or _read_key(arguments.key_file), arguments.ca, arguments.timeout_s)
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Yield a `dragoman.Client`; errors say what to do about them."""
+        from dragoman.client.client import Client
+
+        with (
+            self.errors(),
+            Client(self.url, token=self.key, tls_ca=self.ca or None, timeout_s=self.timeout_s, retries=0) as client,
+        ):
+            yield client
+
+    @contextmanager
+    def open(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
+        """Send a request over HTTP and yield its response, while it may still arrive. Raises the server's error."""
+        if not self.url.startswith("http"):
+            raise InvalidInput(f"expected a URL of HTTP, got '{self.url}'")
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["content-type"] = "application/json"
+        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - the scheme is checked above
+        with self.errors():
+            context = ssl.create_default_context(cafile=self.ca or None)
+            with urllib.request.urlopen(request, timeout=self.timeout_s, context=context) as response:  # noqa: S310
+                yield response
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise errors of the server and the connection as one sentence."""
+        try:
+            yield
+        except (Unauthorized, Forbidden) as error:
+            raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None
+        except urllib.error.HTTPError as error:
+            raise self._status_error(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def _status_error(self, error: urllib.error.HTTPError) -> CallerError:
+        kind = ModelNotFound if error.code == 404 else NotReady
+        hint = _KEY_HINT if error.code == 401 else ""
+        return kind(f"{self.url} responds with {error.code}: {_reason(error)}{hint}")
+
+    def _unreachable(self, error: Exception) -> NotReady:
+        reason = getattr(error, "reason", None) or error
+        text = getattr(reason, "verify_message", "") or getattr(reason, "strerror", "") or str(reason)
+        text = text.removeprefix(f"cannot reach {self.url}: ")
+        text = f"no response within {self.timeout_s:g} s" if isinstance(reason, TimeoutError) else text
+        refused = "refused" in text
+        return NotReady(f"cannot reach {self.url}: {text}{'; is the server running?' if refused else ''}")
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the message in an error of any protocol."""
+    try:
+        body = json.load(error)
+        found = body.get("error") or body.get("detail") or body.get("message")
+        reason = found.get("message") if isinstance(found, dict) else found
+    except (ValueError, LookupError, TypeError, AttributeError, OSError):
+        reason = None
+    return reason if isinstance(reason, str) else str(error.reason)
+
+
+def _read_key(file: str) -> str:
+    """Return the key of a file, else that of the environment, else ""."""
+    if not file:
+        return next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+    try:
+        key = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise InvalidInput(f"--key-file: '{file}' cannot be read: {reason}") from error
+    if not key or len(key.split()) != 1:
+        raise InvalidInput(f"--key-file: expected one key in '{file}'")
+    return key

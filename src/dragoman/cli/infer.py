@@ -1,0 +1,135 @@
+"""`dragoman infer URL MODEL NAME=VALUE...`: send one inference request and print the outputs."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dragoman.cli.connection import KEY_HELP, Connection, add_connection_arguments
+from dragoman.cli.models import describe_tensor
+from dragoman.cli.terminal import coloured, printable, table
+from dragoman.core.errors import InvalidInput, ServerError
+
+_EPILOG = f"""\
+VALUE:
+  32,212                 numbers; they get the shape that the model declares, if they fill it
+  '[[1, 2], [3, 4]]'     JSON
+  photo.npy, data.csv, data.json   a file; a CSV file may have a header
+  any other text         text, for a model that expects it
+Without NAME= the value is for the only input of the model. --data has all inputs at once: JSON, or a file, or - for
+standard input; a CSV file has a column for each input, or all columns of the only one.
+
+{KEY_HELP}
+examples:
+  dragoman infer http://127.0.0.1:8080 celsius 32,212
+  dragoman infer http://127.0.0.1:8080 iris X=5.1,3.5,1.4,0.2
+  dragoman infer grpc://127.0.0.1:8081 iris --data flowers.csv --output label --json
+  dragoman infer http://127.0.0.1:8080 iris              shows the inputs of the model
+  dragoman infer http://127.0.0.1:8080 iris --example    sends a request of the declared shape
+
+Exit status: 0 success, 1 if the model fails, 2 if the request is invalid or the server cannot be reached.
+"""
+# Rows of an output that a terminal shows.
+_MAX_ROWS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.usage = "dragoman infer URL MODEL [options] [[NAME=]VALUE ...]"
+    parser.description = "Send an inference request to a server of the Open Inference Protocol, over REST or gRPC."
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    add("url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT")
+    add("model", metavar="NAME", help="name of the model")
+    add("values", nargs="*", metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
+    add("--data", metavar="FILE", help="all inputs: a file, -, or JSON")
+    add("--example", action="store_true", help="send an example, made from the declared shapes")
+    add("--version", default="", metavar="V", help="version of the model")
+    add("--output", action="append", metavar="NAME", help="an output to return (default: all); may be repeated")
+    add("--parameters", default="{}", metavar="JSON", help="parameters of the request")
+    add("--stream", action="store_true", help="print the responses of a streaming model as they arrive")
+    add_connection_arguments(parser, timeout_s=60.0)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Send the request and print the outputs; return the exit status."""
+    from dragoman.cli.input_values import example_inputs, missing_inputs, parse_inputs, parse_json
+
+    parameters = parse_json(arguments.parameters, dict, "--parameters")
+    with Connection.of(arguments, arguments.url).client() as client:
+        signature = client.metadata(arguments.model, arguments.version).signature
+        if not arguments.values and arguments.data is None and not arguments.example:
+            print("\n".join(_usage(arguments, signature)))
+            return 2
+        if arguments.example:
+            inputs: Any = example_inputs(signature)
+        else:
+            inputs = parse_inputs(arguments.values, arguments.data, signature)
+        options: Any = {"version": arguments.version, "outputs": arguments.output, "parameters": parameters}
+        try:
+            if arguments.stream:
+                for result in client.stream(arguments.model, inputs, **options):
+                    _print(result, as_json=arguments.json)
+            else:
+                _print(client.infer(arguments.model, inputs, **options), as_json=arguments.json)
+        except InvalidInput as error:
+            missing = missing_inputs(inputs, signature)
+            raise InvalidInput(error.message + (f"; not given: {missing}" if missing else "")) from error
+        except ServerError as error:
+            print(f"dragoman: {printable(error.message)}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _usage(arguments: argparse.Namespace, signature: Any) -> Iterator[str]:
+    """Yield the inputs and outputs of the model."""
+    rows = [("", "name", "datatype and shape")]
+    for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        rows += [(side, spec.name, describe_tensor(spec)) for spec in specs]
+    yield from table(rows) if len(rows) > 1 else ["the model declares no inputs"]
+    yield ""
+    names = " ".join(f"{spec.name}=..." for spec in signature.inputs) or "NAME=..."
+    yield f"expected values: dragoman infer {arguments.url} {arguments.model} {names}, or --example"
+
+
+def _print(result: Any, *, as_json: bool) -> None:
+    if as_json:
+        print(result.response.to_json().decode(), flush=True)
+    else:
+        print("\n".join(_lines(result)), flush=True)
+
+
+def _lines(result: Any) -> Iterator[str]:
+    """Yield a table if the outputs are columns of equal length, else the array of each output."""
+    columns = _columns(result.response.tensors)
+    if columns:
+        rows = list(zip(*columns.values(), strict=True))
+        yield from table([list(columns), *rows[:_MAX_ROWS]])
+        if len(rows) > _MAX_ROWS:
+            yield coloured(f"... {len(rows) - _MAX_ROWS} more rows; --json prints all", "2", sys.stdout)
+        return
+    for name, tensor in result.response.tensors.items():
+        shape = ",".join(map(str, tensor.shape))
+        yield coloured(f"{printable(name)}  {tensor.datatype}[{shape}]", "1", sys.stdout)
+        yield printable(str(tensor.data))
+
+
+def _columns(tensors: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Return cells by column, one for each element of a row; none if the outputs have no such form."""
+    lengths = {tensor.shape[0] if tensor.shape else -1 for tensor in tensors.values()}
+    if len(lengths) != 1 or any(len(t.shape) > 2 or (len(t.shape) == 2 and t.shape[1] > 8) for t in tensors.values()):
+        return {}
+    columns: dict[str, Sequence[str]] = {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 1:
+            columns[name] = [_cell(value) for value in tensor.data]
+        elif tensor.shape:
+            for i in range(tensor.shape[1]):
+                columns[f"{name}[{i}]"] = [_cell(value) for value in tensor.data[:, i]]
+    return columns
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return f"{value:.6g}" if hasattr(value, "dtype") and value.dtype.kind == "f" else str(value)

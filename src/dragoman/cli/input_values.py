@@ -1,0 +1,241 @@
+"""Inputs of a model from words of a command line, JSON, and files of NumPy, CSV and JSON."""
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.cli.models import describe_tensor
+from dragoman.core.datatypes import BYTES
+from dragoman.core.errors import InvalidInput
+from dragoman.core.options import suggestion
+from dragoman.core.signature import Signature, TensorSpec
+from dragoman.core.tensor import Tensor
+from dragoman.formats.message import InferenceRequest
+from dragoman.protocols.openapi.model import request_example
+
+_SUFFIXES = (".npy", ".csv", ".json")
+
+
+def parse_json(text: str, kind: type, flag: str) -> Any:
+    """Return the JSON of a flag. Raises InvalidInput if it is of another type."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{flag}: expected JSON, got {text!r}") from error
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{flag}: expected {'an object' if kind is dict else 'a list'}, got {text!r}")
+    return value
+
+
+def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -> Any:
+    """Return the inputs of `Client.infer`. Raises InvalidInput that names an unknown input or an invalid value."""
+    values: dict[str, Any] = {}
+    if data is not None:
+        found = _read_data(data, signature)
+        if isinstance(found, InferenceRequest):
+            return found
+        values.update(found)
+    for word in words:
+        name, value = _split(word, signature)
+        if name in values:
+            raise InvalidInput(f"input '{name}' has two values")
+        values[name] = value
+    _check_names(values, signature)
+    specs = {spec.name: spec for spec in signature.inputs}
+    return {name: _convert(value, specs.get(name, TensorSpec(name))) for name, value in values.items()}
+
+
+def example_inputs(signature: Signature) -> InferenceRequest:
+    """Return a request of the declared datatypes and shapes. Raises InvalidInput if they are not declared."""
+    example = request_example(signature)
+    if example is None:
+        raise InvalidInput("the model declares no datatypes and shapes from which an example could be made")
+    return InferenceRequest.from_dict(example)
+
+
+def _split(word: str, signature: Signature) -> tuple[str, Any]:
+    """Return the name of an input and its raw value."""
+    name, equals, value = word.partition("=")
+    known = [spec.name for spec in signature.inputs]
+    if equals and (name in known or name.isidentifier()):
+        return name, value
+    if len(known) == 1:
+        return known[0], word
+    raise InvalidInput(f"expected NAME=VALUE with a name of {', '.join(known) or 'the model'}, got '{word}'")
+
+
+def _check_names(values: Mapping[str, Any], signature: Signature) -> None:
+    specs = {spec.name: spec for spec in signature.inputs}
+    for name in values:
+        if specs and name not in specs and not signature.open_inputs:
+            hint = suggestion(name, specs) or f"; expected {', '.join(specs)}"
+            raise InvalidInput(f"the model has no input '{name}'{hint}")
+
+
+def missing_inputs(inputs: Any, signature: Signature) -> str:
+    """Return the inputs that a rejected request lacks; "" for none. The metadata do not tell optional ones."""
+    if isinstance(inputs, InferenceRequest):
+        return ""
+    missing = [spec for spec in signature.inputs if spec.name not in inputs]
+    return ", ".join(f"{spec.name}=... ({describe_tensor(spec)})" for spec in missing)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _convert(value: Any, spec: TensorSpec) -> Any:
+    """Return what the client takes for a raw value: a word, a list, or an array. The client converts the numbers."""
+    if isinstance(value, str):
+        value = _parse(value, spec)
+    try:
+        if isinstance(value, np.ndarray):
+            tensor = Tensor.of(value, spec.datatype)
+            shape = _declared_shape(tensor.data.size, spec) if value.ndim == 1 else None
+            return tensor if shape is None else Tensor(tensor.data.reshape(shape), tensor.datatype)
+        values = value if isinstance(value, list) else [value]
+        values = [_element(each, spec) for each in values]
+    except InvalidInput as error:
+        raise InvalidInput(f"input '{spec.name}': {error.message}") from error
+    shape = _declared_shape(len(values), spec) if not any(isinstance(each, list) for each in values) else None
+    return values if shape is None else _nest(values, shape)
+
+
+def _element(value: Any, spec: TensorSpec) -> Any:
+    """Return an element of the model's datatype, or a list of them: text as it is written, or a number."""
+    if isinstance(value, list):
+        return [_element(each, spec) for each in value]
+    if spec.datatype is BYTES:
+        return value if isinstance(value, str) else json.dumps(value)
+    number = _number(value) if isinstance(value, str) else value
+    if isinstance(number, str) and spec.datatype is not None:
+        raise InvalidInput(f"expected {spec.datatype}, got {value!r}")
+    return number
+
+
+def _parse(text: str, spec: TensorSpec) -> Any:
+    """Return the value of a word: the content of a file, JSON, numbers, or text."""
+    if text.endswith(_SUFFIXES):
+        return _read_file(text, spec)
+    if spec.datatype is BYTES and not text.startswith(("[", '"')):
+        return [text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return [json.loads(part) for part in text.split(",")]
+    except ValueError:
+        if spec.datatype is None:
+            return [text]
+        expected = f"{spec.datatype} as 1,2,3, JSON, or a file ({', '.join(_SUFFIXES)})"
+        raise InvalidInput(f"input '{spec.name}': expected {expected}, got {text!r}") from None
+
+
+def _declared_shape(count: int, spec: TensorSpec) -> list[int] | None:
+    """Return the declared shape for a list of values, if they fill it and it has at most one free axis."""
+    if spec.shape is None or len(spec.shape) == 1:
+        return None
+    free = [length for length in spec.shape if length < 0]
+    row = math.prod(length for length in spec.shape if length >= 0)
+    if len(free) > 1 or not row or count % row or (not free and count != row):
+        return None
+    return [count // row if length < 0 else length for length in spec.shape]
+
+
+def _nest(values: list[Any], shape: Sequence[int]) -> Any:
+    """Return a list in a shape, as nested lists in row-major order."""
+    if not shape:
+        return values[0]
+    if len(shape) == 1:
+        return values
+    step = len(values) // shape[0] if shape[0] else 0
+    return [_nest(values[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read_data(data: str, signature: Signature) -> Any:
+    """Return the values of `--data` by input, or a request of the protocol."""
+    if data == "-":
+        return _from_json(sys.stdin.read(), "standard input", signature)
+    if data.lstrip().startswith(("{", "[")):
+        return _from_json(data, "--data", signature)
+    if not data.endswith(_SUFFIXES):
+        raise InvalidInput(f"--data: expected JSON, -, or a file ({', '.join(_SUFFIXES)}), got '{data}'")
+    names = [spec.name for spec in signature.inputs]
+    if data.endswith(".json"):
+        return _from_json(_bytes(data).decode(errors="replace"), data, signature)
+    if data.endswith(".csv"):
+        header, rows = _read_csv(data, names)
+        if header and (len(names) != 1 or names[0] in header):
+            return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    return {_only(names): _read_file(data, signature.inputs[0])}
+
+
+def _only(names: Sequence[str]) -> str:
+    if len(names) != 1:
+        raise InvalidInput(f"--data: expected names of the inputs {', '.join(names)}")
+    return names[0]
+
+
+def _from_json(text: str, source: str, signature: Signature) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{source} is not JSON: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("inputs"), list):
+        return InferenceRequest.from_json(text.encode())
+    return found if isinstance(found, dict) else {_only([spec.name for spec in signature.inputs]): found}
+
+
+def _read_file(path: str, spec: TensorSpec) -> Any:
+    if path.endswith(".npy"):
+        try:
+            return np.load(io.BytesIO(_bytes(path)), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InvalidInput(f"'{path}' is not an array of NumPy: {error}") from error
+    if path.endswith(".json"):
+        return parse_json(_bytes(path).decode(errors="replace"), list, path)
+    _, rows = _read_csv(path, [spec.name])
+    is_column = all(len(row) == 1 for row in rows)
+    return [row[0] for row in rows] if is_column else rows
+
+
+def _read_csv(path: str, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the other rows.
+
+    The first row is a header if it names an input, or if it has text only and the others have numbers.
+    """
+    rows = [row for row in csv.reader(io.StringIO(_bytes(path).decode("utf-8-sig", "replace"))) if row]
+    if len({len(row) for row in rows}) > 1:
+        raise InvalidInput(f"'{path}': expected rows of equal lengths")
+    first, others = rows[:1], rows[1:]
+    is_text = all(isinstance(_number(cell), str) for row in first for cell in row)
+    has_numbers = any(not isinstance(_number(cell), str) for row in others for cell in row)
+    has_header = any(name in row for row in first for name in names) or (is_text and has_numbers)
+    return (rows[0], others) if rows and has_header else ([], rows)
+
+
+def _number(cell: str) -> int | float | str:
+    """Return the number in a cell, or the cell if it is text."""
+    for kind in (int, float):
+        try:
+            return kind(cell) if "_" not in cell else cell
+        except ValueError:
+            continue
+    return cell
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"'{path}' cannot be read: {error.strerror}") from error

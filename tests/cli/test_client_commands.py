@@ -1,0 +1,320 @@
+"""`dragoman models`, `infer` and `chat` against servers: inputs, output, keys, and errors in one sentence."""
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import dragoman
+from cli.terminals import Terminal
+from dragoman import BYTES, FP32, FP64, INT64, Infer, Server, TensorSpec
+from dragoman.cli import main
+from text.text_server import ReverseModel
+
+KEY = "a-key-of-twenty-characters"
+
+
+class Rows(dragoman.Model):
+    """Sums of rows and a label for each: two outputs of equal length."""
+
+    placement = "inline"
+    inputs = (TensorSpec("x", FP32, (-1, 4)),)
+    outputs = (TensorSpec("sum", FP32, (-1,)), TensorSpec("label", BYTES, (-1,)))
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        sums = call.inputs["x"].data.sum(axis=1)
+        return {"sum": sums, "label": np.array([b"big" if s > 5 else b"small\x1b[31m" for s in sums], object)}
+
+
+class Echo(dragoman.Model):
+    """Return the inputs, one of each kind."""
+
+    placement = "inline"
+    inputs = (
+        TensorSpec("count", INT64, (-1,)),
+        TensorSpec("matrix", FP64, (2, -1)),
+        TensorSpec("text", BYTES, (-1,)),
+        TensorSpec("free", FP32, (-1, -1), optional=True),
+    )
+
+    def infer(self, call: Infer) -> dict[str, Any]:
+        return dict(call.inputs)
+
+
+class Fails(Rows):
+    def infer(self, call: Infer) -> dict[str, Any]:
+        raise RuntimeError("out of ink")
+
+
+def counter(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    models = (Rows, Echo, Fails, counter, ReverseModel)
+    async with Server(*models, http_port=0, grpc_port=0, api_key=KEY, placement="inline") as server:
+        yield server
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_API_KEY", KEY)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def run(*arguments: str) -> int:
+    """Run a command in a thread, because the server runs in this event loop."""
+    return await asyncio.to_thread(main, arguments)
+
+
+def outputs_in(text: str) -> dict[str, Any]:
+    return {each["name"]: (each["datatype"], each["shape"], each["data"]) for each in json.loads(text)["outputs"]}
+
+
+# --- models --------------------------------------------------------------------------------------------------
+
+
+async def test_models(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("models", server.http_url) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["model", "versions", "platform", "state", "inputs", "outputs"]
+    rows = next(line for line in out if line.startswith("Rows "))
+    assert "x FP32[-1,4]" in rows
+    assert "sum FP32[-1], label BYTES[-1]" in rows
+    assert await run("models", f"grpc://{server.grpc_url}", "--json") == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found.keys() == {"Rows", "Echo", "Fails", "counter", "ReverseModel"}
+    assert found["Rows"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert found["Rows"]["ready"] is True
+
+
+async def test_keys_come_from_a_file_or_a_variable(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DRAGOMAN_API_KEY")
+    for command, *more in (["models"], ["chat", "--message", "x"], ["status"]):
+        assert await run(command, server.http_url, *more) == 2
+        err = capsys.readouterr().err
+        assert "expected a key in --key-file or $DRAGOMAN_API_KEY" in err
+        assert len(err.splitlines()) == 1
+    (folder / "key").write_text(KEY + "\n")
+    assert await run("models", server.http_url, "--key-file", "key") == 0
+    (folder / "key").write_text("")
+    assert await run("models", server.http_url, "--key-file", "key") == 2
+    assert await run("models", server.http_url, "--key-file", "none") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "dragoman: --key-file: expected one key in 'key'",
+        "dragoman: --key-file: 'none' cannot be read: No such file or directory",
+    ]
+
+
+# --- infer ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_table_of_outputs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Rows", "1,2,3,4,0,0,0,0.5") == 0
+    assert capsys.readouterr().out.splitlines() == ["sum  label", "10   big", "0.5  small\ufffd[31m"]
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["x=1,2,3,4"],
+        ["[[1, 2, 3, 4]]"],
+        ["x=x.npy"],
+        ["x.csv"],
+        ["x=header.csv"],
+        ["--data", "x.json"],
+        ["--data", "request.json"],
+        ["--data", '{"x": [[1, 2, 3, 4]]}'],
+        ["--data", "x.csv"],
+        ["--data", "-"],
+    ],
+    ids=" ".join,
+)
+async def test_forms_of_inputs(
+    server: Server,
+    folder: Path,
+    words: list[str],
+    scheme: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    np.save(folder / "x.npy", np.array([1.0, 2, 3, 4]))  # FP64, for an FP32 model
+    (folder / "x.csv").write_text("1,2,3,4\n")
+    (folder / "header.csv").write_text("a,b,c,d\n1,2,3,4\n")
+    (folder / "x.json").write_text("[[1, 2, 3, 4]]")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    (folder / "request.json").write_text(json.dumps({"inputs": [tensor]}))
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"x": [[1, 2, 3, 4]]}'))
+    url = server.http_url if scheme == "http" else f"grpc://{server.grpc_url}"
+    assert await run("infer", url, "Rows", *words, "--json", "--output", "sum") == 0
+    assert outputs_in(capsys.readouterr().out) == {"sum": ("FP32", [1], [10.0])}
+
+
+async def test_values_are_not_changed(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "all.csv").write_text("count,text\n9007199254740993,007\n-1,1.50\n")
+    assert await run("infer", server.http_url, "Echo", "matrix=1.5,2.5", "--data", "all.csv", "--json") == 0
+    assert outputs_in(capsys.readouterr().out) == {
+        "count": ("INT64", [2], [9007199254740993, -1]),
+        "matrix": ("FP64", [2, 1], [1.5, 2.5]),
+        "text": ("BYTES", [2], ["007", "1.50"]),
+    }
+    (folder / "words.csv").write_text("hello\nworld\n")  # without a header
+    words = ["count=1", "matrix=1,2,3,4", "text=words.csv", "free=1,2"]
+    assert await run("infer", server.http_url, "Echo", *words[:3], "--json") == 0
+    found = outputs_in(capsys.readouterr().out)
+    assert found["text"] == ("BYTES", [2], ["hello", "world"])
+    assert found["matrix"] == ("FP64", [2, 2], [1.0, 2.0, 3.0, 4.0])
+    for text, expected in (("1.50", ["1.50"]), ("a,b", ["a,b"]), ('["a", "b"]', ["a", "b"]), ("a=b", ["a=b"])):
+        assert await run("infer", server.http_url, "Echo", *words[:2], f"text={text}", "--json") == 0
+        assert outputs_in(capsys.readouterr().out)["text"][2] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Rows", "y=1"], "the model has no input 'y'; expected x"),
+        (["Echo", "coutn=1"], "the model has no input 'coutn'; did you mean 'count'?"),
+        (["Echo", "1,2"], "expected NAME=VALUE with a name of count, matrix, text, free, got '1,2'"),
+        (
+            ["Echo", "count=1"],
+            "; not given: matrix=... (FP64[2,-1]), text=... (BYTES[-1]), free=... (FP32[-1,-1])",
+        ),
+        (["Rows", "x=1", "x=2"], "input 'x' has two values"),
+        (["Rows", "one"], "input 'x': expected FP32 as 1,2,3, JSON, or a file (.npy, .csv, .json), got 'one'"),
+        (["Rows", "1_0,2,3,4"], "input 'x': expected FP32 as 1,2,3"),
+        (["Rows", "none.csv"], "'none.csv' cannot be read: No such file or directory"),
+        (["Rows", "text.csv"], "input 'x': expected FP32, got 'b'"),
+        (["Rows", "ragged.csv"], "'ragged.csv': expected rows of equal lengths"),
+        (["Rows", "bad.npy"], "'bad.npy' is not an array of NumPy"),
+        (["Rows", "--data", "{"], "--data is not JSON"),
+        (["Rows", "--data", "rows.xlsx"], "--data: expected JSON, -, or a file (.npy, .csv, .json), got 'rows.xlsx'"),
+        (["Rows", "1,2,3"], "input 'x'"),
+        (["Rows", "1,2,3,4", "--parameters", "[]"], "--parameters: expected an object, got '[]'"),
+        (["Echo", "count=1.5", "matrix=1,2", "text=a"], "input 'count'"),
+        (["nothing", "1"], "nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+async def test_wrong_inputs_are_one_sentence(
+    server: Server, folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "text.csv").write_text("1,2,3,4\n1,b,3,4\n")
+    (folder / "ragged.csv").write_text("1,2\n1\n")
+    (folder / "bad.npy").write_text("x")
+    assert await run("infer", server.http_url, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("dragoman: ")
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+async def test_without_inputs_the_signature_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Echo") == 2
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines()[1:3]] == [
+        ["input", "count", "INT64[-1]"],
+        ["input", "matrix", "FP64[2,-1]"],
+    ]
+    assert out.endswith(f"dragoman infer {server.http_url} Echo count=... matrix=... text=... free=..., or --example\n")
+
+
+async def test_an_example_and_a_stream(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Rows", "--example", "--json") == 0
+    assert outputs_in(capsys.readouterr().out)["sum"] == ("FP32", [1], [4.0])
+    assert await run("infer", f"grpc://{server.grpc_url}", "counter", "3", "--stream", "--json") == 0
+    found = [outputs_in(line)["output-0"][2] for line in capsys.readouterr().out.splitlines()]
+    assert found == [[0], [1], [2]]
+
+
+async def test_a_model_that_fails(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Fails", "--example") == 1
+    captured = capsys.readouterr()
+    assert "out of ink" in captured.err
+    assert captured.out == ""
+
+
+# --- chat ----------------------------------------------------------------------------------------------------
+
+
+async def test_one_message(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one two three\n"))
+    assert await run("chat", server.http_url) == 0
+    captured = capsys.readouterr()
+    plain = captured.out
+    assert "three two" in plain
+    assert captured.err == ""
+    assert await run("chat", "ReverseModel", server.http_url, "--message", "one two three", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["content"] == plain.removesuffix("\n")
+    assert (answer["model"], answer["finish_reason"]) == ("ReverseModel", "stop")
+    assert answer["usage"]["completion_tokens"] > 2
+    assert 0 < answer["first_token_s"] <= answer["total_s"]
+    assert await run("chat", server.http_url, "--message", "a !fault b", "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "!fault" in captured.err
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert await run("chat", server.http_url) == 2
+
+
+async def test_a_conversation_on_a_terminal(server: Server) -> None:
+    command = [sys.executable, "-m", "dragoman", "chat", server.http_url, "--system", "alpha"]
+    with Terminal(command, {"DRAGOMAN_API_KEY": KEY}) as terminal:
+        await asyncio.to_thread(terminal.wait_for, "ReverseModel at http.*/reset")
+        terminal.send("beta gamma")
+        await asyncio.to_thread(terminal.wait_for, r"gamma beta[^>]*alpha[^>]*\d+ tokens.*first after .* stop")
+        terminal.send("delta")
+        await asyncio.to_thread(terminal.wait_for, r"delta.*beta[^>]*alpha[^>]*stop")  # the whole conversation
+        terminal.send("/reset")
+        terminal.send("epsilon")
+        await asyncio.to_thread(terminal.wait_for, r"epsilon\n[^>]*alpha[^>]*stop\n> $")
+        answer = terminal.text.rpartition("> ")[0].rpartition("epsilon\n")[2]
+        assert "delta" not in answer
+        terminal.send("a !fault b")
+        await asyncio.to_thread(terminal.wait_for, "dragoman: .*!fault")
+        terminal.send("/nonsense")
+        await asyncio.to_thread(terminal.wait_for, "unknown command /nonsense: expected /reset")
+        terminal.send("/exit")
+        assert await asyncio.to_thread(terminal.wait_for_exit) == 0
+
+
+async def other_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\nconnection: close\r\n\r\n[1, 2.5]")
+    writer.close()
+
+
+@pytest.mark.parametrize("command", ["models", "infer", "chat", "status"])
+async def test_a_server_that_cannot_be_reached_or_is_another(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"infer": ["m", "1"], "chat": ["--message", "x"]}.get(command, [])
+    other = await asyncio.start_server(other_server, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+    async with other:
+        assert await run(command, url, *more) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("dragoman: ")
+        assert len(err.splitlines()) == 1
+    assert await run(command, url, *more) == 2
+    assert capsys.readouterr().err == f"dragoman: cannot reach {url}: Connection refused; is the server running?\n"
+    assert await run(command, "ftp://x", *more) == 2
+    assert capsys.readouterr().err == "dragoman: expected URL as http://HOST:PORT, got 'ftp://x'\n"
