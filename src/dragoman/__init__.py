@@ -54,7 +54,7 @@ _HOME = {
     "vector_function": "derivatives.decorator",
     "Server": "server",
     "serve": "server",
-    "open_engine": "server",
+    "open_engine": "engine_setup",
     "asgi": "asgi_application",
     "Settings": "settings",
     "trace_headers": "system.trace_context",

@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from dragoman.access.control import AccessControl
 from dragoman.access.refresh import AccessRefresher
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
-from dragoman.server import make_engine, settings_for, spec_of_object
+from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import (
     access_control,
     check_settings,
@@ -21,6 +21,7 @@ from dragoman.server_transports import (
     with_pages,
 )
 from dragoman.settings import Settings
+from dragoman.settings_arguments import SettingsArguments
 from dragoman.system.trace_settings import TraceSettings
 from dragoman.transports.application import Application
 from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respond
@@ -178,7 +179,7 @@ def _is_health_check(application: Application, scope: Scope) -> bool:
         return False
 
 
-def asgi(*models: Any, **settings: Any) -> AsgiApplication:
+def asgi(*models: Any, **settings: Unpack[SettingsArguments]) -> AsgiApplication:
     """Return an ASGI application that serves models; see `Server` for the arguments.
 
     Settings of sockets and of the server process (`http_port`, `tls_cert`, `front_ends`, ...) belong to the ASGI

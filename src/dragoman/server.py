@@ -6,28 +6,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from dragoman import plugins
-from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
-from dragoman.core.options import split_list
-from dragoman.core.spec import ModelSpec, check_name
-from dragoman.core.vectors import find_vector_function
+from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
-from dragoman.engine.engine import Engine, ServerIdentity
-from dragoman.engine.folder_watch import check_watch
-from dragoman.engine.model_files import server_tables
-from dragoman.engine.on_demand import load_limits
-from dragoman.engine.repository import DiskRepository
-from dragoman.protocols.open_inference.extensions import extensions
-from dragoman.runtimes.files import preflight_check
-from dragoman.server_transports import ServerTransports, check_settings, http_addresses, make_worker_port
-from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
+from dragoman.engine.engine import Engine
+from dragoman.engine_setup import make_engine, settings_for, spec_of_object
+from dragoman.server_transports import ServerTransports, http_addresses, make_worker_port
+from dragoman.settings import SETTINGS, Settings
+from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
 from dragoman.system.event_loop import StopSignals
 
@@ -40,13 +33,16 @@ _FINAL_RESPONSES_S = 0.5
 class Server:
     """A server for some models: paths, `module:object`, or Python objects (a Model, its class, a function).
 
-    `async with Server("model.onnx", http_port=0) as server:` loads the models, listens, and returns a server whose
-    `http_url` and `grpc_url` clients can use and whose `engine` answers calls directly. Keyword arguments are the
-    fields of `Settings`. Raises InvalidInput for an invalid path or setting, OSError if a port is in use. A model that
-    cannot be loaded is UNAVAILABLE, and the server is then not ready.
+    `with Server("model.onnx", http_port=0) as server:` loads the models, listens, and returns a server whose `http_url`
+    and `grpc_url` clients can use. It runs in a thread with an event loop of its own, so that a `Client` may be used in
+    the same program, also in a notebook; `start` and `close` do the same without a block. `async with` runs it in the
+    running event loop, where `engine` answers calls directly; blocking clients then belong in other threads.
+
+    Keyword arguments are the fields of `Settings`. Raises InvalidInput for an invalid path or setting, OSError if a
+    port is in use. A model that cannot be loaded is UNAVAILABLE, and the server is then not ready.
     """
 
-    def __init__(self, *models: Any, settings: Settings | None = None, **changes: Any) -> None:
+    def __init__(self, *models: Any, settings: Settings | None = None, **changes: Unpack[SettingsArguments]) -> None:
         paths = [str(m) for m in models if isinstance(m, str | Path)]
         self.read_settings: Callable[[], Settings] = lambda: settings or settings_for(paths, changes)  # for `reload`
         self.settings = self.read_settings()
@@ -54,6 +50,7 @@ class Server:
         self.worker_port = make_worker_port(self.settings)
         self.engine = make_engine(paths, specs, self.settings, worker_port=self.worker_port)
         self._transports = _make_transports(self.engine, self.settings)
+        self._thread: event_loop.LoopThread | None = None
         self.engine.metric_sources.append(self._transports.metrics)
 
     @property
@@ -112,6 +109,29 @@ class Server:
     def grpc_protocols(self) -> list[str]:
         """Names of the gRPC services."""
         return self._transports.grpc_protocols
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Self:
+        """Serve in a thread of its own until `close` or the end of the program; return once the models are loaded.
+
+        Raises RuntimeError if it runs already.
+        """
+        if self._thread is not None:
+            raise RuntimeError("the server runs already: expected one call of start() for each Server")
+        thread = event_loop.LoopThread(self, "dragoman-server")
+        thread.start()
+        self._thread = thread
+        return self
+
+    def close(self) -> None:
+        """Stop a server that `start` has started; calls in flight are cancelled."""
+        if self._thread is not None:
+            self._thread.stop()
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -237,7 +257,7 @@ class Server:
                     await signals.hurry.wait()
 
 
-def serve(*models: Any, handle_signals: bool = True, **settings: Any) -> None:
+def serve(*models: Any, handle_signals: bool = True, **settings: Unpack[SettingsArguments]) -> None:
     """Serve models until the process gets SIGTERM or SIGINT; see `Server` for the other arguments.
 
     Requests in flight are finished first, for at most `drain_s` seconds, so that a program in a container stops
@@ -300,119 +320,6 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
             del os.environ[METRICS_FOLDER]
 
 
-def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Settings, **defaults: Any) -> Engine:
-    """Return an engine for models on disk and for Python objects, without transports; `defaults`: further fields of
-    each ModelSpec.
-    """
-    if settings.watch:
-        check_watch(paths)
-    folders = split_list(settings.model_folders)
-    repository = DiskRepository(
-        paths,
-        {**settings.model_defaults(), **defaults},
-        settings.version_policy,
-        objects,
-        folders,
-        model_name=settings.model_name,
-        may_be_empty=settings.watch or not settings.load_at_start,
-    )
-    sources = repository.scan()
-    for skipped in repository.skipped:
-        log.info("not served: file=%s reason=%s", skipped.file, skipped.reason)
-    for source in sources.values():
-        source.specs()  # reports invalid settings before a model is loaded
-    if not sources and not (settings.can_add_models or settings.watch) and (settings.load_at_start or not paths):
-        raise InvalidInput("there is nothing to serve; expected model files, folders, module:object or Python objects")
-    is_guarded = settings.needs_keys or settings.control_loopback
-    return Engine(
-        repository,
-        ServerIdentity(
-            name=settings.server_name,
-            extensions=extensions(has_control=settings.allows_control, has_shared_memory=settings.shared_memory),
-            # With these settings, the transports admit only callers with the role admin to model control.
-            control_token="" if is_guarded else settings.control_token,
-            control_open=settings.control_open or is_guarded,
-            default_model=settings.default_model,
-            load_at_start=settings.load_at_start and bool(sources),
-            loads_new_models=settings.load_at_start,
-            has_texts_of_mlserver=settings.responses_as == "mlserver",
-        ),
-        sources,
-        watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
-        on_demand=load_limits(settings),
-    )
-
-
-def load_errors(path: str, environment: Mapping[str, Any], names: list[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the subject and the error of everything in a path that cannot be served, without loading models.
-
-    names: gets the names of the other models.
-    """
-    settings = Settings()
-    try:
-        settings = settings_for([path], environment)
-        check_settings(settings)
-    except DragomanError as error:
-        yield "settings", error.message
-    try:
-        sources = DiskRepository([path], settings.model_defaults(), settings.version_policy, run_code=False).scan()
-    except DragomanError as error:
-        yield "models", error.message
-        return
-    for name, source in sources.items():
-        try:
-            for spec in source.specs():
-                preflight_check(spec)
-            if names is not None:
-                names.append(name)
-        except DragomanError as error:
-            subject = f"model '{name}'"
-            yield subject, error.message.removeprefix(f"{subject}: ")
-
-
-def open_engine(*models: Any, **changes: Any) -> Engine:
-    """Return an engine without a server.
-
-    `async with open_engine("model.onnx") as engine: await engine.infer("model", {"x": array})`
-    """
-    paths = [str(m) for m in models if isinstance(m, str | Path)]
-    settings = settings_for(paths, changes)
-    return make_engine(paths, [spec_of_object(m, settings) for m in models if not isinstance(m, str | Path)], settings)
-
-
-def settings_for(paths: Sequence[str], *layers: Mapping[str, Any]) -> Settings:
-    """Return the settings in files of the served folders, overridden by each further layer."""
-    files: dict[str, Any] = {}
-    for path in map(Path, paths):
-        for file, table in _server_tables(path):
-            _check_table(table, file)
-            files |= table
-    settings = parse_settings(files, *layers)
-    return parse_settings(sagemaker_defaults(os.environ), files, *layers) if settings.sagemaker else settings
-
-
-def _server_tables(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the server's settings in the files of a folder. Raises InvalidInput if it cannot be read."""
-    try:
-        return server_tables(path) if path.is_dir() else []
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be read: {error.strerror or error}") from error
-
-
-def _check_table(table: Mapping[str, Any], file: str) -> None:
-    """Raise InvalidInput naming the file if it has an invalid setting, or one that files beside models cannot set."""
-    for name in table:
-        if name in SETTINGS and SETTINGS[name].operator_only:
-            flag = f"--{name.replace('_', '-')}"
-            raise InvalidInput(
-                f"{file}: setting '{name}' cannot be set in a file beside models; use {flag} or {PREFIX}{name.upper()}"
-            )
-    try:
-        parse_settings(table)
-    except InvalidInput as error:
-        raise InvalidInput(f"{file}: {error.message}") from error
-
-
 def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     """Return the transports of an engine, in this process or in front ends."""
     if settings.front_ends == 1:
@@ -420,15 +327,6 @@ def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     from dragoman.front_ends.front_ends import make_transports
 
     return make_transports(engine, settings)
-
-
-def spec_of_object(target: Any, settings: Settings) -> ModelSpec:
-    """Return the spec of a model that is a Python object: a Model, its class, or a function."""
-    declared = getattr(target, "__dragoman__", None) or getattr(find_vector_function(target), "options", None)
-    name = getattr(declared, "name", "") or getattr(target, "name", "") or getattr(target, "__name__", "")
-    if not isinstance(name, str) or not name:
-        name = type(target).__name__
-    return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
 
 
 def _is_loopback(host: str) -> bool:

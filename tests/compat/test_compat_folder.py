@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.engine_setup import settings_for
 from dragoman.protocols.custom_handlers import check_headers
-from dragoman.server import settings_for
 from dragoman.server_transports import protocol_policy
 from e2e.server_process import ServerProcess, running_server
 

@@ -11,7 +11,7 @@ from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput
 from dragoman.engine.model_files import model_settings, server_tables
 from dragoman.engine.repository import DiskRepository
-from dragoman.server import settings_for
+from dragoman.engine_setup import settings_for
 
 
 @pytest.fixture

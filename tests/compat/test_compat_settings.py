@@ -10,8 +10,8 @@ import pytest
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
 from dragoman.compat.files import RUNTIMES, environment_paths, model_table, server_table
 from dragoman.core.errors import InvalidInput
+from dragoman.engine_setup import settings_for
 from dragoman.plugins import built_in_runtimes
-from dragoman.server import settings_for
 
 # As the documentation of MLServer 1.7 lists them.
 SERVER_FIELDS = """

@@ -115,6 +115,6 @@ def test_every_setting_has_help_and_a_group() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    """Run `scripts/settings-page` to update docs/settings.md."""
+    """Run `scripts/settings-page` to update docs/settings.md and settings_arguments.py."""
     completed = subprocess.run([sys.executable, ROOT / "scripts" / "settings-page", "--check"], check=False)
     assert completed.returncode == 0

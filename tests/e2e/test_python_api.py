@@ -5,6 +5,8 @@ import http.client
 import json
 import os
 import signal
+import threading
+import typing
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,9 +116,41 @@ async def test_a_port_in_use() -> None:
             await dragoman.Server(double, http_port=server.http_ports[0], grpc_port=0).listen()
 
 
+async def test_a_server_in_a_thread_answers_a_blocking_client_in_a_running_loop() -> None:
+    """As in a cell of a notebook, whose kernel runs an event loop."""
+    with dragoman.Server(double, http_port=0, grpc_port=0) as server:
+        for url in (server.http_url, f"grpc://{server.grpc_url}"):
+            with dragoman.Client(url) as client:
+                assert client.infer("double", {"x": [1.5, 2.0]})["output-0"].tolist() == [3.0, 4.0]
+    with dragoman.Client(server.http_url) as client:
+        assert not client.live()
+
+
+def test_start_and_close() -> None:
+    server = dragoman.Server(double, http_port=0, grpc_port=-1).start()
+    try:
+        with pytest.raises(RuntimeError, match="the server runs already"):
+            server.start()
+        taken = int(server.http_url.rpartition(":")[2])
+        with pytest.raises(OSError, match=f"in use: '127.0.0.1:{taken}'"), dragoman.Server(double, http_port=taken):
+            pass
+        assert not [each for each in threading.enumerate() if each.name == "dragoman-server"][1:]
+    finally:
+        server.close()
+    server.close()
+    assert not [each for each in threading.enumerate() if each.name == "dragoman-server"]
+
+
+def test_settings_are_typed_for_editors() -> None:
+    hints = typing.get_type_hints(dragoman.serve)
+    arguments = typing.get_args(hints["settings"])[0]
+    assert typing.get_type_hints(arguments) == typing.get_type_hints(dragoman.Settings)
+    assert typing.get_type_hints(dragoman.Server.__init__)["changes"] == hints["settings"]
+
+
 async def test_invalid_settings() -> None:
     with pytest.raises(dragoman.errors.InvalidInput, match="unknown setting 'prot'"):
-        dragoman.Server(double, prot=1)
+        dragoman.Server(double, prot=1)  # type: ignore[call-arg]
     with pytest.raises(dragoman.errors.InvalidInput, match="nothing to serve"):
         dragoman.Server()
     with pytest.raises(dragoman.errors.InvalidInput, match="two models are called 'double'"):

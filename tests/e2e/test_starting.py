@@ -66,7 +66,7 @@ def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dragoman serve net", "net.onnx"),
         ("dragoman serve other.onnx net", "net.onnx"),
         ("dragoman serve --tls-cert net", "net.onnx"),
-        ("dragoman check ", "derivatives"),
+        ("dragoman chat --sys", "--system"),
         ("dragoman completion z", "zsh"),
         ("dragoman nonsense", ""),
     ],

@@ -18,7 +18,7 @@ from dragoman.engine.control import ModelControl
 from dragoman.engine.folder_watch import Changes, FolderSync, FolderWatch
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import DiskRepository
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 from dragoman.system.coroutines import complete
 
 MODEL = """

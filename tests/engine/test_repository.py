@@ -11,7 +11,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.model_files import server_tables
 from dragoman.engine.repository import DiskRepository
-from dragoman.server import settings_for
+from dragoman.engine_setup import settings_for
 
 
 def write(path: Path, text: str | bytes = b"") -> Path:

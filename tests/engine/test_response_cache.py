@@ -19,7 +19,7 @@ from dragoman.core.calls import Embed, Embedded, Handle, Handled, Load, Measure,
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 from loaded_models import recorded_models
 from vector_calls import vector
 
@@ -138,7 +138,7 @@ async def test_without_the_setting_nothing_is_stored() -> None:
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])
-async def test_an_equal_request_is_answered_from_the_cache(placement: str) -> None:
+async def test_an_equal_request_is_answered_from_the_cache(placement: Any) -> None:
     async with open_engine(Numbering, response_cache_bytes=SIZE, placement=placement) as engine:
         response = await engine.call(Request(infer([1.0]), "Numbering", id="first"))
         again = await engine.call(Request(infer([1.0]), "Numbering", id="second"))

@@ -28,7 +28,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 
 MODEL = """
 import pathlib

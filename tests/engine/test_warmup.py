@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from dragoman import errors
 from dragoman.core.calls import Index, Load, Request
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 
 MODEL = """
 import os

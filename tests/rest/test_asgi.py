@@ -238,7 +238,7 @@ def test_invalid_models_and_settings_are_reported_at_once() -> None:
     with pytest.raises(InvalidInput, match=r"setting 'http_port': not available in dragoman\.asgi"):
         dragoman.asgi(Identity, http_port=1)
     with pytest.raises(InvalidInput, match="unknown setting 'max_body'; did you mean 'max_body_bytes'"):
-        dragoman.asgi(Identity, max_body=1)
+        dragoman.asgi(Identity, max_body=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="nothing to serve"):
         dragoman.asgi()
 

@@ -9,7 +9,7 @@ import umbridge
 
 from dragoman import errors
 from dragoman.engine.repository import DiskRepository
-from dragoman.server import load_errors
+from dragoman.engine_setup import load_errors
 from e2e.server_process import started_server
 from simulators.conftest import SIMULATORS
 

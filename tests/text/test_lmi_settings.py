@@ -9,7 +9,7 @@ import pytest
 import dragoman
 from dragoman.core.calls import Load, Request
 from dragoman.core.errors import InvalidInput
-from dragoman.server import settings_for
+from dragoman.engine_setup import settings_for
 
 from .test_lmi import write_model
 from .text_server import ReverseModel, lines, serve

@@ -20,7 +20,7 @@ from dragoman.core.errors import DeadlineExceeded, InvalidInput, NotReady
 from dragoman.core.spec import LaunchOptions
 from dragoman.core.tensor import Tensor
 from dragoman.engine.model_files import model_settings
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 from dragoman.workers.process import ProcessPool
 
 SOON_S = 0.2

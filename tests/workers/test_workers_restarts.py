@@ -12,7 +12,7 @@ from workers_harness import MODELS, call, children, first_value, forget_children
 
 from dragoman.core.calls import Index, Load, Request
 from dragoman.core.errors import NotReady, WorkerLost
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 from dragoman.workers.process import ProcessPool
 
 

@@ -19,7 +19,7 @@ from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.vectors import Ability, Config, Vector, VectorFunction, Vectors
 from dragoman.derivatives.checks import CheckResult, ErrorCurve, Tolerance, run_checks, svg_plot, text_plot
 from dragoman.engine.engine import Engine
-from dragoman.server import make_engine, settings_for
+from dragoman.engine_setup import make_engine, settings_for
 from dragoman.settings import from_environment
 
 A = TypeVar("A")

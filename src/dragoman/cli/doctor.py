@@ -13,7 +13,7 @@ from dragoman.compat.fields import Remark
 from dragoman.compat.survey import survey
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.runtime import lazy_function
-from dragoman.server import load_errors
+from dragoman.engine_setup import load_errors
 from dragoman.settings import from_environment
 from dragoman.workers.probe import probe
 

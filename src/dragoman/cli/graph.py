@@ -4,16 +4,17 @@ import argparse
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import SiblingModels
+from dragoman.engine_setup import open_engine
 from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import vector_function
 from dragoman.graphs.layout import make_picture, summarize
 from dragoman.runtimes.graph.model import load_graph, read_graph
-from dragoman.server import open_engine
 from dragoman.settings import from_environment
 
 _EPILOG = """\
@@ -44,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _show_with_models(arguments: argparse.Namespace) -> int:
     """Show the graph with the models that it uses loaded in this process, as a server does."""
-    async with open_engine(*arguments.models, **from_environment(os.environ)) as engine:
+    settings: Any = from_environment(os.environ)
+    async with open_engine(*arguments.models, **settings) as engine:
         graph = await asyncio.to_thread(_load, arguments.file, engine.siblings("graph"))
         return await asyncio.to_thread(_show, graph, arguments)
 

@@ -15,7 +15,8 @@ from dragoman.cli.startup import has_failed, progress, startup_line, startup_tab
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets, suggestion
-from dragoman.server import Server, logger_levels, run, settings_for
+from dragoman.engine_setup import settings_for
+from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings, sagemaker_paths
 from dragoman.system import logs, process
 

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from dragoman.core.calls import Describe, Infer, Request
 from dragoman.core.errors import DragomanError
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.engine import Engine
 from dragoman.engine.warmup import read_requests
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 from dragoman.settings import from_environment
 
 
@@ -23,7 +24,7 @@ def try_model(path: str, name: str, allow_pickle: bool, files: Sequence[str]) ->
 
 
 async def _try_model(path: str, name: str, allow_pickle: bool, files: Sequence[str]) -> dict[str, str]:
-    changes = {**from_environment(os.environ), "load_on_demand": True, "watch": False}
+    changes: Any = {**from_environment(os.environ), "load_on_demand": True, "watch": False}
     if allow_pickle:
         changes["allow_pickle"] = True
     errors: dict[str, str] = {}

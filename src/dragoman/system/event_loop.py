@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +27,57 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 log = logging.getLogger("dragoman.server")
+
+
+class LoopThread:
+    """A thread with an event loop of its own, in which an asynchronous context is open from `start` until `stop`.
+
+    At the end of the program the thread ends without closing it: executors accept no work then.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[Any], name: str) -> None:
+        self._context = context
+        self._entered: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Return once the context is open. Raises its error."""
+        self._thread.start()
+        try:
+            self._entered.result()
+        except BaseException:  # Ctrl-C, too
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Close the context and wait until the loop has ended. Raises the error of the context's exit."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            run(self._keep_open())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            if self._entered.done():
+                self._error = error
+            else:
+                self._entered.set_exception(error)
+
+    async def _keep_open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        async with self._context:
+            self._entered.set_result(None)
+            await self._loop.create_future()
 
 
 class StopSignals:
