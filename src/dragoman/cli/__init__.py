@@ -15,6 +15,7 @@ from dragoman.core.options import suggestion
 # perhaps `expand(words)`, which returns the arguments to parse.
 _COMMANDS = {
     "serve": "serve models over HTTP and gRPC",
+    "init": "create a project with a model, a test and a Containerfile",
     "models": "list the models of a running server",
     "infer": "send an inference request",
     "chat": "chat with a language model",
