@@ -43,7 +43,9 @@ class Shell:
             self.curl(command)
         elif command.startswith("dragoman keys"):
             subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=self.folder, check=True)
-        elif command.startswith(("dragoman check", "dragoman bench", "python ")):
+        elif command.startswith(
+            tuple(f"dragoman {name}" for name in ("bench", "check", "infer", "models")) + ("python ",)
+        ):
             self.run_to_end(command)
 
     def run_to_end(self, command: str) -> None:

@@ -24,7 +24,7 @@ from dragoman.core.errors import InvalidInput, WorkerLost
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Chat, Generation, Prompt, Sampling, merge_chunks
 from dragoman.engine.engine import Engine
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
