@@ -43,9 +43,7 @@ class Shell:
             self.curl(command)
         elif command.startswith("dragoman keys"):
             subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=self.folder, check=True)
-        elif command.startswith(
-            tuple(f"dragoman {name}" for name in ("bench", "check", "infer", "models")) + ("python ",)
-        ):
+        elif re.match(r"dragoman (bench|check|infer|models)|python ", command):
             self.run_to_end(command)
 
     def run_to_end(self, command: str) -> None:
