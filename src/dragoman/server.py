@@ -1,6 +1,7 @@
 """A server: settings, repository, engine and transports."""
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
@@ -345,3 +346,18 @@ def _client_host(host: str) -> str:
 
 def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature with each setting as a keyword, for `help` and completion in notebooks."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    settings = [
+        inspect.Parameter(name, keyword, default=option.default, annotation=option.type)
+        for name, option in SETTINGS.items()
+    ]
+    return inspect.Signature([*own, *settings])
+
+
+serve.__signature__ = _with_settings(serve)  # type: ignore[attr-defined]
+Server.__signature__ = _with_settings(Server)  # type: ignore[attr-defined]

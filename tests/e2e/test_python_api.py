@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import inspect
 import json
 import os
 import signal
@@ -146,6 +147,8 @@ def test_settings_are_typed_for_editors() -> None:
     arguments = typing.get_args(hints["settings"])[0]
     assert typing.get_type_hints(arguments) == typing.get_type_hints(dragoman.Settings)
     assert typing.get_type_hints(dragoman.Server.__init__)["changes"] == hints["settings"]
+    for function, first in ((dragoman.serve, ["models", "handle_signals"]), (dragoman.Server, ["models", "settings"])):
+        assert list(inspect.signature(function).parameters) == [*first, *typing.get_type_hints(dragoman.Settings)]
 
 
 async def test_invalid_settings() -> None:

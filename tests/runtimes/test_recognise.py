@@ -1,6 +1,7 @@
 """Recognition of model files and folders by suffix, and by first bytes if a suffix is shared."""
 
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -149,6 +150,13 @@ def test_a_decoder_that_was_exported_to_openvino(tmp_path: Path) -> None:
     assert recognise(tmp_path) == "openvino_genai"
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert recognise(tmp_path) == "llm"
+
+
+def test_a_pickle_is_rejected_before_its_framework_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.pt2").touch()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModelFailed, match="start with --allow-pickle"):
+        runtime("torch").load(ModelSpec(name="m", runtime="torch", uri=str(tmp_path / "m.pt2"))).load()
 
 
 def test_a_pickle_names_all_that_is_missing_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

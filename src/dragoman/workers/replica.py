@@ -222,7 +222,7 @@ class Replica(JobSender):
             self._process.kill()
 
     def _report_step(self, step: Any, _error: DragomanError | None) -> None:
-        if isinstance(step, LoadStep) and self._observer is not None and not self._is_loaded:
+        if isinstance(step, LoadStep) and self._observer is not None:
             self._observer(step)
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
