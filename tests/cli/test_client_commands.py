@@ -203,6 +203,7 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
         (["Rows", "1_0,2,3,4"], "input 'x': expected FP32 as 1,2,3"),
         (["Rows", "none.csv"], "'none.csv' cannot be read: No such file or directory"),
         (["Rows", "text.csv"], "input 'x': expected FP32, got 'b'"),
+        (["Rows", "underscore.csv"], "input 'x': expected FP32, got '1_0'"),
         (["Rows", "ragged.csv"], "'ragged.csv': expected rows of equal lengths"),
         (["Rows", "bad.npy"], "'bad.npy' is not an array of NumPy"),
         (["Rows", "--data", "{"], "--data is not JSON"),
@@ -218,6 +219,7 @@ async def test_wrong_inputs_are_one_sentence(
     server: Server, folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "text.csv").write_text("1,2,3,4\n1,b,3,4\n")
+    (folder / "underscore.csv").write_text("1_0,2,3,4\n")
     (folder / "ragged.csv").write_text("1,2\n1\n")
     (folder / "bad.npy").write_text("x")
     assert await run("infer", server.http_url, *words) == 2
@@ -296,6 +298,23 @@ async def test_a_conversation_on_a_terminal(server: Server) -> None:
         await asyncio.to_thread(terminal.wait_for, "unknown command /nonsense: expected /reset")
         terminal.send("/exit")
         assert await asyncio.to_thread(terminal.wait_for_exit) == 0
+
+
+async def truncated_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    event = json.dumps({"choices": [{"delta": {"content": "Hel\x1b[2Jlo"}, "finish_reason": None}]})
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + f"data: {event}\n\n".encode())
+    writer.close()
+
+
+async def test_an_answer_that_ends_early_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    other = await asyncio.start_server(truncated_answer, "127.0.0.1", 0)
+    async with other:
+        url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        assert await run("chat", url, "m", "--message", "x") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "Hel\ufffd[2Jlo\n"
+    assert captured.err == "dragoman: the answer ended before it was complete\n"
 
 
 async def other_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
