@@ -54,7 +54,9 @@ async def test_the_first_request_for_each_kind_of_model_runs_as_printed() -> Non
     key = "a-key-of-twenty-characters"
     async with Server(ReverseModel, energy, Half, http_port=0, grpc_port=-1, api_key=key) as server:
         commands = list(first_requests(server))
-        assert len(commands) == 3
+        assert len(commands) == 4
+        chat = next(command for command in commands if command.startswith("dragoman chat"))
+        commands[commands.index(chat)] = f"{chat} --message Hello"
         outputs = [await run_command(command, DRAGOMAN_API_KEY=key) for command in commands]
     for part in ("/v1/chat/completions", "/Evaluate", "/v2/models/Half/infer"):
         assert sum(part in command for command in commands) == 1

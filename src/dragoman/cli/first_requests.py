@@ -26,6 +26,9 @@ def first_requests(server: Server) -> Iterator[str]:
         if command:
             kinds.add(kind)
             yield command
+            if "/v1/chat/" in command:
+                ca = f" --ca {shlex.quote(server.settings.tls_cert)}" if server.settings.tls_cert else ""
+                yield f"dragoman chat {server.http_url} {shlex.quote(deployment.spec.name)}{ca}"
 
 
 def _kind(deployment: Deployment) -> str:
