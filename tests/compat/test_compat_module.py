@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,3 +315,43 @@ def test_encoded_tensors_have_the_parameters_and_shapes_of_mlserver() -> None:
     (cells,) = codecs.PandasCodec.encode_outputs(frame)
     assert [json.loads(each) for each in cells.data.root] == [[0, 1], {"a": 0.5}]
     assert cells.parameters == types.Parameters(content_type="pd_json")
+
+
+def test_fields_are_excluded_as_in_pydantic() -> None:
+    given = types.InferenceRequest(
+        inputs=[codecs.NumpyCodec.encode_input("x", np.ones((1, 2))), codecs.NumpyCodec.encode_input("y", np.ones(1))]
+    )
+    assert [set(each) for each in given.model_dump(exclude={"inputs": {"__all__": {"parameters"}}})["inputs"]] == [
+        {"name", "shape", "datatype", "data"}
+    ] * 2
+    assert [each["name"] for each in given.dict(exclude={"inputs": {0}})["inputs"]] == ["y"]
+    assert "shape" not in given.inputs[0].dict(exclude={"shape", "name"})
+    assert given.dict(exclude={"parameters": {"content_type"}, "inputs": True}) == {}
+    assert "parameters" in given.model_dump_json()
+    assert "parameters" not in given.model_dump_json(exclude={"inputs": {"__all__": {"parameters"}}})
+
+
+CLIENT = """
+import sys
+import numpy as np
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+request = InferenceRequest(inputs=[NumpyCodec.encode_input("x", np.array([[1, 2]]))])
+with open(sys.argv[1], "w") as file:
+    file.write(request.json())
+fields = InferenceRequest.parse_file(sys.argv[1]).inputs[0].dict()
+response = InferenceResponse(**{"model_name": "m", "outputs": [fields]})
+print(NumpyCodec.decode_output(response.outputs[0]).tolist(), InferenceRequest.__module__)
+"""
+
+
+def test_a_script_that_imports_mlserver(tmp_path: Path) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT)
+    command = [sys.executable, "-m", "dragoman.runtimes.mlserver"]
+    run = subprocess.run([*command, str(script), str(tmp_path / "r.json")], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[[1, 2]] dragoman.compat.mlserver.types\n", "")
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "usage: python -m dragoman.runtimes.mlserver SCRIPT" in run.stderr

@@ -219,6 +219,12 @@ def test_a_shape_that_is_the_length_of_a_text(server: ServerProcess) -> None:
     assert infer(server, "seen", given).json()["outputs"][0]["data"] == ["['fünf!']"]
     assert infer(server, "seen", tensor("x", "BYTES", [6], ["fünf!"])).status_code == 200
     assert infer(server, "seen", tensor("x", "BYTES", [4], ["fünf!"])).status_code == 400
+    # MLServer's example content-type: a text without an array, whose shape may be wrong.
+    whole: Any = "fünf!"
+    for shape in ([1], [11]):
+        answer = infer(server, "seen", tensor("x", "BYTES", shape, whole, content_type="str")).json()
+        assert answer["outputs"][0]["data"] == ["['fünf!']"]
+    assert infer(server, "native", tensor("x", "BYTES", [1], whole)).status_code == 400
     (output,) = infer(server, "counted", ROW).json()["outputs"]
     assert (output["shape"], output["data"]) == ([1], ["four"])
 

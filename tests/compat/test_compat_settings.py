@@ -183,6 +183,8 @@ def test_settings_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"implementation": "mlserver_alibi_explain.AlibiExplainRuntime"}, "explainers are not supported"),
         ({"implementation": "mlserver_alibi_detect.AlibiDetectRuntime"}, "drift detectors are not supported"),
         ({"implementation": "mlserver_mllib.MLlibModel"}, "convert the model to ONNX"),
+        ({"implementation": "mlserver-mllib.MLlibModel"}, "convert the model to ONNX"),
+        ({"implementation": "tempo.mlserver.InferenceRuntime"}, "Tempo is retired"),
         ({"implementation": "Mine"}, "expected module.Class, got 'Mine'"),
         ({"parameters": {"environment_tarball": "e.tar.gz"}}, "install the packages in Dragoman's environment"),
         ({"max_batch_size": "many"}, "invalid value of 'max_batch_size': 'many'"),

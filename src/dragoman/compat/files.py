@@ -44,6 +44,7 @@ RUNTIME_PACKAGES: Mapping[str, Sequence[str]] = {
 UNSUPPORTED: Mapping[str, str] = {
     "mlserver_alibi_explain": "explainers are not supported: wrap the explainer in a subclass of mlserver.MLModel",
     "mlserver_alibi_detect": "drift detectors are not supported: wrap the detector in a subclass of mlserver.MLModel",
+    "tempo": "Tempo is retired: serve its graph as a graph of models, or derive a class from mlserver.MLModel",
     "mlserver_mllib": "Spark MLlib models are not supported: convert the model to ONNX with onnxmltools",
 }
 
@@ -86,7 +87,7 @@ def known_implementation(named: str) -> KnownImplementation | None:
 
 def why_unsupported(named: str) -> str:
     """Return why an implementation of MLServer is not supported, and the alternative; "" for any other."""
-    return UNSUPPORTED.get(named.partition(".")[0], "")
+    return UNSUPPORTED.get(named.partition(".")[0].replace("-", "_"), "")
 
 
 def file_of(named: str, folder: Path) -> Path | None:

@@ -29,6 +29,7 @@ _VERY_LONG = 1 << 16  # performance only
 _FEW = 64  # performance only: numbers that are serialized faster than checked for NaN and infinities
 _OPEN, _CLOSE = b"[]"
 _MAX_NULLABLE = 1 << 12
+_TEXT = msgspec.json.Decoder(str)
 _NULLABLE_TEXTS = msgspec.json.Decoder(Annotated[list[str | None], msgspec.Meta(max_length=_MAX_NULLABLE)])
 
 
@@ -68,8 +69,13 @@ def tensor_from_json(
 
 
 def irregular_texts(data: Any, shape: Sequence[int], parameters: Parameters) -> Tensor | None:
-    """Return a tensor of texts with null as None, or of one text whose length is its shape; None for any other."""
+    """Return a tensor of texts with null as None, or of one text, without an array or with its length as the shape.
+
+    None for any other data.
+    """
     try:
+        if isinstance(data, msgspec.Raw) and bytes(memoryview(data)[:1]) == b'"':
+            return BytesTensor.of_texts([_TEXT.decode(data)], (1,), parameters)
         values = _NULLABLE_TEXTS.decode(data) if isinstance(data, msgspec.Raw) else []
     except PARSER_ERRORS:
         return None

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -51,14 +52,23 @@ class BaseModel:
 
     # --- conversion ------------------------------------------------------------------------------------------
 
-    def model_dump(self, *, exclude_none: bool = True, **_: Any) -> _Dict:
-        """Return a dict of plain values; None is left out by default, because strict servers reject it."""
+    def model_dump(self, *, exclude: Any = None, exclude_none: bool = True, **_: Any) -> _Dict:
+        """Return a dict of plain values without the fields in `exclude`, which may nest as in pydantic.
+
+        None is left out by default, because strict servers reject it.
+        """
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
         found = {name: own[name] for name in (*self._fields(), *self.model_extra)}
-        return {k: _to_plain(v, exclude_none) for k, v in found.items() if v is not None or not exclude_none}
+        return {
+            k: _to_plain(v, exclude_none, _below(exclude, k))
+            for k, v in found.items()
+            if (v is not None or not exclude_none) and not _is_excluded(exclude, k)
+        }
 
-    def model_dump_json(self, *, exclude_none: bool = True, indent: int | None = None, **_: Any) -> str:
-        fields = self.model_dump(exclude_none=exclude_none)
+    def model_dump_json(
+        self, *, exclude: Any = None, exclude_none: bool = True, indent: int | None = None, **_: Any
+    ) -> str:
+        fields = self.model_dump(exclude=exclude, exclude_none=exclude_none)
         return json.dumps(fields, indent=indent, separators=None if indent else (",", ":"), ensure_ascii=False)
 
     def dict(self, **options: Any) -> _Dict:
@@ -82,6 +92,11 @@ class BaseModel:
     @classmethod
     def parse_raw(cls, text: str | bytes) -> Self:
         return cls.model_validate_json(text)
+
+    @classmethod
+    def parse_file(cls, path: str | os.PathLike[str]) -> Self:
+        with open(path, "rb") as file:
+            return cls.model_validate_json(file.read())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = copy.deepcopy(self) if deep else copy.copy(self)
@@ -127,14 +142,27 @@ def plain_text(value: Any) -> Any:
         return value
 
 
-def _to_plain(value: Any, exclude_none: bool) -> Any:
+def _below(exclude: Any, key: Any) -> Any:
+    """Return what is excluded from the value of a field or of an element of a list; None for nothing."""
+    return exclude.get(key, exclude.get("__all__")) if isinstance(exclude, Mapping) else None
+
+
+def _is_excluded(exclude: Any, key: Any) -> bool:
+    if isinstance(exclude, Mapping):
+        return _below(exclude, key) in (True, ...)
+    return key in (exclude or ())
+
+
+def _to_plain(value: Any, exclude_none: bool, exclude: Any = None) -> Any:
     match value:
         case BaseModel():
-            return value.model_dump(exclude_none=exclude_none)
+            return value.model_dump(exclude=exclude, exclude_none=exclude_none)
         case Enum():
             return value.value
         case list() | tuple():
-            return [_to_plain(each, exclude_none) for each in value]
+            kept = ((i, each) for i, each in enumerate(value) if not _is_excluded(exclude, i))
+            return [_to_plain(each, exclude_none, _below(exclude, i)) for i, each in kept]
         case dict():
-            return {k: _to_plain(v, exclude_none) for k, v in value.items()}
+            kept = ((k, v) for k, v in value.items() if not _is_excluded(exclude, k))
+            return {k: _to_plain(v, exclude_none, _below(exclude, k)) for k, v in kept}
     return value.plain() if hasattr(value, "plain") else plain_text(value)
