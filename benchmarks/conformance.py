@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "conformance-results.md"
 MODELS = ROOT / "tests" / "conformance" / "models"
 TOKEN = "conformance"
 _TENSORS = ("open-inference-rest", "open-inference-extensions", "open-inference-grpc", "kserve-v1")
-_TEXT = ("openai", "tgi", "lmi")
+_TEXT = ("open-inference-generate", "openai", "tgi", "lmi")
 UMBRIDGE_SERVER = """
 import sys
 import umbridge

@@ -416,6 +416,33 @@ BROKEN: Mapping[str, list[Any]] = {
         grpc("ModelConfigResponse", lambda found: found.config.ClearField("input")),
     ],
     "grpc-repository-index": [grpc("RepositoryIndexResponse", clear("models"))],
+    "generate-text": [drop("text_output"), put("model_name", "other"), status(500)],
+    "generate-details": [
+        drop("details"),
+        put("details.finish_reason", "stop"),
+        put("details.logprobs", []),
+        drop("details.logprobs.0.special"),
+        put("details.logprobs.0.logprob", 0.5),
+    ],
+    "generate-max-tokens": [
+        put("details.finish_reason", "eos_token"),
+        edit(lambda v: v["details"].update(logprobs=[{}, {}])),
+    ],
+    "generate-stream": [
+        media_type("application/json"),
+        events(lambda e: e[0].pop("text_output")),
+        events(lambda e: e[-1].pop("model_name")),
+    ],
+    "generate-stream-text": [events(lambda e: e[0].update(text_output="other"))],
+    **_each(
+        (
+            "generate-error-no-text",
+            "generate-error-text-type",
+            "generate-error-unknown-model",
+            "generate-error-malformed-json",
+        ),
+        _REJECTED,
+    ),
     "umbridge-info": [put("protocolVersion", 2), drop("models"), put("models", [])],
     "umbridge-model-info": [drop("support.Gradient"), put("support.Evaluate", "yes")],
     "umbridge-input-sizes": [drop("inputSizes"), put("inputSizes", ["2"])],

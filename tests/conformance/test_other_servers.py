@@ -42,6 +42,7 @@ def test_the_reference_server_of_umbridge(reference: Target) -> None:
     others = {result.protocol.name: result.outcome for result in results if result.protocol.name != "umbridge"}
     assert others.pop("open-inference-grpc") is Outcome.NOT_TRIED
     assert others.pop("kserve-v1") is Outcome.NOT_TRIED
+    assert others.pop("open-inference-generate") is Outcome.NOT_TRIED
     assert set(others.values()) == {Outcome.NOT_OFFERED}
 
 

@@ -23,15 +23,25 @@ TOKENS = 4
 
 @dataclass
 class SlowServer:
-    """A server that takes at least `delay_s` for a response, one request after the other."""
+    """A server that takes at least `delay_s` for a response, one request after the other.
+
+    waiting, most_waiting: requests that have arrived and have no response.
+    """
 
     delay_s: float = 0.01
     failing: bool = False
     closing: bool = False
     bodies: list[bytes] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
     turn: threading.Lock = field(default_factory=threading.Lock)
+    waiting: int = 0
+    most_waiting: int = 0
+    counting: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
+
+    def count(self, change: int) -> None:
+        with self.counting:
+            self.waiting += change
+            self.most_waiting = max(self.most_waiting, self.waiting)
 
 
 def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
@@ -43,10 +53,11 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            state.count(1)
             with state.turn:
                 state.bodies.append(body)
-                state.paths.append(self.path)
                 time.sleep(state.delay_s)
+                state.count(-1)
             if state.closing:
                 self.close_connection = True
             elif "stream" in self.path:

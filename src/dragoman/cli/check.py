@@ -6,8 +6,8 @@ from dragoman.core.errors import InvalidInput
 
 # Checked here again by a test: the names of dragoman.conformance.runner.PROTOCOLS, which --help must not import.
 PROTOCOL_NAMES = (
-    "open-inference-rest", "open-inference-extensions", "open-inference-grpc", "umbridge", "kserve-v1", "openai",
-    "tgi", "lmi",
+    "open-inference-rest", "open-inference-extensions", "open-inference-generate", "open-inference-grpc", "umbridge",
+    "kserve-v1", "openai", "tgi", "lmi",
 )  # fmt: skip
 
 _EPILOG = """\

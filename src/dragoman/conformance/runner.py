@@ -7,6 +7,7 @@ from dragoman.conformance import (
     kserve_v1,
     lmi,
     open_inference_extensions,
+    open_inference_generate,
     open_inference_grpc,
     open_inference_rest,
     openai,
@@ -27,6 +28,7 @@ from dragoman.conformance.target import Target
 PROTOCOLS: Sequence[Protocol] = (
     open_inference_rest.PROTOCOL,
     open_inference_extensions.PROTOCOL,
+    open_inference_generate.PROTOCOL,
     open_inference_grpc.PROTOCOL,
     umbridge.PROTOCOL,
     kserve_v1.PROTOCOL,
