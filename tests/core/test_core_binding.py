@@ -71,20 +71,29 @@ def test_a_matching_call_is_returned_unchanged() -> None:
             {"x": floats(1, 2)},
             TWO,
             {},
-            "expected 2 inputs but got 1 inputs for model 'm'; missing 'n'",
+            "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], but missing "
+            "required input(s) ['n']. Please provide all required input(s).",
         ),
-        ({}, TWO, {}, "expected 2 inputs but got 0 inputs for model 'm'; missing 'x', 'n'"),
+        (
+            {},
+            TWO,
+            {},
+            "expected 2 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing "
+            "required input(s) ['x','n']. Please provide all required input(s).",
+        ),
         (
             {"free": floats(1)},
             Signature((X, FREE), (Y,)),
             {},
-            "expected number of inputs between 1 and 2 but got 1 inputs for model 'm'; missing 'x'",
+            "expected number of inputs between 1 and 2 but got 1 inputs for model 'm'. Got input(s) ['free'], but "
+            "missing required input(s) ['x']. Please provide all required input(s).",
         ),
         (
             {},
             Signature((X, FREE), (Y,)),
             {},
-            "expected number of inputs between 1 and 2 but got 0 inputs for model 'm'; missing 'x'",
+            "expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], but "
+            "missing required input(s) ['x']. Please provide all required input(s).",
         ),
         (
             {"x": floats(3, 2), "n": integers(4)},
@@ -186,8 +195,12 @@ def test_raw_bytes_take_the_shape_of_the_only_input() -> None:
 @pytest.mark.parametrize(
     ("content", "specs", "expected"),
     [
-        (b"", (X, N), "a raw binary request needs a model of one input; model 'm' has 'x', 'n'"),
-        (b"", (), "a raw binary request needs a model of one input; model 'm' has none"),
+        (
+            b"",
+            (X, N),
+            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm' model: 'x', 'n'",
+        ),
+        (b"", (), "Raw request must only have 1 input (found 1) to be deduced but got 0 inputs in 'm' model: none"),
         (
             b"",
             (TensorSpec("x", FP32),),
@@ -204,12 +217,14 @@ def test_raw_bytes_take_the_shape_of_the_only_input() -> None:
         (
             b"1234",
             (TensorSpec("x", FP32, (2, -1, -1)),),
-            "input 'x': a raw binary request allows one free axis, got [2, -1, -1]",
+            "The shape of the raw input 'x' can not be deduced because there are more than one "
+            "variable-sized dimension, got [2, -1, -1]",
         ),
         (
             b"1234",
             (TensorSpec("x", FP32, (-1, -1, -1)),),
-            "input 'x': a raw binary request allows one free axis, got [1, -1, -1]",
+            "The shape of the raw input 'x' can not be deduced because there are more than one "
+            "variable-sized dimension, got [1, -1, -1]",
         ),
         (b"\0\2", (TensorSpec("b", BOOL, (-1,)),), "input 'b': expected BOOL bytes of 0 or 1, got 2"),
     ],

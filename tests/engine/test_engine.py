@@ -71,7 +71,7 @@ async def test_infer_with_arrays() -> None:
     ("inputs", "outputs", "message"),
     [
         ({"z": X}, (), "unexpected inference input 'z' for model 'Doubler'; expected 'x'"),
-        ({}, (), "expected 1 inputs but got 0 inputs for model 'Doubler'; missing 'x'"),
+        ({}, (), r"expected 1 inputs but got 0 inputs for model 'Doubler'.*missing required input\(s\) \['x'\]"),
         ({"x": X.astype(np.float32)}, (), "input 'x': expected datatype FP64, got FP32"),
         ({"x": X.reshape(1, 2)}, (), r"input 'x': expected shape \[-1\], got \[1, 2\]"),
         ({"x": X}, ("w",), "unexpected inference output 'w' for model 'Doubler'; expected 'y', 'sum'"),
@@ -263,7 +263,7 @@ async def test_control_does_not_read_the_disk_for_invalid_names(
     changing: tuple[Engine, ChangeableRepository], name: str
 ) -> None:
     engine, _ = changing
-    with pytest.raises(errors.InvalidInput, match="model name"):
+    with pytest.raises(errors.InvalidInput, match=r"(?i)model name"):
         await engine.call(Request(Load("secret"), name))
 
 
@@ -388,7 +388,9 @@ async def test_optional_inputs_are_not_reported_as_missing() -> None:
         return (x + y) * factor
 
     async with dragoman.open_engine(scaled) as engine:
-        message = "^expected number of inputs between 2 and 3 but got 2 inputs for model 'scaled'; missing 'x'$"
+        message = (
+            r"^expected number of inputs between 2 and 3 but got 2 inputs for model 'scaled'.* input\(s\) \['x'\]\."
+        )
         with pytest.raises(errors.InvalidInput, match=message):
             await engine.infer("scaled", {"factor": np.ones(1), "y": np.ones(1)})
 

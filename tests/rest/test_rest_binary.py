@@ -224,7 +224,7 @@ async def test_a_raw_request_for_bytes_has_one_element(server: RestServer) -> No
 
 async def test_invalid_raw_requests(server: RestServer) -> None:
     await check_rejected(server, bytes(7), RAW, "input 'x'", "7 bytes do not fill", model="Picture")
-    await check_rejected(server, bytes(8), RAW, "one input", "'INPUT0', 'INPUT1'", model="Adder")
+    await check_rejected(server, bytes(8), RAW, "1 input", "'INPUT0', 'INPUT1'", model="Adder")
     await check_rejected(server, bytes(8), RAW, "one input", model="Identity")
 
 

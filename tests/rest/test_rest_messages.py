@@ -1,5 +1,6 @@
 """The complete message of each error in a request, and similar requests that are valid."""
 
+import json
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -34,7 +35,11 @@ X = "input 'x'"
     [
         ({"shape": [2], "data": 3}, f"{X}: expected 'data' to be an array"),
         ({"shape": [2], "data": None}, f"{X}: expected 'data' to be an array"),
-        ({"shape": [4], "data": [[1, 2], [3, 4]]}, f"{X}: 'data' nests 2 deep, expected 1 or 1 by its shape"),
+        ({"shape": [4], "data": [[1, 2], [3, 4]]}, f"{X}: 'data' nests 2 deep, expected 1 by its shape"),
+        (
+            {"shape": [1], "data": json.loads("[" * 50 + "1" + "]" * 50)},
+            f"{X}: 'data' nests deeper than 32, expected 1 by its shape",
+        ),
         (
             {"shape": [2, 2, 1], "data": [[1, 2], [3, 4]]},
             f"{X}: 'data' nests 2 deep, expected 1 or 3 by its shape",

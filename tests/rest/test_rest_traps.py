@@ -905,7 +905,9 @@ async def test_raw_bytes_need_one_element() -> None:
 
     async with serving(Many) as server:
         response = await server.infer("Many", b"abc", {"Inference-Header-Content-Length": "0"})
-        assert (response.status, response.error) == (400, "input 't': a raw binary request needs shape [1], got [-1]")
+        assert (response.status, response.error) == (
+            400, "For BYTE datatype raw input 't', the model must have input shape [1], got [-1]",
+        )  # fmt: skip
 
 
 async def test_two_requests_on_one_connection_do_not_mix(server: RestServer) -> None:

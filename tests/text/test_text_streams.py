@@ -134,7 +134,7 @@ async def test_open_inference_generates(server: TextServer) -> None:
     )
     assert response.body == b'{"model_name":"ReverseModel","text_output":"b"}'
     response = await server.post("/v2/models/ReverseModel/generate_stream", {"text_input": "a b", "id": "7"})
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.body == (
         b'data: {"id":"7","model_name":"ReverseModel","text_output":"b","done":false}\n\n'
         b'data: {"id":"7","model_name":"ReverseModel","text_output":" a","done":false}\n\n'

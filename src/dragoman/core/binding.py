@@ -62,9 +62,8 @@ def _check_names(call: Infer, signature: Signature, model: str) -> None:
                 )
     missing = [s for s in signature.inputs if s.name not in call.inputs and not s.optional]
     if missing:
-        required, most = sum(not s.optional for s in signature.inputs), len(signature.inputs)
-        count = error_texts.wrong_input_count(model, required, most, len(call.inputs))
-        raise InvalidInput(f"{count}; missing {_quote_names(tuple(missing))}")
+        counts = sum(not s.optional for s in signature.inputs), len(signature.inputs)
+        raise InvalidInput(error_texts.missing_inputs(model, counts, [*call.inputs], [s.name for s in missing]))
 
 
 def _is_column(tensor: Tensor, spec: TensorSpec) -> bool:
@@ -113,17 +112,18 @@ def _quote_names(specs: tuple[TensorSpec, ...]) -> str:
 
 def _from_raw(raw: bytes, signature: Signature, model: str) -> dict[str, Tensor]:
     """Return the single input of a raw request. OIP, binary extension: at most one free axis besides the batch."""
-    if len(signature.inputs) != 1 or signature.open_inputs:
-        raise InvalidInput(
-            f"a raw binary request needs a model of one input; model '{model}' has {_quote_names(signature.inputs)}"
-        )
+    if signature.open_inputs:
+        raise InvalidInput(f"a raw binary request needs a model of one input; model '{model}' has any inputs")
+    if len(signature.inputs) != 1:
+        names = _quote_names(signature.inputs)
+        raise InvalidInput(f"{error_texts.raw_input_count(model, len(signature.inputs))}: {names}")
     spec = signature.inputs[0]
     if spec.datatype is None or spec.shape is None:
         raise InvalidInput(f"a raw binary request needs the datatype and shape of input '{spec.name}' to be known")
     if spec.datatype is BYTES:
         dims = spec.shape[1:] if signature.batched else spec.shape
         if any(n != 1 for n in dims):  # OIP, binary extension: the bytes are the only element
-            raise InvalidInput(f"input '{spec.name}': a raw binary request needs shape [1], got {list(spec.shape)}")
+            raise InvalidInput(error_texts.raw_bytes_shape(spec.name, spec.shape))
         array = object_array([raw], (1,) * len(spec.shape))
         array.flags.writeable = False
     else:
@@ -135,7 +135,7 @@ def _shape_raw(raw: bytes, spec: TensorSpec, datatype: Datatype, shape: Shape) -
     if shape.count(-1) > 1:  # the first free axis is the batch, of one row
         shape = (1, *shape[1:]) if shape[0] == -1 else shape
     if shape.count(-1) > 1:
-        raise InvalidInput(f"input '{spec.name}': a raw binary request allows one free axis, got {list(shape)}")
+        raise InvalidInput(error_texts.raw_free_axes(spec.name, shape))
     size = math.prod(n for n in shape if n != -1) * datatype.size
     is_filled = len(raw) % size == 0 if -1 in shape and size else len(raw) == size
     if not is_filled:

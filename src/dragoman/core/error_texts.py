@@ -1,5 +1,7 @@
 """Error texts that clients and tests of Triton, or of MLServer, compare, mostly by how they begin."""
 
+from collections.abc import Sequence
+
 
 def unknown_model(model: str) -> str:
     return f"Request for unknown model: '{model}' is not found"
@@ -61,3 +63,30 @@ def wrong_input_count(model: str, least: int, most: int, got: int) -> str:
     """Return the text for a request with `got` inputs, where `least` are required and `most` allowed."""
     expected = f"{least} inputs" if least == most else f"number of inputs between {least} and {most}"
     return f"expected {expected} but got {got} inputs for model '{model}'"
+
+
+def missing_inputs(model: str, counts: tuple[int, int], got: Sequence[str], missing: Sequence[str]) -> str:
+    """Return the text for a request without some inputs; `counts`: how many are required and allowed."""
+    names, absent = (",".join(f"'{name}'" for name in each) for each in (got, missing))
+    return (
+        f"{wrong_input_count(model, *counts, len(got))}. Got input(s) [{names}], but missing required input(s) "
+        f"[{absent}]. Please provide all required input(s)."
+    )
+
+
+EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
+
+
+def raw_bytes_shape(name: str, shape: Sequence[int]) -> str:
+    return f"For BYTE datatype raw input '{name}', the model must have input shape [1], got {list(shape)}"
+
+
+def raw_free_axes(name: str, shape: Sequence[int]) -> str:
+    return (
+        f"The shape of the raw input '{name}' can not be deduced because there are more than one variable-sized "
+        f"dimension, got {list(shape)}"
+    )
+
+
+def raw_input_count(model: str, count: int) -> str:
+    return f"Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in '{model}' model"

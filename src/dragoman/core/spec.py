@@ -191,6 +191,8 @@ class ModelSpec(ModelOptions):
 def check_name(name: str, what: str = "model name") -> str:
     """Return `name` if it is a valid name of a model or version. Raises InvalidInput."""
     if not _NAME.fullmatch(name):
+        if what == "model name" and not name.strip():
+            raise InvalidInput(error_texts.EMPTY_NAME)
         if what == "model name" and ("/" in name or name == ".."):
             raise InvalidInput(error_texts.path_in_name(name))
         raise InvalidInput(

@@ -39,7 +39,6 @@ from dragoman.protocols.open_inference.extensions import parse_deadline
 from dragoman.protocols.open_inference.generate_tensors import generate_response, infer_call, parse_generate_object
 from dragoman.protocols.open_inference.rest_request import path_model
 from dragoman.protocols.text_common.parameters import (
-    EVENT_STREAM,
     GRAMMAR,
     RESPONSE_FORMAT,
     Parameter,
@@ -72,6 +71,7 @@ from dragoman.protocols.wire import (
 )
 
 _DEFAULT_MAX_TOKENS = 20  # by the extension
+_EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))  # as Triton's
 _FIELDS = ("text_input", "parameters", "id")
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -211,7 +211,7 @@ class OpenInferenceGenerate:
         def format_chunk(response: Response[Inference]) -> bytes:
             return b"data: " + generate_response(response, id_, self._policy) + b"\n\n"
 
-        return HttpStream(request, format_chunk, _format_error_event, b"", EVENT_STREAM, rest.format_error)
+        return HttpStream(request, format_chunk, _format_error_event, b"", _EVENT_STREAM, rest.format_error)
 
     def _infer_request(self, http: HttpRequest, model: ModelDescription) -> tuple[Request[Inference], str]:
         call, id_ = infer_call(parse_generate_object(bytes(http.body)), model, self._policy)
@@ -250,7 +250,7 @@ class OpenInferenceGenerate:
             )
 
         call = Generate(prompts=(prompt,), sampling=sampling, stream=sampling.best_of <= 1 and sampling.num_beams == 1)
-        headers = (*EVENT_STREAM, *params.headers)
+        headers = (*_EVENT_STREAM, *params.headers)
         request = build_request(call, http, self._policy)
         return HttpStream(
             request, format_chunk, _format_error_event, b"", headers, params.error_formatter(format_error)
