@@ -15,6 +15,7 @@ from compat.triton.repository import ADD_SUB, write, write_add_sub
 from dragoman.core.calls import Describe, Infer, Request, States
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
+from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.engine.repository import DiskRepository
@@ -83,6 +84,12 @@ def call(*arrays: Any) -> Infer:
         ('model_warmup { name: "w" batch_size: 5 }', 2, "field 'model_warmup[0].batch_size': expected 1 to 1, got 5"),
         ('default_model_filename: "../x.onnx"', 2, "expected the name of a file in the version folder"),
         ('model_operations { op_library_filename: "a.so" }', 2, "libraries of operators are not loaded"),
+        (
+            "dynamic_batching { priority_levels: 3\n default_priority_level: 4 }",
+            3,
+            "default_priority_level': expected 1 to 3, the number of priority_levels, got 4",
+        ),
+        ("dynamic_batching { priority_levels: 101 }", 2, "expected at most 100, got 101"),
         ("batch_input { kind: BATCH_ELEMENT_COUNT }", 2, "field 'batch_input'"),
     ],
 )
@@ -144,7 +151,7 @@ def test_fields_that_are_not_honoured_are_named_in_one_warning(
     config = ONNX + (
         'foo: 3\ninstance_group { kind: KIND_GPU bar { x: "}" } gpus: [ 0 ] }\nbaz: "a" "b"\n'
         'parameters { key: "p" value { string_value: "v" } }\n'
-        "dynamic_batching { priority_levels: 2 }\n"
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 value { } } }\n"
     )
     with caplog.at_level(logging.WARNING, "dragoman.compat"):
         spec = spec_of(tmp_path, config)
@@ -152,7 +159,7 @@ def test_fields_that_are_not_honoured_are_named_in_one_warning(
     (record,) = caplog.records
     for name in ("foo", "bar", "baz", "instance_group.kind", "instance_group.gpus", "parameters.p"):
         assert f"'{name}' (" in record.getMessage(), name
-    assert "'dynamic_batching.priority_levels' (" in record.getMessage()
+    assert "'dynamic_batching.priority_queue_policy' (" in record.getMessage()
     assert (spec.max_batch_size, spec.replicas) == (8, 1)
 
 
@@ -163,6 +170,16 @@ def test_fields_that_are_not_honoured_are_named_in_one_warning(
         ("max_batch_size: 4", {"max_batch_size": 4}),  # Triton adds dynamic batching to ONNX models
         ("max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 500 }", {"max_batch_wait_s": 0.0005}),
         ("instance_group [ { count: 2 }, { kind: KIND_CPU } ]", {"replicas": 3}),
+        (
+            "max_batch_size: 4 dynamic_batching { priority_levels: 4 default_priority_level: 3 default_queue_policy {\n"
+            "timeout_action: DELAY default_timeout_microseconds: 250000 max_queue_size: 7 } }",
+            {
+                "schedule": ScheduleOptions(
+                    priority_levels=4, default_priority=3, max_queue_size=7, timeout_s=0.25, timeout_action="delay"
+                )
+            },
+        ),
+        ("max_batch_size: 4 dynamic_batching { }", {"schedule": None}),
         ("response_cache { enable: true }", {"response_cache_bytes": 16 << 20}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import dragoman
 from compat.triton.repository import write
 from dragoman.core.calls import Describe, Infer, Ready, Request, States
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed
+from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, Overloaded
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
 
@@ -21,6 +21,7 @@ input { name: "IN" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 """
 HEAD = """
+import os
 import threading
 import time
 
@@ -155,6 +156,20 @@ class TritonPythonModel:
         answer = await call.async_exec()
         return [response(answer.error().code() if answer.has_error() else -1)]
 """,
+    # Answers how many requests were executed before; the first one waits for a file.
+    "ordered": """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder, self.count = args["model_repository"], 0
+
+    def execute(self, requests):
+        if not self.count:
+            open(f"{self.folder}/started", "w").close()
+            while not os.path.exists(f"{self.folder}/go"):
+                time.sleep(0.005)
+        self.count += 1
+        return [response(self.count - 1) for _ in requests]
+""",
     "too_early": """
 class TritonPythonModel:
     def initialize(self, args):
@@ -197,12 +212,13 @@ def models(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("engine", [names], indirect=True, ids=[names[0]])
 
 
-def request(model: str, n: int) -> Request[Any]:
-    return Request(Infer({"IN": Tensor.of(np.array([n], np.int32))}), model)
+def request(model: str, n: int, priority: int = 0) -> Request[Any]:
+    parameters: dict[str, Any] = {"priority": priority} if priority else {}
+    return Request(Infer({"IN": Tensor.of(np.array([n], np.int32))}, parameters=parameters), model)
 
 
-async def infer(engine: Engine, model: str, n: int) -> int:
-    return int((await engine.call(request(model, n))).answer.outputs["OUT"].data[0])
+async def infer(engine: Engine, model: str, n: int, priority: int = 0) -> int:
+    return int((await engine.call(request(model, n, priority))).answer.outputs["OUT"].data[0])
 
 
 @models("caller", "count")
@@ -235,6 +251,45 @@ async def test_requests_are_executed_again(engine: Engine) -> None:
 async def test_the_timeout_of_a_call(engine: Engine) -> None:
     assert await infer(engine, "hurried", 10_000) == 1  # INTERNAL
     assert await infer(engine, "hurried", 0) == -1
+
+
+QUEUE = """
+dynamic_batching { priority_levels: 3 default_priority_level: 2
+  default_queue_policy { max_queue_size: 2 default_timeout_microseconds: 500000 timeout_action: %s } }
+"""
+
+
+@pytest.mark.parametrize("action", ["REJECT", "DELAY"])
+async def test_priorities_and_limits_of_the_queue(tmp_path: Path, action: str) -> None:
+    folder = tmp_path / "ordered"
+    write(folder / "config.pbtxt", f'backend: "python" {TENSORS}{QUEUE % action}')
+    write(folder / "1" / "model.py", HEAD + MODELS["ordered"])
+    async with dragoman.open_engine(tmp_path) as engine:
+
+        async def send(*priorities: int) -> list[asyncio.Task[int]]:
+            tasks = [asyncio.create_task(infer(engine, "ordered", 1, priority)) for priority in priorities]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return tasks
+
+        sent = await send(1)
+        async with asyncio.timeout(60):
+            while not (folder / "started").exists():
+                await asyncio.sleep(0.005)
+        sent += await send(3, 1, 3, 0)
+        with pytest.raises(Overloaded, match="Exceeds maximum queue size"):
+            await infer(engine, "ordered", 1, 3)
+        if action == "REJECT":
+            for task in sent[1:]:
+                with pytest.raises(Overloaded, match="Request timeout expired"):
+                    await task
+            sent = sent[:1]
+        else:
+            await asyncio.sleep(0.8)  # until all have waited too long
+            sent += await send(1)
+        (folder / "go").touch()
+        order = await asyncio.gather(*sent)
+    assert order == ([0] if action == "REJECT" else [0, 4, 2, 5, 3, 1])
 
 
 @models("too_early", "count")

@@ -7,6 +7,8 @@ from typing import Any
 from dragoman.compat.triton.backends import ENSEMBLE, PYTHON, Backend
 from dragoman.formats.model_config import ConfigFile
 
+_MAX_LEVELS = 100
+
 
 def check_config(file: ConfigFile, backend: Backend) -> None:
     """Raise InvalidInput naming file, line and field for a configuration that Triton does not load."""
@@ -21,6 +23,8 @@ def check_config(file: ConfigFile, backend: Backend) -> None:
             raise file.error(f"instance_group[{number}].count", f"expected 1 or more, got {group.count}")
     for number, warmup in enumerate(config.model_warmup):
         _check_warmup(file, f"model_warmup[{number}]", warmup)
+    if config.HasField("dynamic_batching"):
+        _check_schedule(file)
     if config.HasField("sequence_batching"):
         _check_sequences(file, backend)
     if backend.runtime == ENSEMBLE:
@@ -97,6 +101,16 @@ def _check_warmup(file: ConfigFile, path: str, warmup: Any) -> None:
             raise file.error(where, f"'{name}': expected a data_type and dims from 1")
         if given.WhichOneof("input_data_type") is None:
             raise file.error(where, f"'{name}': expected zero_data, random_data or input_data_file")
+
+
+def _check_schedule(file: ConfigFile) -> None:
+    batching = file.message.dynamic_batching
+    path = "dynamic_batching.default_priority_level"
+    levels, default = batching.priority_levels, batching.default_priority_level
+    if levels > _MAX_LEVELS:
+        raise file.error("dynamic_batching.priority_levels", f"expected at most {_MAX_LEVELS}, got {levels}")
+    if levels and not 1 <= default <= levels:
+        raise file.error(path, f"expected 1 to {levels}, the number of priority_levels, got {default}")
 
 
 # --- sequences -------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ _TYPE_STRING = 13  # of the enumeration DataType
 _MAX_SEQUENCES = 1024  # live ones of a model; in Triton their number has no limit
 
 _TENSORRT = "only TensorRT has such tensors"
-_QUEUE = "not supported: set max_queue and timeout_s in a dragoman.toml beside this file"
 _NO_DELAY = "an idle worker takes what is queued, up to max_batch_size"
 _STATE_MEMORY = "tuning of the memory of states"
 _LIBRARIES = "libraries of operators are not loaded"
@@ -46,10 +45,11 @@ FIELDS: Mapping[str, tuple[Effect, str]] = {
     "model_metrics": ("missing", "metrics have fixed buckets"),
     "dynamic_batching.preferred_batch_size": ("different", _NO_DELAY),
     "dynamic_batching.preserve_ordering": ("unused", "responses of a stream are in the order of their requests"),
-    "dynamic_batching.priority_levels": ("missing", "requests have one priority"),
-    "dynamic_batching.default_priority_level": ("missing", "requests have one priority"),
-    "dynamic_batching.default_queue_policy": ("missing", _QUEUE),
-    "dynamic_batching.priority_queue_policy": ("missing", _QUEUE),
+    "dynamic_batching.default_queue_policy.allow_timeout_override": (
+        "different",
+        "the timeout of a request is a deadline for its response, always",
+    ),
+    "dynamic_batching.priority_queue_policy": ("missing", "all levels have the default_queue_policy"),
     "sequence_batching.direct.max_queue_delay_microseconds": ("unused", _NO_DELAY),
     "sequence_batching.direct.minimum_slot_utilization": ("unused", _NO_DELAY),
     "sequence_batching.oldest.max_queue_delay_microseconds": ("unused", _NO_DELAY),
@@ -129,6 +129,20 @@ class TritonModel:
                     return "text" if control.data_type == _TYPE_STRING else "integer"
         return "any"
 
+    def schedule_options(self) -> dict[str, Any]:
+        """Return the options of the queue, none where it has neither priorities nor limits."""
+        batching = self.config.dynamic_batching
+        policy = batching.default_queue_policy
+        if not (batching.priority_levels or policy.max_queue_size or policy.default_timeout_microseconds):
+            return {}
+        return {
+            "priority_levels": max(1, batching.priority_levels),
+            "default_priority": batching.default_priority_level,
+            "max_queue_size": policy.max_queue_size,
+            "timeout_s": policy.default_timeout_microseconds / 1e6,
+            "timeout_action": "delay" if policy.timeout_action == policy.DELAY else "reject",
+        }
+
     @property
     def replicas(self) -> int:
         return sum(group.count or 1 for group in self.config.instance_group) or 1
@@ -151,6 +165,7 @@ def model_table(folder: Path) -> dict[str, Any]:
         "max_batch_wait_s": config.dynamic_batching.max_queue_delay_microseconds / 1e6,
         "replicas": model.replicas,
         "sequences": model.sequence_options(),
+        "schedule": {} if model.backend.runtime == PYTHON else model.schedule_options(),
         "labels": _labels(model),
         "response_cache_bytes": _CACHE_BYTES if config.response_cache.enable else 0,
         "version_policy": _version_policy(model),
@@ -160,6 +175,7 @@ def model_table(folder: Path) -> dict[str, Any]:
             "source": str(path),
             "backend": model.backend.runtime,
             "file": config.default_model_filename,
+            "schedule": model.schedule_options(),  # of the Python backend, which has a queue of its own
         },
     }
     required = ("max_batch_size", "max_batch_wait_s", "replicas", "response_cache_bytes")  # not those of the server

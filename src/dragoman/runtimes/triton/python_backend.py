@@ -20,10 +20,10 @@ from dragoman.core.errors import (
     InvalidInput,
     InvalidOutput,
     ModelFailed,
-    NotReady,
     public_message,
 )
 from dragoman.core.model import Model
+from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.sequences import SequenceStep
 from dragoman.core.signature import Signature
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec
@@ -76,7 +76,10 @@ class PythonBackendModel(Model):
         self._sequences = None if sequences is None else SequenceInputs(given, Path(), keeps_rows=False)
         merges = ("dynamic_batching" in given or sequences is not None) and self._config.max_batch_size > 1
         delay_us = given.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
-        self._queue = RequestQueue(self._config.max_batch_size if merges else 1, delay_us / 1e6 if merges else 0.0)
+        self._schedule = ScheduleOptions(**self.spec.parameters.get("schedule", {}))
+        self._queue = RequestQueue(
+            self._config.max_batch_size if merges else 1, delay_us / 1e6 if merges else 0.0, self._schedule
+        )
         if self._config.is_decoupled:
             self.infer = self._stream  # type: ignore[method-assign, assignment]
         count = self.spec.replicas if self.spec.siblings is not None else 1
@@ -189,6 +192,8 @@ class PythonBackendModel(Model):
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self.spec.name))
         pending = PendingRequest(request, rows, deliver_on_loop)
         self._queue.put(pending)
+        if self._schedule.timeout_s:
+            loop.call_later(self._schedule.timeout_s, self._queue.expire, pending)
         return pending
 
     def unavailable(self) -> str:
@@ -252,7 +257,7 @@ class PythonBackendModel(Model):
         pending.executions += 1
         try:
             self._queue.put(pending)
-        except NotReady as error:
+        except DragomanError as error:
             pending.fail(error)
 
     def to_inference(self, response: pb_utils.InferenceResponse, call: Infer) -> Inference | DragomanError:

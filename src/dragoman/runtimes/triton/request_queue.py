@@ -1,5 +1,7 @@
 """The queue of a model of Triton's Python backend, which takes lists of requests."""
 
+import bisect
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -8,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.calls import Infer, Inference, Request
-from dragoman.core.errors import DragomanError, NotReady
+from dragoman.core.errors import DragomanError, NotReady, Overloaded
+from dragoman.core.schedule import ScheduleOptions
 
 
 @dataclass(eq=False)
@@ -22,26 +25,48 @@ class PendingRequest:
     context: Context = field(default_factory=copy_context)
     executions: int = 0  # earlier ones, of a request that is executed repeatedly
     sequence_id: int = 0  # of such a request without one of its own
+    order: tuple[int, bool, int] = (1, False, 0)  # level, whether it has waited too long, number
 
     def fail(self, error: DragomanError) -> None:
         self.deliver(error, True)
 
 
 class RequestQueue:
-    """Requests in order of arrival; `take` returns those that are executed together."""
+    """Requests in order of priority and arrival; `take` returns those that are executed together."""
 
-    def __init__(self, max_rows: int, delay_s: float) -> None:
-        self._max_rows, self._delay_s = max_rows, delay_s
+    def __init__(self, max_rows: int, delay_s: float, schedule: ScheduleOptions) -> None:
+        self._max_rows, self._delay_s, self._schedule = max_rows, delay_s, schedule
         self._pending: deque[PendingRequest] = deque()
+        self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, pending: PendingRequest) -> None:
+        """Add a request. Raises NotReady once the queue is closed, and Overloaded if its level is full."""
+        level = self._schedule.level(call_of(pending.request).parameters.get("priority"))
         with self._changed:
             if self._closed:
                 raise NotReady("the model is unloading")
-            self._pending.append(pending)
+            if 0 < self._schedule.max_queue_size <= sum(each.order[0] == level for each in self._pending):
+                raise Overloaded("Exceeds maximum queue size")
+            pending.order = level, False, next(self._numbers)
+            self._insert(pending)
             self._changed.notify_all()
+
+    def _insert(self, pending: PendingRequest) -> None:
+        self._pending.insert(bisect.bisect(self._pending, pending.order, key=lambda each: each.order), pending)
+
+    def expire(self, pending: PendingRequest) -> None:
+        """Reject or delay a request that still waits."""
+        with self._changed:
+            if pending not in self._pending:
+                return
+            self._pending.remove(pending)
+            if self._schedule.timeout_action == "delay":
+                pending.order = pending.order[0], True, pending.order[2]
+                self._insert(pending)
+                return
+        pending.fail(Overloaded("Request timeout expired"))
 
     def close(self) -> None:
         with self._changed:
