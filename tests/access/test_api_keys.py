@@ -1,6 +1,7 @@
 """API keys over HTTP: roles, models, limits, error formats, reload."""
 
 import asyncio
+import json
 import logging
 import subprocess
 import sys
@@ -533,6 +534,16 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     assert "did you mean 'all'" in run_keys("delete", "alll", folder=tmp_path).stderr
     assert run_keys("delete", "ci", folder=tmp_path).returncode == 0
     assert run_keys("list", folder=tmp_path).stdout == "all  roles=infer,read,admin\n"
+    assert json.loads(run_keys("list", "--json", folder=tmp_path).stdout) == [
+        {
+            "name": "all",
+            "roles": ["infer", "read", "admin"],
+            "models": None,
+            "calls_per_s": None,
+            "max_concurrent": None,
+            "expires": None,
+        }
+    ]
     for wrong in (
         ("create", "x", "--roles", "root"),
         ("create", "x y"),

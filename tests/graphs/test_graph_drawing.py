@@ -65,6 +65,8 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == DRAWN
     root = ET.parse(tmp_path / "out.svg").getroot()
     names = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+    title = root.findtext("{http://www.w3.org/2000/svg}title")
+    assert title == tmp_path.name  # not the folders above it
     assert {"x", "a", "b", "c", "exp", "sin", "sum", "2", "E G J H"} <= names
     assert len([*root.iter("{http://www.w3.org/2000/svg}path")]) == 1 + 5  # the arrow's head, and a line each
 

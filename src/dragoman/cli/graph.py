@@ -59,7 +59,8 @@ def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
         print("\n".join(summarize(graph)))
         if arguments.svg:
             try:
-                Path(arguments.svg).write_text(draw_svg(picture, graph.name or arguments.file), encoding="utf-8")
+                title = graph.name or Path(arguments.file).resolve().name
+                Path(arguments.svg).write_text(draw_svg(picture, title), encoding="utf-8")
             except OSError as error:
                 raise InvalidInput(f"'{arguments.svg}' cannot be written: {error}") from error
     finally:

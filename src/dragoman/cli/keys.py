@@ -1,11 +1,13 @@
 """`dragoman keys`: create, list and delete API keys in a file of hashes."""
 
 import argparse
+import json
 import math
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from dragoman.access.grants import EVERYTHING, ROLES, Grant
 from dragoman.access.keys import StoredKey, create_key, digest_of, expand_roles, format_time, read_keys, write_keys
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calls-per-s", type=float, default=0.0, metavar="X", help="limit of its rate (default: none)")
     add("--max-concurrent", type=int, default=0, metavar="N", help="limit of its concurrent calls (default: none)")
     add("--expires-days", type=float, default=0.0, metavar="X", help="days until it expires (default: never)")
+    add("--json", action="store_true", help="print the list as JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file or os.environ.get("DRAGOMAN_API_KEYS") or "keys.toml")
     stored = read_keys(path) if path.exists() or arguments.action != "create" else []
     if arguments.action == "list":
-        print("\n".join(map(_describe, stored)) or "no keys")
+        text = "\n".join(map(_describe, stored)) or "no keys"
+        print(json.dumps([_fields(key) for key in stored], indent=2) if arguments.json else text)
         return 0
     if not arguments.name:
         raise InvalidInput(f"expected NAME: dragoman keys {arguments.action} NAME")
@@ -84,6 +88,19 @@ def _delete(path: Path, stored: list[StoredKey], name: str) -> None:
         raise InvalidInput(f"no key '{name}' in '{path}'{suggestion(name, names)}")
     write_keys(path, [key for key in stored if key.grant.name != name])
     print(f"key '{name}' deleted from {path}", file=sys.stderr)
+
+
+def _fields(key: StoredKey) -> dict[str, Any]:
+    """Return what is known of a key as JSON values, without its hash; None: no limit."""
+    grant = key.grant
+    return {
+        "name": grant.name,
+        "roles": [role for role in ROLES if role in grant.roles],
+        "models": None if grant.models is None else sorted(grant.models),
+        "calls_per_s": grant.calls_per_s or None,
+        "max_concurrent": grant.max_concurrent or None,
+        "expires": None if grant.expires_s == math.inf else format_time(grant.expires_s),
+    }
 
 
 def _describe(key: StoredKey) -> str:
