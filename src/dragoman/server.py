@@ -18,9 +18,7 @@ from dragoman import plugins
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
-from dragoman.engine_setup import make_engine, spec_of_object
-from dragoman.engine_setup import open_engine as open_engine
-from dragoman.engine_setup import settings_for as settings_for
+from dragoman.engine_setup import make_engine, settings_for, spec_of_object
 from dragoman.server_transports import ServerTransports, http_addresses, make_worker_port
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
