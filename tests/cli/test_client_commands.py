@@ -302,7 +302,9 @@ async def test_a_conversation_on_a_terminal(server: Server) -> None:
 
 async def truncated_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    event = json.dumps({"choices": [{"delta": {"content": "Hel\x1b[2Jlo"}, "finish_reason": None}]})
+    event = json.dumps(
+        {"choices": [{"delta": {"content": "Hel\x1b[2Jlo\u202e \u0645\u06cc\u200c\u062e"}, "finish_reason": None}]}
+    )
     writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + f"data: {event}\n\n".encode())
     writer.close()
 
@@ -313,7 +315,7 @@ async def test_an_answer_that_ends_early_is_an_error(capsys: pytest.CaptureFixtu
         url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
         assert await run("chat", url, "m", "--message", "x") == 1
     captured = capsys.readouterr()
-    assert captured.out == "Hel\ufffd[2Jlo\n"
+    assert captured.out == "Hel\ufffd[2Jlo\ufffd \u0645\u06cc\u200c\u062e\n"  # Persian needs its joiners
     assert captured.err == "dragoman: the answer ended before it was complete\n"
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import unicodedata
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -11,6 +10,12 @@ _STATES = {
     "ready": "32", "idle": "32", "busy": "32", "unavailable": "31", "failed": "31", "not ready": "31", "hung": "31",
     "loading": "33", "unloading": "33", "waiting": "33", "skipped": "33",
 }  # fmt: skip
+
+# C0 and C1 controls, and those that change the direction of the text around them.
+_CONTROLS = dict.fromkeys(
+    (*(n for n in range(32) if chr(n) not in "\n\t"), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+    "\ufffd",
+)
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -25,9 +30,7 @@ def coloured(text: str, code: str, stream: TextIO) -> str:
 
 def printable(text: str) -> str:
     """Return a text of a model or a server without characters that control a terminal; lines and tabs stay."""
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") or c == "\u200d" else "\ufffd" for c in text
-    )
+    return text.translate(_CONTROLS)
 
 
 def table(rows: Sequence[Sequence[str]], stream: TextIO | None = None, indent: str = "") -> list[str]:
