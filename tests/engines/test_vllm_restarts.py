@@ -15,7 +15,7 @@ from dragoman.core.calls import Generate, Index, Request
 from dragoman.core.errors import WorkerLost
 from dragoman.core.text import Generation, Sampling
 from dragoman.engine.engine import Engine
-from dragoman.server import open_engine
+from dragoman.engine_setup import open_engine
 
 STAND_IN = Path(__file__).with_name("vllm_stand_in")
 
