@@ -38,7 +38,20 @@ RUNTIME_PACKAGES: Mapping[str, Sequence[str]] = {
     "mlserver_lightgbm": ("lightgbm",),
     "mlserver_catboost": ("catboost",),
     "mlserver_mlflow": ("runtime", "codecs"),
+    "mlserver_huggingface": ("runtime", "codecs"),
 }
+
+# The tasks of our runtime for transformers, "" if the architecture says it; others are run by HuggingFaceRuntime.
+PIPELINE_TASKS = (
+    "",
+    "text-classification",
+    "sentiment-analysis",
+    "token-classification",
+    "ner",
+    "question-answering",
+    "image-classification",
+    "feature-extraction",
+)
 
 # Packages whose runtimes are not supported, with the alternative.
 UNSUPPORTED: Mapping[str, str] = {
@@ -62,7 +75,9 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
         return _custom_class(named, fields, path)
     given = {**fields["parameters"]}
     uri = given.pop("uri", "") or ""
-    if known is not None and known.has_class:
+    task = (given.get("extra") or {}).get("task") or ""
+    if known is not None and (known.has_class or task not in PIPELINE_TASKS):
+        uri = uri if known.has_class else given["extra"].get("pretrained_model") or uri
         return {
             "runtime": "mlserver",
             "uri": _file(uri, known, path.parent),

@@ -17,6 +17,7 @@ from dragoman.compat.mlserver.codecs.base import RequestCodec, register_request_
 from dragoman.compat.mlserver.codecs.utils import get_decoded_or_raw
 from dragoman.compat.mlserver.errors import InferenceError
 from dragoman.compat.mlserver.handlers import PlainRequest, custom_handler
+from dragoman.compat.mlserver.huggingface import HuggingFaceRuntime
 from dragoman.compat.mlserver.model import MLModel
 from dragoman.compat.mlserver.types import (
     InferenceRequest,
@@ -284,6 +285,7 @@ def _mlflow_content_type(schema: Any) -> str:
 
 __all__ = [
     "CatboostModel",
+    "HuggingFaceRuntime",
     "LightGBMModel",
     "MLflowRuntime",
     "SKLearnModel",

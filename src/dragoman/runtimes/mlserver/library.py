@@ -6,6 +6,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.compat.mlserver import runtimes
+from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.files import check_pickle, check_source, model_path, preflight_check
 
@@ -25,6 +26,8 @@ def library_class(spec: ModelSpec) -> type[Any]:
     """Return the class for the library of a model. Raises ModelFailed if a package is missing, or the file is not
     allowed."""
     library = str(spec.parameters["library"])
+    if library == "huggingface" and not Path(spec.uri).is_dir():
+        raise ModelFailed(f"'{spec.uri}' is not a folder: models are not downloaded; save the model to one")
     path = model_path(spec)
     if library in _PICKLED:
         check_pickle(path, spec)

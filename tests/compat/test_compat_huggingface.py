@@ -1,0 +1,148 @@
+"""Tasks of MLServer's runtime for Hugging Face: answers are those of the pipelines of transformers.
+
+The models are small ones with random weights.
+"""
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import dragoman
+from dragoman.compat.files import PIPELINE_TASKS, model_table
+from dragoman.core.errors import ModelFailed
+from dragoman.core.spec import ModelSpec
+from dragoman.runtimes.huggingface import tasks
+from dragoman.runtimes.mlserver.model import load
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+# transformers leaves files to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+TEXT = "the brown fox"
+TASKS = {"text-generation": "gpt2", "fill-mask": "bert", "zero-shot-classification": "classes"}
+
+
+def _tokenizer() -> Any:
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] the quick brown fox jumps over a lazy dog is this about".split()  # noqa: SIM905
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("transformers")
+    bert = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {"vocab_size": 20, "max_position_embeddings": 64, **bert}
+    labels = {"id2label": {0: "contradiction", 1: "entailment"}, "label2id": {"contradiction": 0, "entailment": 1}}
+    gpt = transformers.GPT2Config(
+        vocab_size=20, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3
+    )
+    torch.manual_seed(0)
+    saved = {
+        "gpt2": transformers.GPT2LMHeadModel(gpt),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
+        "classes": transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **labels)),
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="unclosed file", category=ResourceWarning)
+        for name, model in saved.items():
+            model.save_pretrained(folder / "weights" / name)
+            _tokenizer().save_pretrained(folder / "weights" / name)
+    for task, name in TASKS.items():
+        place = folder / "models" / task
+        place.mkdir(parents=True)
+        extra = {"task": task, "pretrained_model": str(folder / "weights" / name)}
+        settings = {"name": task, "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
+        (place / "model-settings.json").write_text(json.dumps({**settings, "parameters": {"extra": extra}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(dragoman.asgi(str(folder / "models"))) as client:
+        yield client
+
+
+def _tensor(name: str, data: list[Any], datatype: str = "BYTES", **parameters: str) -> dict[str, Any]:
+    return {"name": name, "shape": [len(data)], "datatype": datatype, "data": data, "parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "arguments"),
+    [
+        (
+            "text-generation",
+            [_tensor("args", [TEXT]), _tensor("max_new_tokens", [4], "INT64"), _tensor("do_sample", [False], "BOOL")],
+            {"text_inputs": TEXT, "max_new_tokens": 4, "do_sample": False},
+        ),
+        ("fill-mask", [_tensor("args", ["the [MASK] fox"])], {"inputs": "the [MASK] fox"}),
+        (
+            "fill-mask",
+            [_tensor("array_inputs", ["the [MASK] fox", "a [MASK]"], content_type="str")],
+            {"inputs": ["the [MASK] fox", "a [MASK]"]},
+        ),
+        (
+            "zero-shot-classification",
+            [
+                _tensor("args", [TEXT]),
+                _tensor("candidate_labels", ["fox", "dog"]),
+                _tensor("hypothesis_template", ["this is about {}"], content_type="raw"),
+            ],
+            {"sequences": TEXT, "candidate_labels": ["fox", "dog"], "hypothesis_template": "this is about {}"},
+        ),
+    ],
+)
+def test_tasks(
+    client: TestClient, folder: Path, task: str, inputs: list[dict[str, Any]], arguments: dict[str, Any]
+) -> None:
+    response = client.post(f"/v2/models/{task}/infer", json={"inputs": inputs})
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
+    (direct, *rest) = arguments.values()
+    pipeline = transformers.pipeline(task, model=str(folder / "weights" / TASKS[task]), device="cpu")
+    expected = pipeline(direct, **dict(list(arguments.items())[1:])) if rest else pipeline(direct)
+    expected = expected if isinstance(expected, list) else [expected]
+    assert output["name"] == "output"
+    assert output["parameters"] == {"content_type": "hg_jsonlist"}
+    assert output["shape"] == [len(expected), 1]
+    assert [json.loads(each) for each in output["data"]] == json.loads(json.dumps(expected))
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "message"),
+    [
+        ("fill-mask", [_tensor("args", ["no mask"])], "mask"),
+        ("fill-mask", [], "missing"),
+        ("text-generation", [_tensor("args", ["{"], content_type="hg_json")], "expected JSON in each element"),
+    ],
+)
+def test_invalid_requests_are_400(client: TestClient, task: str, inputs: list[Any], message: str) -> None:
+    response = client.post(f"/v2/models/{task}/infer", json={"inputs": inputs})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+
+
+def test_models_are_not_downloaded(tmp_path: Path) -> None:
+    fields = {"name": "m", "implementation": "mlserver_huggingface.HuggingFaceRuntime"}
+    settings = {**fields, "parameters": {"extra": {"task": "text-generation", "pretrained_model": "distilgpt2"}}}
+    table = model_table(settings, tmp_path / "model-settings.json")
+    with pytest.raises(ModelFailed, match="'distilgpt2' is not a folder: models are not downloaded"):
+        load(ModelSpec(name="m", runtime="mlserver", uri=table["uri"], parameters=table["parameters"]))
+
+
+def test_the_tasks_of_our_own_runtime() -> None:
+    aliases = ("sentiment-analysis", "ner")
+    assert {"", *tasks.TASKS, *aliases} == {*PIPELINE_TASKS}
+    for task in PIPELINE_TASKS[1:]:
+        assert tasks.task_by_name(task)
