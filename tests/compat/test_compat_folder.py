@@ -476,6 +476,12 @@ def test_credentials_are_not_forwarded(names: str) -> None:
         protocol_policy(settings_for([], {"forward_headers": names}))
 
 
+def test_all_headers_but_credentials_are_forwarded() -> None:
+    headers = {"x-user": "u", "authorization": "Bearer s", "cookie": "c", "proxy-authorization": "p", "x-api-key": "k"}
+    policy = protocol_policy(settings_for([str(FOLDER)]))
+    assert policy.forwarded_headers({**headers, "host": "h"}) == {"x-user": "u", "host": "h"}
+
+
 def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "row_sums", tmp_path / "m")
     settings = {"name": "row-sums", "implementation": "summing.RowSums", "max_batch_size": 4}

@@ -157,10 +157,13 @@ def test_errors_of_a_model_have_no_traceback(ours: TestClient, theirs: dict[str,
 
 def test_limits(ours: TestClient) -> None:
     number = "9" * 5000
-    for value in ("[" * 5000 + "]" * 5000, f"[{number}]"):
+    lists, objects = "[" * 5000 + "]" * 5000, f"[{'{},' * (1 << 19)}1]"
+    messages = {lists: "nests too deep", f"[{number}]": "cannot be parsed", objects: "too many values in JSON"}
+    for value, message in messages.items():
         content = f'{{"inputs": {value}}}'
         answer = ours.post("/models/table/invocations", content=content, headers={"content-type": JSON})
         assert answer.status_code == 400, answer.text
+        assert message in answer.json()["message"]
     parquet = {"content-type": "application/vnd.apache.parquet"}
     assert ours.post("/models/table/invocations", content=b"PAR1", headers=parquet).status_code == 415
 

@@ -38,4 +38,6 @@ class Policy(ProtocolOptions):
     def forwarded_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, named in lower case, that models receive; credentials are never among them."""
         patterns = self.forward_headers
+        if "*" in patterns:
+            return {name: value for name, value in headers.items() if name not in CREDENTIALS}
         return {n: v for n, v in headers.items() if n not in CREDENTIALS and any(fnmatchcase(n, p) for p in patterns)}

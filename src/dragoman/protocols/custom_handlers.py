@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from dragoman.core.calls import Handle, Handled, Request, Response
 from dragoman.core.errors import InvalidOutput
@@ -65,9 +66,16 @@ def check_metadata(metadata: Mapping[str, str]) -> Headers:
 
 
 def _check_header(name: str, value: str) -> tuple[str, str]:
-    lower = name.lower()
-    if _NAME.fullmatch(lower) is None or _RESERVED.fullmatch(lower) is not None:
-        raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not one that a model may set")
+    lower = _check_name(name)
     if _VALUE.fullmatch(value) is None:
         raise InvalidOutput(f"the model set the header {name!r} to a value with control characters")
     return lower, value.strip()
+
+
+@lru_cache(maxsize=256)
+def _check_name(name: str) -> str:
+    """Return the name in lower case. Raises InvalidOutput if a model may not set it."""
+    lower = name.lower()
+    if _NAME.fullmatch(lower) is None or _RESERVED.fullmatch(lower) is not None:
+        raise InvalidOutput(f"the model set the header {name[:64]!r}, which is not one that a model may set")
+    return lower
