@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.broken import BROKEN, ChangedChannel, ChangedHttp, GrpcChange
+from conformance.broken import BROKEN, ChangedChannel, ChangedHttp, GrpcChange, status
 from conformance.conftest import TOKEN
 from dragoman.cli import main
 from dragoman.cli.check import PROTOCOL_NAMES
@@ -117,6 +117,30 @@ def test_an_unknown_model_leaves_clauses_untried(server: ServerProcess, capsys: 
     text = capsys.readouterr().out
     assert "not tried    rest-infer-id" in text
     assert "GET v2/models/nope gets status 404" in text
+
+
+def test_clauses_that_need_a_key_are_not_tried(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{server.http_port}"
+    arguments = ["check", url, "--only", "extension-repository-index"]
+    assert main(arguments) == 2
+    assert "the server rejects the request with status 401: give --api-key KEY" in capsys.readouterr().out
+    monkeypatch.setenv("DRAGOMAN_API_KEY", TOKEN)
+    assert main(arguments) == 0
+
+
+def test_a_rejection_for_want_of_a_key_is_not_a_rejected_request(target: Target, contexts: dict[str, Any]) -> None:
+    http: Any = target.http
+    http.change = status(401)
+    protocol, clause = CLAUSES["rest-metadata-unknown-model"]
+    context = contexts[protocol.name]
+    prepared = Protocol(protocol.name, protocol.title, protocol.document, lambda _: context, protocol.clauses)
+    try:
+        (result,) = run_clauses(target, [prepared], [clause.id])
+    finally:
+        http.change = None
+    assert result.outcome is Outcome.NOT_TRIED
 
 
 def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.conformance.clauses import ClauseFailed, Exchange, NotOffered, expect, fail
+from dragoman.conformance.clauses import ClauseFailed, Exchange, NotOffered, NotTried, expect, fail
 from dragoman.core.errors import InvalidInput, NotReady
 
 _SHOWN = 600
@@ -51,7 +51,9 @@ class Response:
         return [Response(self.status, {}, e.encode()).json() for e in self.events() if e != "[DONE]"]
 
     def ok(self) -> "Response":
-        """Return the response itself. Raises ClauseFailed unless its status is 200."""
+        """Return the response itself. Raises ClauseFailed unless its status is 200, NotTried if it asks for a key."""
+        if self.status in (401, 403):
+            raise NotTried(self._missing_key())
         expect(self.status == 200, "status 200", self._summary())
         return self
 
@@ -62,9 +64,14 @@ class Response:
         return self.ok()
 
     def rejected(self, low: int = 400, high: int = 599) -> "Response":
-        """Return the response itself. Raises ClauseFailed unless its status is that of an error."""
+        """Return the response itself. Raises ClauseFailed unless its status is that of an error, NotTried for 401."""
+        if self.status == 401:
+            raise NotTried(self._missing_key())
         expect(low <= self.status <= high, f"a status from {low} to {high}", self._summary())
         return self
+
+    def _missing_key(self) -> str:
+        return f"the server rejects the request with status {self.status}: give --api-key KEY"
 
     def _summary(self) -> str:
         return f"{self.status} {self.body[:160].decode('utf-8', 'replace')}"
