@@ -31,6 +31,7 @@ class SlowServer:
     delay_s: float = 0.01
     failing: bool = False
     closing: bool = False
+    missing: set[str] = field(default_factory=set)
     bodies: list[bytes] = field(default_factory=list)
     turn: threading.Lock = field(default_factory=threading.Lock)
     waiting: int = 0
@@ -58,7 +59,9 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
                 state.bodies.append(body)
                 time.sleep(state.delay_s)
                 state.count(-1)
-            if state.closing:
+            if self.path in state.missing:
+                self._send({"error": "not found"}, 404)
+            elif state.closing:
                 self.close_connection = True
             elif "stream" in self.path:
                 self._stream()

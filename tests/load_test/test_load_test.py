@@ -103,6 +103,12 @@ def test_percentiles_are_values_by_rank() -> None:
     assert percentiles([]) == {}
 
 
+def test_a_text_server_with_one_model_has_no_names_in_paths(slow: SlowServer) -> None:
+    slow.missing = {"/models/slow/generate_stream"}
+    found = run_quickly(slow, Load(concurrency=1, seconds=0.05, warmup_s=0), "tgi")
+    assert (found.errors, found.completed > 0) == ({}, True)
+
+
 # --- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,18 +104,18 @@ def _umbridge(target: Target, protocol: str, options: Options) -> Job:
     return _http(target, protocol, "/Evaluate", orjson.dumps(body))
 
 
-def _text(path: str, body: Callable[[Options], Mapping[str, Any]], is_token: IsToken) -> Any:
-    """Return a maker of streamed text generation requests."""
+def _text(paths: Sequence[str], body: Callable[[Options], Mapping[str, Any]], is_token: IsToken) -> Any:
+    """Return a maker of streamed text generation requests to the first path that the server has."""
 
     def make(target: Target, protocol: str, options: Options) -> Job:
         content = _file(options) if options.file else orjson.dumps(body(options))
-        name = quote(options.model, safe="")
-        found = target.http.send("POST", path.format(name), content, {"Content-Type": "application/json"})
-        if found.status != 200:
-            raise ClauseFailed(
-                f"the first request gets status {found.status}: {found.body[:200].decode('utf-8', 'replace')}"
-            )
-        return replace(_http(target, protocol, path.format(name), content), is_token=is_token)
+        reasons = []
+        for path in (each.format(quote(options.model, safe="")) for each in paths):
+            found = target.http.send("POST", path, content, {"Content-Type": "application/json"})
+            if found.status == 200:
+                return replace(_http(target, protocol, path, content), is_token=is_token)
+            reasons.append(f"POST {path} gets status {found.status} {found.body[:200].decode('utf-8', 'replace')}")
+        raise ClauseFailed("; ".join(reasons))
 
     return make
 
@@ -146,10 +146,10 @@ _MAKERS: Mapping[str, Callable[[Target, str, Options], Job]] = {
     "rest-binary": _binary,
     "grpc": _grpc,
     "umbridge": _umbridge,
-    "openai-chat": _text("/v1/chat/completions", _chat_body, _has_content),
-    "openai-completions": _text("/v1/completions", _completion_body, _has_content),
-    "tgi": _text("/models/{}/generate_stream", _generate_body, _has_token),
-    "lmi": _text("/predictions/{}", _generate_body, _has_token),
+    "openai-chat": _text(["/v1/chat/completions"], _chat_body, _has_content),
+    "openai-completions": _text(["/v1/completions"], _completion_body, _has_content),
+    "tgi": _text(["/models/{}/generate_stream", "/generate_stream"], _generate_body, _has_token),
+    "lmi": _text(["/predictions/{}", "/invocations"], _generate_body, _has_token),
 }
 
 
