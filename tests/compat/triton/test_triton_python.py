@@ -10,6 +10,7 @@ import pytest
 
 import dragoman
 from compat.triton.repository import write
+from dragoman.compat.triton import pb_utils
 from dragoman.core.calls import Describe, Infer, Ready, Request, States
 from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, Overloaded
 from dragoman.core.tensor import Tensor
@@ -314,3 +315,10 @@ async def test_is_ready(engine: Engine) -> None:
     async with asyncio.timeout(60):
         while not await is_ready("moody"):  # asked about once a second
             await asyncio.sleep(0.02)
+
+
+def test_elements_that_are_no_text_are_sent_as_their_text() -> None:
+    elements = np.empty(7, object)
+    elements[:] = [1, 2.5, True, None, b"\xff", "é", bytearray(b"z")]
+    tensor = pb_utils.Tensor("t", elements)
+    assert tensor.as_numpy().tolist() == [b"1", b"2.5", b"True", b"None", b"\xff", "é".encode(), b"z"]

@@ -17,6 +17,8 @@ NUMPY_TYPES = {
     for name in TYPES
     if name not in ("INVALID", "BF16")
 }
+# Elements that are taken as they are.
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class TritonModelException(Exception):
@@ -100,8 +102,8 @@ class _Capsule:
 
 
 def as_elements(array: Array) -> Array:
-    """Return an array in row-major order, with text as bytes."""
+    """Return an array in row-major order, with text as bytes; other objects are their text, as in Triton."""
     if array.dtype.kind in "SUO":
-        flat = [e.encode() if isinstance(e, str) else bytes(e) for e in array.astype(object).flat]
+        flat = [bytes(e) if isinstance(e, _BYTES) else str(e).encode() for e in array.astype(object).flat]
         return np.fromiter(flat, object).reshape(array.shape)
     return array if array.flags.c_contiguous else array.copy()
