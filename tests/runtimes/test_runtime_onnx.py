@@ -27,7 +27,7 @@ def _load(path: Path) -> OnnxModel:
     return model
 
 
-def _graph(path: Path, kind: int, dims: list[Any], out_dims: list[Any] | None = None) -> OnnxModel:
+def _graph(path: Path, kind: int, dims: list[Any] | None, out_dims: list[Any] | None = None) -> OnnxModel:
     """Load a graph of one Identity from `x` to `y`."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
@@ -111,6 +111,16 @@ def test_batching_needs_a_common_free_axis(tmp_path: Path) -> None:
     assert not _graph(path, TensorProto.FLOAT, [2, "k"]).signature().batched
     assert not _graph(path, TensorProto.FLOAT, ["n"], ["k"]).signature().batched
     assert not _graph(path, TensorProto.FLOAT, []).signature().batched
+
+
+def test_a_tensor_without_a_shape_may_have_any(tmp_path: Path) -> None:
+    model = _graph(tmp_path / "any.onnx", TensorProto.FLOAT, None)
+    assert [spec.shape for spec in (*model.signature().inputs, *model.signature().outputs)] == [None, None]
+    for shape in ((), (2,), (1, 3)):
+        x = np.ones(shape, np.float32)
+        assert np.array_equal(_infer(model, Tensor.of(x))["y"], x)
+    scalar = _graph(tmp_path / "scalar.onnx", TensorProto.FLOAT, [])
+    assert [spec.shape for spec in (*scalar.signature().inputs, *scalar.signature().outputs)] == [(), ()]
 
 
 def test_invalid_files_are_rejected(tmp_path: Path) -> None:

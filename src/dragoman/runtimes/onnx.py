@@ -3,7 +3,9 @@
 import ctypes
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import mmap
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +60,7 @@ class OnnxModel(Model):
             if name not in self._session.get_providers():
                 raise ModelFailed(f"execution provider '{name}' cannot be started: is its device available?")
         self._values = ort.OrtValue
-        self._signature = _signature(self._session, path.name)
+        self._signature = _signature(self._session, path)
         self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))
 
     def signature(self) -> Signature:
@@ -156,7 +158,8 @@ def _from_onnx(value: Any) -> Array:
     return np.frombuffer(bits, dtype=BF16.dtype).reshape(shape)
 
 
-def _signature(session: Any, file: str) -> Signature:
+def _signature(session: Any, path: Path) -> Signature:
+    file = path.name
     inputs = [(node, _datatype(node.type)) for node in session.get_inputs()]
     for node, datatype in inputs:
         if datatype is None:
@@ -169,9 +172,10 @@ def _signature(session: Any, file: str) -> Signature:
             raise ModelFailed(f"'{file}': {', '.join(omitted)}: {advice}")
         log.warning("'%s': left out %s: %s", file, ", ".join(omitted), advice)
     nodes = [node for node, _ in inputs]
+    shaped = _shaped_names(path) if any(not node.shape for node in (*nodes, *outputs)) else None
     return Signature(
-        inputs=tuple(_spec(node) for node in nodes),
-        outputs=tuple(_spec(node) for node in outputs),
+        inputs=tuple(_spec(node, shaped) for node in nodes),
+        outputs=tuple(_spec(node, shaped) for node in outputs),
         batched=_share_rows([*nodes, *outputs]),
     )
 
@@ -180,9 +184,55 @@ def _datatype(onnx_type: str) -> Datatype | None:
     return _DATATYPES.get(onnx_type.removeprefix("tensor(").removesuffix(")"))
 
 
-def _spec(node: Any) -> TensorSpec:
+def _spec(node: Any, shaped: Collection[str] | None) -> TensorSpec:
+    """Return the spec of a tensor; `shaped` are the names of those that have a shape, None for all of them."""
+    if not node.shape and shaped is not None and node.name not in shaped:
+        return TensorSpec(node.name, _datatype(node.type))
     shape = tuple(n if isinstance(n, int) and n >= 0 else -1 for n in node.shape)
     return TensorSpec(node.name, _datatype(node.type), shape)
+
+
+def _shaped_names(path: Path) -> set[str]:
+    """Return the names of the inputs and outputs of a file that have a shape.
+
+    ONNX Runtime describes one without a shape, which may have any, like a scalar. Fields of onnx.proto: graph 7 of
+    ModelProto, input 11 and output 12 of GraphProto, name 1 and type 2 of ValueInfoProto, tensor_type 1 of TypeProto,
+    shape 2 of its Tensor.
+    """
+    names: set[str] = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for graph in _values_of(mapped, 7, 0, len(mapped)):
+            for info in (*_values_of(mapped, 11, *graph), *_values_of(mapped, 12, *graph)):
+                kinds = [kind for each in _values_of(mapped, 2, *info) for kind in _values_of(mapped, 1, *each)]
+                if any(True for kind in kinds for _ in _values_of(mapped, 2, *kind)):
+                    names.update(mapped[start:end].decode() for start, end in _values_of(mapped, 1, *info))
+    return names
+
+
+def _values_of(data: mmap.mmap, number: int, at: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each value of a field, which has a length, in a protobuf message from `at` to `end`."""
+    while at < end:
+        key, at = _varint(data, at)
+        match key & 7:
+            case 0:
+                _, at = _varint(data, at)
+            case 2:
+                size, at = _varint(data, at)
+                if key >> 3 == number:
+                    yield at, at + size
+                at += size
+            case kind:
+                at += 8 if kind == 1 else 4
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
 
 
 def _share_rows(nodes: Iterable[Any]) -> bool:
