@@ -1,0 +1,69 @@
+"""The documentation site, built as `scripts/site` does."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dragoman
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "site"), str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def pages_in(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for item in nav if isinstance(nav, list) else []:
+        for each in item.values():
+            yield from pages_in(each)
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    """Also checks the links of the built pages, as the command does."""
+    listed = {*pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])}
+    found = {
+        "index.md" if name == "README.md" else name
+        for name in (str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    }
+    assert found <= listed
+    built = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    assert {re.sub(r"README$", "index", name.removesuffix(".md")) + ".html" for name in listed} <= built
+
+
+def test_every_public_name_is_documented(site: Path) -> None:
+    text = (site / "api.html").read_text()
+    functions_and_classes = [name for name in dragoman.__all__ if callable(getattr(dragoman, name))]
+    assert len(functions_and_classes) > 20
+    for name in functions_and_classes:
+        assert re.search(rf'<h2 id="dragoman\.[\w.]*\b{name}"', text), name
+    assert "Return an ASGI application" in text
+
+
+def test_pages_load_nothing_from_other_hosts_and_can_be_searched(site: Path) -> None:
+    loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preload|preconnect)")[^>]*(?:src|href)="https?://')
+    assert [str(page) for page in site.rglob("*.html") if loaded.search(page.read_text())] == []
+    assert "scikit-learn" in (site / "search.json").read_text()
+
+
+def test_a_link_that_leads_nowhere_is_found(site: Path, tmp_path: Path) -> None:
+    program = (ROOT / "scripts" / "site").read_text()
+    scope: dict[str, Any] = {"__name__": "site_builder", "__file__": str(ROOT / "scripts" / "site")}
+    exec(compile(program, "scripts/site", "exec"), scope)
+    (tmp_path / "a.html").write_text('<a href="b.html#here">b</a><a href="c.html">c</a><a href="b.html#there">d</a>')
+    (tmp_path / "b.html").write_text('<p id="here">')
+    assert sorted(scope["broken_links"](tmp_path)) == ["a.html: b.html#there", "a.html: c.html"]
