@@ -23,7 +23,7 @@ async def test_browsers_get_the_console_at_the_root_and_other_clients_the_health
         assert "script-src 'self'" in page.headers["content-security-policy"]
         assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
         plain = await server.request("GET", "/", None, {"accept": "*/*"})
-        assert (plain.status, plain.body) == (200, b"")
+        assert (plain.status, plain.body) == (200, b'{"status":"alive"}')
         assert (await server.request("GET", "/console")).body == page.body
         redirect = await server.request("GET", "/console/")
         assert (redirect.status, redirect.headers["location"]) == (308, "../console")
@@ -37,7 +37,7 @@ async def test_the_root_without_tgi() -> None:
 
 async def test_without_web_pages_there_is_no_console() -> None:
     async with serving(Doubler, web_pages=False) as server:
-        assert (await server.request("GET", "/", None, HTML)).body == b""
+        assert (await server.request("GET", "/", None, HTML)).body == b'{"status":"alive"}'
         assert (await server.request("GET", "/console")).status == 404
 
 
