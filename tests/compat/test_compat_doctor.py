@@ -64,7 +64,7 @@ def test_variables_and_pickles_are_reported(
     folder = folder_of(tmp_path, {}, {"implementation": "mlserver_sklearn.SKLearnModel"})
     assert main(["doctor", "--dry-run", folder]) == 1
     text = capsys.readouterr().out
-    assert "environment\n  missing    MLSERVER_TRACING_SERVER: traces are not exported" in text
+    assert "environment\n  missing    MLSERVER_TRACING_SERVER: traces are exported with --tracing-endpoint" in text
     assert "answers as in MLServer" in text
     assert "start with --allow-pickle" in text
 

@@ -113,7 +113,10 @@ def test_unsupported_fields_are_rejected_with_an_alternative(name: str, tmp_path
         server_table({name: "x"}, tmp_path)
 
 
-@pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "missing"])
+IGNORED = [n for n, f in SERVER.items() if f.effect in ("missing", "unused") and not f.default]
+
+
+@pytest.mark.parametrize("name", [*IGNORED, "max_workers"])
 def test_ignored_fields_are_logged(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert server_table({name: "x"}, tmp_path) == {}
     (record,) = caplog.records

@@ -77,7 +77,7 @@ SERVER: Mapping[str, Field] = {
     "logging_settings": Field("unused", _LOGGING),
     "root_path": Field("same", "", "root_path"),
     "cors_settings": Field("same", "", "cors_origins"),
-    "tracing_server": Field("missing", "traces are not exported"),
+    "tracing_server": Field("missing", "traces are exported with --tracing-endpoint http://HOST:4318"),
     "cache_enabled": Field("unused", _CACHE, "", False),
     "cache_size": Field("unused", _CACHE, "", 100),
     "load_models_at_startup": Field("same", "", "load_at_start"),
@@ -129,8 +129,7 @@ def report(remarks: Iterable[Remark]) -> None:
         if each.effect == "rejected":
             raise InvalidInput(f"{each.place}: '{each.subject}' is not supported: {each.note}")
         if each.effect in ("unused", "missing"):
-            level = logging.WARNING if each.effect == "missing" else logging.INFO
-            log.log(level, "%s: '%s' is ignored: %s", each.place, each.subject, each.note)
+            log.warning("%s: '%s' is ignored: %s", each.place, each.subject, each.note)
 
 
 def _is_default(value: Any, default: Any) -> bool:
