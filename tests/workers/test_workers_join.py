@@ -586,6 +586,25 @@ async def test_a_launcher_needs_a_port() -> None:
         ProcessPool(spec_of("Echo", launch=launch), lambda: None)
 
 
+async def test_a_launcher_has_no_own_working_directory() -> None:
+    launch = LaunchOptions(launcher="join")
+    async with open_port() as port:
+        with pytest.raises(ModelFailed, match="working_directory 'own': expected 'shared' with launcher 'join'"):
+            ProcessPool(spec_of("Echo", launch=launch, worker_port=port, working_directory="own"), lambda: None)
+
+
+async def test_the_command_of_a_cancelled_start_is_ended(tmp_path: Path) -> None:
+    launch = LaunchOptions(launcher="command", command=f"sh -c 'echo $$ > {tmp_path}/pid; sleep 600'")
+    async with open_port() as port:
+        pool = ProcessPool(spec_of("Echo", launch=launch, worker_port=port), lambda: None)
+        starting = asyncio.create_task(pool.start())
+        await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await pool.close()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
 # --- the model's files on other machines -------------------------------------------------------------------------
 
 
