@@ -269,8 +269,12 @@ class _Actors:
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
     def states(self, jobs: list[str]) -> dict[str, tuple[str, str]]:
-        """Return phase and text of the state of each actor."""
-        return {job: self._state(*self._actors[job]) for job in jobs if job in self._actors}
+        """Return phase and text of the state of each actor; end those whose workers have ended, to free resources."""
+        found = {job: self._state(*self._actors[job]) for job in jobs if job in self._actors}
+        for job, (phase, _) in found.items():
+            if phase == "ended":
+                self.cancel(job)
+        return found
 
     def _state(self, _actor: Any, placed: Any, ended: Any, needed: dict[str, float]) -> tuple[str, str]:
         if self._ray.wait([ended], timeout=0)[0]:
