@@ -31,7 +31,7 @@ CASES: Mapping[str, tuple[str, int, str]] = {
         "dragoman: no permission to listen on port 80: choose a port from 1024 on with --http-port",
     ),
     "address of another machine": ("serve fahrenheit.py:celsius --host 192.0.2.1", 1, "of this machine with --host"),
-    "unknown host": ("serve fahrenheit.py:celsius --host nowhere.invalid", 1, "of this machine with --host"),
+    "unknown host": ("serve fahrenheit.py:celsius --host ::zz", 1, "of this machine with --host"),
     "misspelled setting": ("serve models --http-prot 1", 2, "did you mean '--http-port'?"),
     "misspelled command": ("serv models", 2, "did you mean 'serve'?"),
     "missing file of a setting": ("serve fahrenheit.py:celsius --api-keys no.toml", 2, "No such file or directory"),

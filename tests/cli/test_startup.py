@@ -81,7 +81,7 @@ def test_steps_of_loading_on_a_terminal(tmp_path: Path) -> None:
     paths = [f"{TROUBLE}:SlowToLoad", f"{TROUBLE}:Twice"]
     command = ["-m", "dragoman", "serve", *paths, "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     with Terminal([sys.executable, *command], {"TEST_GATE": str(gate)}) as terminal:
-        terminal.wait_for(r"SlowToLoad +loading \d\S* k?B +\d s")  # with the bytes of its file
+        terminal.wait_for(r"SlowToLoad +loading \d\S* k?B +\d+ s")  # with the bytes of its file
         terminal.wait_for(r"Twice +warm")
         gate.touch()
         terminal.wait_for("ready in .*Ctrl-C stops")
