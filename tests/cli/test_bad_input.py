@@ -18,7 +18,11 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "misspelled path": ("serve modles", 2, "dragoman: 'modles' is not there; did you mean 'models'?"),
     "misspelled file": ("serve models/line.jblib", 2, "is not there; did you mean 'line.joblib'?"),
     "no model file": ("serve notes.rst", 2, "expected a model file (.catboost, .cbm, "),
-    "function in a file": ("serve fahrenheit.py", 1, "; did you mean 'fahrenheit.py:celsius'?"),
+    "function in a file": (
+        "serve fahrenheit.py --http-port 0 --grpc-port 0",
+        1,
+        "; did you mean 'fahrenheit.py:celsius'?",
+    ),
     "port in use": (
         "serve fahrenheit.py:celsius --grpc-port 0 --http-port {taken}",
         1,
