@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 
 from dragoman.core.options import forget_secrets
 from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
@@ -12,7 +13,7 @@ from dragoman.workers.process_group import start_guard
 _EPILOG = f"""\
 The server is started with --worker-port, and both have the same secret of 20 characters or more: in a file that
 --secret-file and --worker-secret-file name, or in the variable {SECRET_VARIABLE}. Python and Dragoman have the same
-versions on both sides, and the model's files the same paths.
+versions on both sides. The model's files have the same paths, unless the server sends them (placement.files).
 
 The connection uses TLS unless the server is on this machine. The worker ends when the server unloads the model, ends,
 or cannot be reached any more. On SIGTERM, and before its time limit, it gets no further calls, and ends after those
@@ -48,6 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-s", metavar="S", type=float, default=60.0, help="take no calls so long before the limit (default: 60)"
     )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        default="",
+        help="where models are kept that the server sends (default: ~/.cache/dragoman/models)",
+    )
+    parser.add_argument(
+        "--cache-gib", metavar="GIB", type=float, default=64.0, help="most that is kept there (default: 64)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     secret = read_secret(arguments.secret_file, os.environ.get(SECRET_VARIABLE, ""))
     forget_secrets()  # the model and programs that it starts must not see it
     start_guard()
+    from dragoman.workers.file_cache import FileCache, default_folder
     from dragoman.workers.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
 
     host, port, ticket = parse_address(arguments.join)
@@ -72,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         connect_s=arguments.connect_timeout_s,
         time_limit_s=arguments.time_limit_s,
         drain_s=arguments.drain_s,
+        cache=FileCache(Path(arguments.cache_dir or default_folder()), int(arguments.cache_gib * 2**30)),
     )
     try:
         return 0 if join(options) else 1

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
@@ -72,6 +72,7 @@ class LaunchOptions:
     launcher: `local`, `join`, `command` or another plug-in. command: the command line that starts a worker.
     script: file with the first lines of each job, as `#SBATCH` lines. resources: what a scheduler gives each worker.
     drain_s: how long before its time limit a worker gets no further calls.
+    files: `shared`: workers find the model's files under the same paths; `send`: the server sends them once per host.
     replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
     min_ready: number of workers with which the model is ready; 0 if calls may wait for the first one.
     devices: GPUs of this machine, one for each worker of launcher `local`.
@@ -91,6 +92,10 @@ class LaunchOptions:
         Mapping[str, Any], Option("what the scheduler gives each worker, as cpus, gpus, time or partition")
     ] = field(default_factory=dict)
     drain_s: Annotated[float, Option("seconds before its time limit at which a worker gets no further calls")] = 60.0
+    files: Annotated[
+        Literal["shared", "send"],
+        Option("shared: hosts of workers have the model's files under the same paths; send: the server sends them"),
+    ] = "shared"
     replicas: Annotated[int, Option('number of workers, or a range as "0..16" that follows the load', least=1)] = 1
     min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=0)] = 1
     idle_s: Annotated[float, Option("seconds without a call after which a worker beyond the fewest is ended")] = 300.0
@@ -101,6 +106,11 @@ class LaunchOptions:
         tuple[str, ...], Option("GPUs, one for each worker of launcher local, in its CUDA_VISIBLE_DEVICES")
     ] = ()
     min_replicas: int | None = None
+
+    @property
+    def sends_files(self) -> bool:
+        """Whether the server sends the model's files to its workers."""
+        return self.files == "send"
 
     @property
     def is_elastic(self) -> bool:

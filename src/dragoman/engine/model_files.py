@@ -137,6 +137,11 @@ def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if values.get("script"):
         values["script"] = str((path if path.is_dir() else path.parent) / values["script"])
     launch = LaunchOptions(**{"min_ready": min(1, fewest), **values, "devices": _device_names(values, path)})
+    if launch.sends_files and launch.launcher == "local":
+        raise InvalidInput(
+            f"{path}: setting 'placement.files': expected shared with launcher 'local', whose workers run on this "
+            "machine, got 'send'"
+        )
     if launch.min_ready > fewest:
         raise InvalidInput(
             f"{path}: setting 'placement.min_ready': expected at most the fewest replicas, {fewest}, "

@@ -1,15 +1,18 @@
-"""Content hashes of a model's files, compared between the server and its workers on other machines."""
+"""Content hashes of a model's files, and the files themselves, for workers on other machines."""
 
+import asyncio
 import functools
 import hashlib
 import itertools
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dragoman.core.errors import ModelFailed
 from dragoman.core.file_states import model_files
 from dragoman.core.spec import FileContent, ModelSpec
+from dragoman.workers.channel import Channel
+from dragoman.workers.frames import FrameKind, encode
 
 # Larger files are compared by their size and by blocks of 1 MiB at equal distances, the first and the last included.
 _MOST_HASHED_BYTES = 64 << 20
@@ -24,14 +27,42 @@ def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
     Blocks: use it in a thread. Hashes are remembered until a file's inode, size or time of modification changes.
     """
     contents = []
+    is_sent = spec.launch is not None and spec.launch.sends_files
     for path in itertools.islice(_paths(spec), _MOST_FILES):
         try:
             stat = path.stat()
-            digest = _remembered_digest(str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            digest = _remembered_digest(str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, is_sent)
         except OSError:
             continue
         contents.append((str(path), stat.st_size, digest))
+    if is_sent and not contents:
+        raise ModelFailed(f"failed to load '{spec.name}', placement.files 'send': expected a model in files")
     return tuple(contents)
+
+
+async def send_files(channel: Channel, contents: Sequence[FileContent], wanted: object) -> None:
+    """Send the files with the numbers that a worker wants, as frames FILE with bytes or the reason why there are none.
+
+    Anything but different numbers of `contents` is ignored.
+    """
+    numbers = wanted if isinstance(wanted, list) and len({*wanted}) == len(wanted) else []
+    for number in numbers:
+        if not 0 <= number < len(contents):
+            return
+        path, size, _ = contents[number]
+        left = size
+        try:
+            with await asyncio.to_thread(open, path, "rb") as file:
+                while left and not channel.closed and (block := await asyncio.to_thread(file.read, _BLOCK_BYTES)):
+                    channel.send(encode(FrameKind.FILE, number, block[:left]))
+                    left -= len(block[:left])
+                    await channel.drain()
+            reason = "has become shorter" if left else ""
+        except OSError as error:
+            reason = f"cannot be read by the server ({error.strerror})"
+        if reason:
+            channel.send(encode(FrameKind.FILE, number, reason))
+            return
 
 
 def check_contents(spec: ModelSpec) -> None:
@@ -57,6 +88,14 @@ def _difference(path: Path, size: int, digest: str) -> str:
         return f"cannot be read ({error.strerror})"
 
 
+def is_intact(path: Path, size: int, digest: str) -> bool:
+    """Return whether a file has this size and this hash of all of it."""
+    try:
+        return path.stat().st_size == size and _digest(path, size, is_whole=True) == digest
+    except OSError:
+        return False
+
+
 def _paths(spec: ModelSpec) -> Iterator[Path]:
     for place in (spec.uri, spec.runtime):
         path = Path(place.rpartition(":")[0] if ".py:" in place else place)
@@ -65,14 +104,15 @@ def _paths(spec: ModelSpec) -> Iterator[Path]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _remembered_digest(path: str, _inode: int, size: int, _mtime_ns: int) -> str:
-    return _digest(Path(path), size)
+def _remembered_digest(path: str, _inode: int, size: int, _mtime_ns: int, is_whole: bool) -> str:
+    return _digest(Path(path), size, is_whole=is_whole)
 
 
-def _digest(path: Path, size: int) -> str:
+def _digest(path: Path, size: int, *, is_whole: bool = False) -> str:
+    """Return the hash of a file: of all of it if it is small or `is_whole`, else of blocks."""
     found = hashlib.sha256()
     with path.open("rb") as file:
-        if size <= _MOST_HASHED_BYTES:
+        if is_whole or size <= _MOST_HASHED_BYTES:
             while block := file.read(_BLOCK_BYTES):
                 found.update(block)
             return found.hexdigest()

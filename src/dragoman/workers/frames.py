@@ -140,10 +140,11 @@ _PADDING = [bytes(n) for n in range(_ALIGNMENT)]
 class FrameKind(enum.IntEnum):
     """The kind of a frame.
 
-    To a worker: SPEC, CALL, STREAM, CREDIT, CANCEL, PING. From it: the others. SPEC is answered by LOADED,
-    WRONG_PLACEMENT or ERROR, after a STEP for each step of loading. PING is answered by PONG with the reason why the
-    model cannot answer, or "". Each CALL and STREAM ends with exactly one RESPONSE, END or ERROR, also if it was
-    cancelled; before it come the TIMES of a traced one. CREDIT allows a stream further chunks.
+    To a worker: SPEC, FILE, CALL, STREAM, CREDIT, CANCEL, PING. From it: the others. A worker that lacks files of its
+    model sends FILES with their numbers, and gets FILE frames with blocks of bytes, whose job is the number.
+    SPEC is answered by LOADED, WRONG_PLACEMENT or ERROR, after a STEP for each step of loading. PING is answered by
+    PONG with the reason why the model cannot answer, or "". Each CALL and STREAM ends with exactly one RESPONSE, END
+    or ERROR, also if it was cancelled; before it come the TIMES of a traced one. CREDIT allows a stream further chunks.
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
     responses, READY, DRAIN and STOP. Three kinds go both ways: UNUSED, shared memory that the other side may write
@@ -173,6 +174,8 @@ class FrameKind(enum.IntEnum):
     TIMES = 18
     HEARTBEAT = 19
     STEP = 20
+    FILES = 21
+    FILE = 22
 
 
 class Frame(NamedTuple):

@@ -11,13 +11,17 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.spec import ModelSpec
 from dragoman.workers.drain import DrainOnSignal
-from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser
+from dragoman.workers.file_cache import DEFAULT_CACHE_BYTES, FileCache, default_folder
+from dragoman.workers.frames import HEADER_BYTES, Frame, FrameKind, FrameParser, encode
 from dragoman.workers.handshake import (
     Conversation,
     Hello,
@@ -29,7 +33,8 @@ from dragoman.workers.handshake import (
 )
 from dragoman.workers.link import Link, ServerMonitor
 from dragoman.workers.shared_blocks import close_files
-from dragoman.workers.worker import release_socket, serve_model
+from dragoman.workers.worker import release_socket, send_all, serve_model
+from dragoman.workers.worker_messages import serialize_message
 
 log = logging.getLogger("dragoman.worker")
 
@@ -43,7 +48,7 @@ class JoinOptions:
     """Where and how a worker joins. ticket, model: see `Hello`. connect_s: how long to try to connect.
 
     plaintext: without TLS also to other machines. tls: with TLS also to this machine.
-    time_limit_s, drain_s: see `DrainOnSignal`.
+    time_limit_s, drain_s: see `DrainOnSignal`. cache: for files of models that the server sends.
     """
 
     host: str
@@ -55,6 +60,7 @@ class JoinOptions:
     tls: bool = False
     connect_s: float = 60.0
     time_limit_s: float | None = None
+    cache: FileCache | None = None
     drain_s: float = 60.0
 
 
@@ -86,11 +92,41 @@ def join(options: JoinOptions) -> bool:
     monitor = ServerMonitor(link, welcome.timeout_s)
     monitor.start()
     try:
-        asyncio.run(serve_model(link, first, memory, has_own_clock=True))
+        prepare = partial(_prepare, link, welcome.timeout_s, options.cache)
+        asyncio.run(serve_model(link, first, memory, has_own_clock=True, prepare=prepare))
     finally:
         monitor.stop()
         link.close()
     return not monitor.reason
+
+
+def _prepare(link: Link, timeout_s: float, cache: FileCache | None, spec: ModelSpec) -> ModelSpec:
+    """Return the spec with paths of this machine, if the server sends the model's files. Raises ModelFailed."""
+    if spec.launch is None or not spec.launch.sends_files:
+        return spec
+    cache = cache or FileCache(default_folder(), DEFAULT_CACHE_BYTES)
+    try:
+        return cache.localize(spec, partial(_download, link, timeout_s, spec))
+    except (ModelFailed, JoinError) as error:
+        raise ModelFailed(f"failed to load '{spec.name}', {error.message}") from error
+
+
+def _download(link: Link, timeout_s: float, spec: ModelSpec, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Request files of the model and yield their blocks. Raises ModelFailed, or JoinError if the server is lost."""
+    send_all(link, encode(FrameKind.FILES, 0, [*numbers], serializer=serialize_message))
+    for number in numbers:
+        path, left, _ = spec.contents[number]
+        while left > 0:
+            frame = _receive_first(link, timeout_s)
+            if frame is None:
+                raise JoinError("the server has closed the connection")
+            if frame.kind != FrameKind.FILE or frame.job != number:
+                continue  # a ping, for example
+            block = frame.value()
+            if isinstance(block, str):
+                raise ModelFailed(f"its file '{Path(path).name}' {block}")
+            left -= len(block)
+            yield number, block
 
 
 def _connect(options: JoinOptions) -> tuple[socket.socket, Welcome, tuple[int, ...]]:

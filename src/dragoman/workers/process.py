@@ -149,7 +149,8 @@ class ProcessPool(JobRunner):
     async def start(self) -> Loaded:
         self._spec = await asyncio.to_thread(importable, self._spec)
         if self._spec.launch is not None:
-            self._spec = replace(self._spec, uri=absolute_path(self._spec.uri))
+            runtime = absolute_path(self._spec.runtime) if ".py:" in self._spec.runtime else self._spec.runtime
+            self._spec = replace(self._spec, uri=absolute_path(self._spec.uri), runtime=runtime)
         loaded: list[Loaded] = await self.supervisor.start()
         self._concurrent = loaded[0].concurrent
         if self._concurrent and Generate in loaded[0].calls and self._spec.replicas > 1:

@@ -13,7 +13,7 @@ from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.system.load_steps import LoadStep, current_observer, report_step
 from dragoman.workers.channel import Channel
-from dragoman.workers.file_contents import file_contents
+from dragoman.workers.file_contents import file_contents, send_files
 from dragoman.workers.frames import Buffer, Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobSender
 from dragoman.workers.launcher import Launcher
@@ -72,6 +72,8 @@ class Replica(JobSender):
         self._observer = current_observer()
         report_step("starting a process")
         spec_frame = self._encode_spec()
+        self._contents: tuple[FileContent, ...] = ()
+        self._sending: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         process = self._process = await self._launcher.launch()
         self.exited = process.exited
@@ -82,7 +84,8 @@ class Replica(JobSender):
         self._waiting = asyncio.create_task(process.wait(self._grace_s, self._clean_up))
         try:
             if process.has_own_clock:
-                spec_frame = self._encode_spec(await asyncio.to_thread(file_contents, self._spec))
+                self._contents = await asyncio.to_thread(file_contents, self._spec)
+                spec_frame = self._encode_spec(self._contents)
             self.channel.send(spec_frame)
             loaded = await self._loaded
         except BaseException:
@@ -194,6 +197,8 @@ class Replica(JobSender):
             self._leave(self.decode(frame)[0])
         elif frame.kind == FrameKind.STEP:
             self._report_step(*self.decode(frame))
+        elif frame.kind == FrameKind.FILES:
+            self._send_files(self.decode(frame)[0])
         elif frame.job not in self.held:
             self._settle_loaded(*self.decode(frame))
         elif self.deliver(frame):
@@ -201,6 +206,12 @@ class Replica(JobSender):
             self.has_responded = True
             self._end_if_left()
             self._on_done()
+
+    def _send_files(self, wanted: object) -> None:
+        """Send files of the model, once, if the operator has chosen that."""
+        launch = self._spec.launch
+        if launch is not None and launch.sends_files and self._sending is None and not self._loaded.done():
+            self._sending = asyncio.create_task(send_files(self.channel, self._contents, wanted))
 
     def _leave(self, reason: Any) -> None:
         """Send no further jobs to the process, which will end soon; end it after those that it has."""
@@ -255,6 +266,8 @@ class Replica(JobSender):
         return _IDLE_GRACE_S if self._is_loaded and not self.held else _BUSY_GRACE_S
 
     def _clean_up(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
         self.channel.close()
         self.exit_reason = self.leaving if self.has_failed else self._process.exit_reason
         if not self._loaded.done():

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from dragoman.core import errors
 from dragoman.core.calls import Request
 from dragoman.core.errors import DragomanError, ModelFailed, WorkerLost, public_text
+from dragoman.core.spec import ModelSpec
 from dragoman.system.call_times import CallTimes, set_observed
 from dragoman.system.coroutines import Pending
 from dragoman.system.load_steps import LoadStep, observe_steps
@@ -59,17 +60,25 @@ def _exit_if_forked(worker: int) -> None:
         os._exit(os.EX_SOFTWARE)
 
 
-async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own_clock: bool = False) -> None:
+async def serve_model(
+    sock: Any,
+    first: Frame,
+    memory: Sequence[int],
+    *,
+    has_own_clock: bool = False,
+    prepare: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
+) -> None:
     """Load the model of the first frame and compute calls until the other end closes the socket.
 
     has_own_clock: whether deadlines arrive as seconds left, because the server's clock is another one.
+    prepare: returns the spec of this machine for that of the server.
     """
-    send_all = partial(_send_all, sock)
+    send = partial(send_all, sock)
     pid = os.getpid()
-    steps = _StepSender(send_all)
+    steps = _StepSender(send)
     try:
         try:
-            spec = first.value()
+            spec = prepare(first.value())
             check_contents(spec)
             with observe_steps(steps.send):
                 executor = await Executor.load(spec, "process", in_thread=False)
@@ -78,15 +87,15 @@ async def serve_model(sock: Any, first: Frame, memory: Sequence[int], *, has_own
             steps.close()
         loaded = _encode_loaded(executor)
     except WrongPlacement as wrong:
-        send_all(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
+        send(_encode_message(FrameKind.WRONG_PLACEMENT, wrong.placement))
         return
     except Exception as error:
         public = _public_error(error, "failed to load")
         if has_own_clock:  # its log is not the server's
             log.error("%s", public.message)
-        send_all(_encode_message(FrameKind.ERROR, public))
+        send(_encode_message(FrameKind.ERROR, public))
         return
-    send_all(loaded)
+    send(loaded)
     files = (memory[1], memory[0]) if memory else None
     await Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock).serve()
     await executor.close()
@@ -110,7 +119,7 @@ class _StepSender:
             self._is_open = False
 
 
-def _send_all(sock: Any, frame: list[Buffer]) -> None:
+def send_all(sock: Any, frame: list[Buffer]) -> None:
     """Send a frame before the channel is used, and wait until the system has accepted it."""
     left = memoryview(b"".join(frame))
     while left:

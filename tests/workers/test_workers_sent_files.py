@@ -1,0 +1,190 @@
+"""`placement.files = "send"`: the server sends a model's files once per host, and workers load verified copies only."""
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from test_workers_join import JOIN, open_port
+from workers_harness import call
+
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.spec import FileContent, LaunchOptions, ModelSpec
+from dragoman.engine.model_files import model_settings
+from dragoman.workers.file_cache import FileCache
+from dragoman.workers.process import ProcessPool
+from dragoman.workers.worker_port import WorkerPort
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="flock and modes of files")
+
+MODEL = """
+import os, pathlib
+import dragoman
+import numpy as np
+
+class Sum(dragoman.Model):
+    def load(self) -> None:
+        self.file = pathlib.Path(__file__)
+        self.weights = np.frombuffer((self.file.parent / "data" / "weights.bin").read_bytes(), np.uint8)
+
+    def predict(self, n: np.ndarray) -> dict[str, np.ndarray]:
+        text = f"{self.file}|{self.weights.sum(dtype=np.int64)}|{os.getpid()}"
+        return {"about": np.array([text.encode()], object)}
+"""
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "server" / "story"
+    (folder / "data").mkdir(parents=True)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "data" / "weights.bin").write_bytes(bytes(range(256)) * (SIZE // 256))
+    (folder / "data" / "empty").touch()
+    return folder
+
+
+def pool_of(model: Path, port: WorkerPort, cache: Path, replicas: int = 1) -> ProcessPool:
+    launch = LaunchOptions(
+        launcher="command", command=f"{JOIN} --cache-dir {cache}", replicas=replicas, min_ready=replicas, files="send"
+    )
+    spec = ModelSpec(name="m", runtime="python", uri=f"{model}/model.py:Sum" if model.suffix else str(model))
+    spec = ModelSpec(**{**vars(spec), "launch": launch, "replicas": replicas, "worker_port": port})
+    return ProcessPool(spec, lambda: None)
+
+
+async def answers(pool: ProcessPool, count: int) -> set[tuple[str, str]]:
+    """Return the model file and the sum of weights that `count` workers have."""
+    found: dict[str, tuple[str, str]] = {}
+    while len(found) < count:
+        for response in await asyncio.gather(*(call(pool) for _ in range(8))):
+            path, weights, pid = response.outputs["about"].data[0].decode().split("|")
+            found[pid] = (path, weights)
+    return set(found.values())
+
+
+def inodes(cache: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in cache.rglob("*/story/**/*") if path.is_file()}
+
+
+async def test_workers_load_copies_that_are_sent_once(model: Path, tmp_path: Path) -> None:
+    cache, expected = tmp_path / "cache", str(sum(range(256)) * (SIZE // 256))
+    async with open_port() as port:
+        pool = pool_of(model, port, cache, replicas=2)
+        await pool.start()
+        ((path, weights),) = await answers(pool, 2)
+        await pool.close()
+        assert Path(path).is_relative_to(cache)
+        assert weights == expected
+        assert (cache.stat().st_mode & 0o777, Path(path).stat().st_mode & 0o777) == (0o700, 0o400)
+        first = inodes(cache)
+        assert {*first} == {"model.py", "weights.bin", "empty"}
+
+        copy = next(cache.rglob("weights.bin"))  # a file that is damaged is sent again, others are not
+        copy.chmod(0o600)
+        copy.write_bytes(b"\1" * copy.stat().st_size)
+        (model / "model.py").write_text(MODEL + "# changed\n")
+        pool = pool_of(model, port, cache)
+        await pool.start()
+        ((new_path, weights),) = await answers(pool, 1)
+        await pool.close()
+        assert (weights, new_path == path) == (expected, False)
+        folder = Path(new_path).parent
+        assert (folder / "data" / "empty").stat().st_ino == first["empty"]
+        assert (folder / "data" / "weights.bin").stat().st_ino != first["weights.bin"]
+
+
+async def test_errors_name_the_host_and_the_reason(model: Path, tmp_path: Path) -> None:
+    async with open_port() as port:
+        (tmp_path / "open").mkdir(mode=0o777)
+        (tmp_path / "open").chmod(0o777)
+        with pytest.raises(ModelFailed, match=r"on worker host '.*': the cache '.*' can be written by other users"):
+            await pool_of(model, port, tmp_path / "open").start()
+        launch = LaunchOptions(launcher="command", command=JOIN, files="send")
+        spec = ModelSpec(name="m", runtime="python", uri="json:JSONDecoder", launch=launch, worker_port=port)
+        with pytest.raises(ModelFailed, match=r"placement\.files 'send': expected a model in files"):
+            await ProcessPool(spec, lambda: None).start()
+
+
+def test_local_workers_get_no_files(tmp_path: Path) -> None:
+    (tmp_path / "dragoman.toml").write_text('[model.placement]\nfiles = "send"\n')
+    with pytest.raises(InvalidInput, match=r"'placement\.files': expected shared with launcher 'local'"):
+        model_settings(tmp_path)
+
+
+# --- the cache -------------------------------------------------------------------------------------------------
+
+
+def spec_of(*files: tuple[str, bytes], folder: str = "/server/m") -> ModelSpec:
+    contents: tuple[FileContent, ...] = tuple(
+        (path, len(content), hashlib.sha256(content).hexdigest()) for path, content in files
+    )
+    return ModelSpec(name="m", uri=folder, contents=contents)
+
+
+def sender(*files: tuple[str, bytes]) -> "Sender":
+    return Sender(files)
+
+
+class Sender:
+    """Sends files in two blocks each, and records which."""
+
+    def __init__(self, files: Sequence[tuple[str, bytes]]) -> None:
+        self.files = files
+        self.sent: list[str] = []
+
+    def __call__(self, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        for number in numbers:
+            path, content = self.files[number]
+            self.sent.append(path)
+            yield number, content[:2]
+            yield number, content[2:]
+
+
+@pytest.mark.parametrize("path", ["/server/m/../../x", "/etc/passwd", "m/x", "/server"])
+def test_paths_do_not_leave_the_cache(path: str, tmp_path: Path) -> None:
+    file = (path, b"content")
+    with pytest.raises(ModelFailed, match="is outside of its folder"):
+        FileCache(tmp_path / "cache", 100).localize(spec_of(file), sender(file))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_changes_while_it_is_sent_is_not_used(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "cache", 100)
+    spec = spec_of(("/server/m/a", b"right"))
+    with pytest.raises(ModelFailed, match="its file 'a' has changed while it was sent"):
+        cache.localize(spec, sender(("/server/m/a", b"wrong")))
+    local = FileCache(tmp_path / "cache", 100).localize(spec, sender(("/server/m/a", b"right")))
+    assert (Path(local.uri) / "a").read_bytes() == b"right"
+
+
+def test_models_that_were_used_least_recently_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    files = [(f"/server/m/{name}", name.encode() * 40) for name in "abc"]
+    specs, senders = [spec_of(file) for file in files], [sender(file) for file in files]
+
+    def use(number: int) -> FileCache:
+        cache = FileCache(folder, 100)
+        local = cache.localize(specs[number], senders[number])
+        os.utime(Path(local.uri).parents[1], (number, number))
+        return cache
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.rglob("?") if path.is_file())
+
+    for number in (0, 1):
+        use(number).close()
+    FileCache(folder, 100).localize(specs[0], senders[0])  # used again, and in use from now on
+    holder = use(2)
+    assert names() == ["a", "c"]
+    assert [len(each.sent) for each in senders] == [1, 1, 1]
+    large = ("/server/m/large", b"1" * 61)
+    with pytest.raises(ModelFailed, match=r"it has 61 bytes: expected at most 100 in the cache .* in use have 80"):
+        FileCache(folder, 100).localize(spec_of(large), sender(large))
+    assert names() == ["a", "c"]
+    holder.close()
+    use(1).close()
+    assert names() == ["a", "b"]
