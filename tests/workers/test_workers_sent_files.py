@@ -6,15 +6,19 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_workers_join import JOIN, open_port
-from workers_harness import call
+from workers_harness import call, wait_until
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import FileContent, LaunchOptions, ModelSpec
 from dragoman.engine.model_files import model_settings
+from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.file_cache import FileCache
+from dragoman.workers.file_contents import send_files
+from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.process import ProcessPool
 from dragoman.workers.worker_port import WorkerPort
 
@@ -159,6 +163,31 @@ def test_a_file_that_changes_while_it_is_sent_is_not_used(tmp_path: Path) -> Non
         cache.localize(spec, sender(("/server/m/a", b"wrong")))
     local = FileCache(tmp_path / "cache", 100).localize(spec, sender(("/server/m/a", b"right")))
     assert (Path(local.uri) / "a").read_bytes() == b"right"
+
+
+def test_a_damaged_copy_is_replaced(tmp_path: Path) -> None:
+    file = ("/server/m/a", b"right")
+    for _ in range(2):
+        local = FileCache(tmp_path / "cache", 100).localize(spec_of(file), sender(file))
+        copy = Path(local.uri) / "a"
+        assert copy.read_bytes() == b"right"
+        copy.chmod(0o600)
+        copy.write_bytes(b"wrong")
+
+
+@pytest.mark.parametrize("wanted", [[1], [-1], [0.5], "0", None, [10**30], [[0]]])
+async def test_workers_get_no_other_files(wanted: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    ours, theirs = socket_pair()
+    frames: list[Frame] = []
+    receiver, channel = Channel(theirs, frames.append, lambda: None), Channel(ours, frames.append, lambda: None)
+    contents = [(str(tmp_path / "a"), 7, "")]
+    await send_files(channel, contents, wanted)
+    await send_files(channel, contents, [0])
+    await wait_until(lambda: frames)
+    assert [(frame.kind, frame.job, frame.value()) for frame in frames] == [(FrameKind.FILE, 0, b"content")]
+    for each in (receiver, channel):
+        each.close()
 
 
 def test_models_that_were_used_least_recently_are_removed(tmp_path: Path) -> None:

@@ -43,10 +43,11 @@ def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
 async def send_files(channel: Channel, contents: Sequence[FileContent], wanted: object) -> None:
     """Send the files with the numbers that a worker wants, as frames FILE with bytes or the reason why there are none.
 
-    Anything but different numbers of `contents` is ignored.
+    Other numbers, and values of other types, end it.
     """
-    numbers = wanted if isinstance(wanted, list) and len({*wanted}) == len(wanted) else []
-    for number in numbers:
+    if not isinstance(wanted, list) or not all(type(number) is int for number in wanted):
+        return
+    for number in dict.fromkeys(wanted):
         if not 0 <= number < len(contents):
             return
         path, size, _ = contents[number]
