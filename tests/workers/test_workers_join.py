@@ -681,3 +681,24 @@ async def test_a_worker_with_other_files_is_refused(change: str, message: str, t
             await pool.close()
         _, output = await end_of(worker)
     assert message in output
+
+
+async def test_an_elastic_pool_of_joined_workers_with_tls(certificate: tuple[str, str]) -> None:
+    """Streams and calls start a worker that joins with TLS; none ends during a stream, and all end when idle."""
+    cert, key = certificate
+    launch = LaunchOptions(
+        launcher="command", command=f"{JOIN} --tls", replicas=2, min_replicas=0, min_ready=0, idle_s=0.1
+    )
+    async with open_port(tls_cert=cert, tls_key=key) as port:
+        pool = ProcessPool(spec_of("Count", launch=launch, replicas=2, worker_port=port), lambda: None)
+        await pool.start()
+        await wait_until(lambda: not pool.supervisor.running)
+        stream = pool.stream(make_request(40))  # more chunks than a worker sends ahead
+        found = [first_value(await anext(stream))]
+        (worker,) = pool.supervisor.running
+        await asyncio.sleep(0.5)  # longer than `idle_s`
+        assert pool.supervisor.running == [worker]
+        found += [first_value(chunk) async for chunk in stream]
+        assert found == list(range(40))
+        await wait_until(lambda: not pool.supervisor.running)
+        await pool.close()
