@@ -219,13 +219,18 @@ def _describe_tensor(tensor: Tensor, text: list[str], arrays: list[Any]) -> None
 # --- answers -------------------------------------------------------------------------------------------------
 
 
+# Headers of CloudEvents with the id of the request, which would be wrong in the answers to later ones.
+_ID_HEADERS = frozenset({"ce-id", "ce-requestid"})
+
+
 def _freeze(answer: Any) -> tuple[Any, int]:
     """Return a copy of an answer with read-only arrays in memory of their own, and its size in bytes."""
     if isinstance(answer, Inference):
         frozen = {name: _freeze_tensor(tensor) for name, tensor in answer.outputs.items()}
         outputs = {name: tensor for name, (tensor, _) in frozen.items()}
-        size = _ENTRY_SIZE + sum(size for _, size in frozen.values()) + len(repr((answer.parameters, answer.metadata)))
-        return Inference(outputs, dict(answer.parameters), dict(answer.metadata)), size
+        metadata = {name: value for name, value in answer.metadata.items() if name.lower() not in _ID_HEADERS}
+        size = _ENTRY_SIZE + sum(size for _, size in frozen.values()) + len(repr((answer.parameters, metadata)))
+        return Inference(outputs, dict(answer.parameters), metadata), size
     if isinstance(answer, Embedded):
         vectors, size = _freeze_tensor(answer.vectors)
         return Embedded(vectors, answer.tokens), _ENTRY_SIZE + size
