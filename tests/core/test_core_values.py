@@ -19,6 +19,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Ove
 from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
 from dragoman.core.options import child_environment, forget_secrets
 from dragoman.core.paths import match_handler
+from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, merge_chunks
@@ -438,3 +439,9 @@ def test_thread_pools_reject_jobs_after_shutdown() -> None:
     threads.shutdown()
     with pytest.raises(RuntimeError, match=r"^cannot schedule new futures after shutdown$"):
         threads.submit(int)
+
+
+@pytest.mark.parametrize(("of", "hint"), [("FP32", "FP32"), (np.float32, "FP32"), ("INT8", "INT8")])
+def test_a_datatype_that_is_a_text_or_of_numpy_is_rejected(of: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"'x': expected a datatype such as dragoman.{hint}, got"):
+        TensorSpec("x", of)

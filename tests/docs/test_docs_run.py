@@ -117,6 +117,7 @@ def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
         elif language == "python":
             subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=shell.folder, check=True)
         elif language == "sh":
+            text = text.replace("\\\n", " ")
             for command in re.sub(r"'[^']*'", lambda m: m[0].replace("\n", " "), text).splitlines():
                 shell.run(command)
 

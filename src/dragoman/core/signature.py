@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from dragoman.core.datatypes import Datatype
+from dragoman.core.datatypes import DATATYPES, Datatype
 
 Shape = tuple[int, ...]
 
@@ -15,6 +16,8 @@ class TensorSpec:
     `shape` has -1 for a free axis; None means any rank. `datatype` None means any. `accepts` lists further
     datatypes that the model takes unconverted. An optional input may be missing from a call; an optional output
     is computed only on request. `content_type` is the default codec of the input; "" leaves it to the model.
+
+    Raises TypeError if the datatype is not a `Datatype`, such as `dragoman.FP32`.
     """
 
     name: str
@@ -28,6 +31,10 @@ class TensorSpec:
     fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        given: Any = self.datatype
+        if given is not None and not isinstance(given, Datatype):
+            example = given if given in DATATYPES else "FP32"
+            raise TypeError(f"'{self.name}': expected a datatype such as dragoman.{example}, got {given!r}")
         fixed = tuple((axis, n) for axis, n in enumerate(self.shape or ()) if n != -1)
         object.__setattr__(self, "fixed", fixed)
 
