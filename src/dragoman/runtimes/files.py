@@ -3,7 +3,6 @@
 import ast
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
@@ -15,22 +14,18 @@ from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
+from dragoman.system.threads import TRANSFORMERS_LOADS
 
-_TRANSFORMERS_LOADS = threading.Lock()
 # Packages whose modules the package `compat` has.
 _REPLACED = ("mlserver", "kserve", "kserve_storage")
 
 
 @contextmanager
 def transformers_lock(runtime: Runtime) -> Iterator[Any]:
-    """Import transformers, silence its log, and hold a lock: for loading one model at a time.
-
-    While it loads a model, transformers changes PyTorch for the whole process (no tied weights, tensors without
-    memory), so two loads at a time would corrupt each other.
-    """
+    """Import transformers, silence its log, and hold the lock of its loads."""
     # Without this variable the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with _TRANSFORMERS_LOADS:
+    with TRANSFORMERS_LOADS:
         transformers = runtime.require("transformers")
         transformers.utils.logging.disable_progress_bar()
         if "TRANSFORMERS_VERBOSITY" not in os.environ:

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+# While it loads a model, transformers changes PyTorch for the whole process (no tied weights, tensors without memory):
+# two loads at a time would corrupt each other.
+TRANSFORMERS_LOADS: Final = threading.Lock()
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
 Discard = Callable[[Any], None]

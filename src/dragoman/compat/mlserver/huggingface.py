@@ -20,6 +20,7 @@ from dragoman.compat.mlserver.types import (
     ResponseOutput,
 )
 from dragoman.core.errors import ModelFailed
+from dragoman.system.threads import TRANSFORMERS_LOADS
 
 
 class _JsonCodec(InputCodec):
@@ -106,15 +107,16 @@ class HuggingFaceRuntime(MLModel):
         # Other weights than safetensors are pickles.
         options = {**(extra.get("model_kwargs") or {}), "use_safetensors": True}
         try:
-            self._model = importlib.import_module("transformers").pipeline(
-                task,
-                model=str(parameters.uri),
-                tokenizer=self._folder(str(tokenizer)) if tokenizer else None,
-                device=extra.get("device"),
-                batch_size=max(self.settings.max_batch_size, 1),
-                model_kwargs=options,
-                trust_remote_code=False,
-            )
+            with TRANSFORMERS_LOADS:
+                self._model = importlib.import_module("transformers").pipeline(
+                    task,
+                    model=str(parameters.uri),
+                    tokenizer=self._folder(str(tokenizer)) if tokenizer else None,
+                    device=extra.get("device"),
+                    batch_size=max(self.settings.max_batch_size, 1),
+                    model_kwargs=options,
+                    trust_remote_code=False,
+                )
         except KeyError as error:
             raise ModelFailed(f"the installed version of transformers does not have the task '{task}'") from error
         return True

@@ -12,7 +12,15 @@ function useAddress() {
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return address.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  return address.replace(/^#\/?/, "").split("/").map(decodePart);
+}
+
+function decodePart(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // typed by hand; no model has this name
+  }
 }
 
 function KeyForm({ message, onKey }) {

@@ -34,21 +34,21 @@ function tensorSnippets({ name, version, model, url, host, hasKey }) {
   found.push([
     "Python",
     `${imports}import numpy as np\n\nimport dragoman\n\nwith dragoman.Client("${url}"${token}) as client:\n` +
-      `    result = client.infer("${name}", {\n${arrays.map(([t, text]) => `        "${t.name}": ${text},\n`).join("")}    }${chosen})\n` +
+      `    result = client.infer(${JSON.stringify(name)}, {\n${arrays.map(([t, text]) => `        ${JSON.stringify(t.name)}: ${text},\n`).join("")}    }${chosen})\n` +
       "    for output in result:\n        print(output, result[output])\n",
   ]);
   const headers = hasKey ? ', headers={"authorization": "Bearer " + os.environ["DRAGOMAN_API_KEY"]}' : "";
-  const versioned = version ? `, model_version="${version}"` : "";
+  const versioned = version ? `, model_version=${JSON.stringify(version)}` : "";
   const triton = (module, client) =>
     `${imports}import numpy as np\nimport tritonclient.${module} as triton\n\nclient = ${client}\ninputs = []\n` +
     arrays
       .map(
         ([t, text]) =>
-          `inputs.append(triton.InferInput("${t.name}", ${python(t.shape)}, "${t.datatype}"))\ninputs[-1].set_data_from_numpy(${text})\n`,
+          `inputs.append(triton.InferInput(${JSON.stringify(t.name)}, ${python(t.shape)}, "${t.datatype}"))\ninputs[-1].set_data_from_numpy(${text})\n`,
       )
       .join("") +
-    `result = client.infer("${name}", inputs${versioned}${headers})\n` +
-    model.metadata.outputs.map((output) => `print(result.as_numpy("${output.name}"))\n`).join("");
+    `result = client.infer(${JSON.stringify(name)}, inputs${versioned}${headers})\n` +
+    model.metadata.outputs.map((output) => `print(result.as_numpy(${JSON.stringify(output.name)}))\n`).join("");
   const secure = location.protocol === "https:";
   const address = `${host}${root}`;
   found.push(["tritonclient", triton("http", `triton.InferenceServerClient("${address}"${secure ? ", ssl=True" : ""})`)]);
@@ -62,7 +62,7 @@ function textSnippets({ name, url, hasKey }) {
     [
       "openai",
       `${hasKey ? "import os\n\n" : ""}import openai\n\nclient = openai.OpenAI(base_url="${url}/v1", api_key=${key})\n` +
-        `answer = client.completions.create(model="${name}", prompt="Once upon a time", max_tokens=32)\nprint(answer.choices[0].text)\n`,
+        `answer = client.completions.create(model=${JSON.stringify(name)}, prompt="Once upon a time", max_tokens=32)\nprint(answer.choices[0].text)\n`,
     ],
     [
       "curl (text)",
@@ -76,7 +76,7 @@ function simulatorSnippets({ name, url }) {
   return [
     [
       "umbridge",
-      `import umbridge\n\nmodel = umbridge.HTTPModel("${url}", "${name}")\n` +
+      `import umbridge\n\nmodel = umbridge.HTTPModel("${url}", ${JSON.stringify(name)})\n` +
         "point = [[1.0] * n for n in model.get_input_sizes()]\nprint(model(point))\n",
     ],
   ];
