@@ -289,9 +289,14 @@ async def test_memory_is_bounded_with_unread_pipelined_responses(process: Server
     before = peak_mib(process)
     headers = f"POST {REQUESTS['rest'][0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(REST_BODY)}\r\n\r\n".encode()
     clients = [await asyncio.open_connection("127.0.0.1", process.http_port) for _ in range(150)]
+    too_late = 0
     for reader, writer in clients:
         writer.write((headers + REST_BODY) * 50)
-        assert await reader.readline()
+        try:
+            assert await reader.readline()
+        except ConnectionResetError:  # a 503, and the connection was closed before this process had time to read it
+            too_late += 1
+    assert too_late < len(clients) / 2
     for _, writer in clients:
         writer.transport.abort()
     assert peak_mib(process) - before < 200  # 300 MiB if each had one response, 15 GiB if each had all
