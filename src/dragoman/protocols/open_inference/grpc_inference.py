@@ -39,6 +39,7 @@ from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
 
 # Metadata of a request: how its response has its tensors, as the setting `grpc_output_contents`.
 OUTPUT_CONTENTS = "dragoman-output-contents"
+_NOT_PACKED: Mapping[int, PackedContents] = {}
 
 
 class GrpcOutputOptions(msgspec.Struct, frozen=True):
@@ -62,13 +63,13 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
     """Return the inference request and the options of its response. Raises InvalidInput naming the invalid field."""
-    apart = split_raw_contents(request.body) if len(request.body) >= LARGE_RAW_BYTES else None
-    rest = request.body if apart is None else apart[0]
-    typed = split_typed_contents(rest, policy) if len(rest) >= LARGE_TYPED_BYTES else None
-    message = parse_message(ModelInferRequest, rest if typed is None else typed[0])
-    packed = {} if typed is None else typed[1]
-    raw = message.raw_input_contents if apart is None else apart[1]
-    model = require_model_name(message.model_name)
+    body = request.body
+    if len(body) < LARGE_RAW_BYTES:
+        message = parse_message(ModelInferRequest, body)
+        raw, packed = message.raw_input_contents, _NOT_PACKED
+    else:
+        message, raw, packed = _parse_large(body, policy)
+    model = message.model_name or require_model_name("")
     if message.parameters or message.outputs:  # most requests have neither
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
@@ -80,21 +81,23 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
         deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
-    options = GrpcOutputOptions(
-        id=message.id,
-        model=model,
-        version=message.model_version,
-        raw=(is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw),
-        classes=classes,
-        final=final,
-        has_raw=is_raw,
-        places=places,
-        regions=policy.regions,
-    )
+    id_, version = message.id, message.model_version
+    is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
+    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, places, policy.regions)
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
-    return Request(call, model, message.model_version, message.id, deadline_s, metadata), options
+    return Request(call, model, version, id_, deadline_s, metadata), options
+
+
+def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], Mapping[int, PackedContents]]:
+    """Return the message, its raw contents, and its typed contents that were split off before it was parsed."""
+    apart = split_raw_contents(body)
+    rest = body if apart is None else apart[0]
+    typed = split_typed_contents(rest, policy) if len(rest) >= LARGE_TYPED_BYTES else None
+    message = parse_message(ModelInferRequest, rest if typed is None else typed[0])
+    raw = message.raw_input_contents if apart is None else apart[1]
+    return message, raw, _NOT_PACKED if typed is None else typed[1]
 
 
 def format_infer_response(response: Response[Inference], options: GrpcOutputOptions) -> bytes:

@@ -78,13 +78,12 @@ class UnaryCall(GrpcCall):
     # --- the response --------------------------------------------------------------------------------------------
 
     def _start(self, message: Buffer) -> None:
-        handler = self.headers.handler
-        assert isinstance(handler, UnaryHandler)
+        handler: Any = self.headers.handler
         if self._server.bodies.is_over_limit and not self.headers.health:
             self.fail(overload_error(self._server.bodies))
             return
         backlog = self._stream.connection.backlog
-        if backlog.is_full:
+        if backlog.size > backlog.limit:
             self._message = message
             backlog.wait(self._resume)
         elif len(message) > LARGE_MESSAGE:

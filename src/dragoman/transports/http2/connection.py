@@ -284,7 +284,8 @@ class Http2Connection:
 
     def _handle_window_update(self, number: int, increment: int) -> None:
         increment &= frames.LARGEST_WINDOW
-        self._count_empty_frame()
+        if not self._rates.empty_frames.take():  # not by `_count_empty_frame`: most frames are of this kind
+            self._rates.count_empty_frame(self.streams.last >> 1)
         sender = self.sender
         if number == 0:
             sender.widen(increment)
