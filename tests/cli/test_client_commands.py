@@ -3,8 +3,11 @@
 import asyncio
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +342,106 @@ async def test_a_server_that_cannot_be_reached_or_is_another(command: str, capsy
     assert capsys.readouterr().err == f"dragoman: cannot reach {url}: Connection refused; is the server running?\n"
     assert await run(command, "ftp://x", *more) == 2
     assert capsys.readouterr().err == "dragoman: expected URL as http://HOST:PORT, got 'ftp://x'\n"
+
+
+# --- servers that are not trusted ----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def answering(status: str, body: str = "", header: str = "") -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Yield the URL of a server that gives every request one response, and the requests that it receives."""
+    requests: list[bytes] = []
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        fields = f"content-length: {len(body.encode())}\r\nconnection: close\r\n{header}"
+        writer.write(f"HTTP/1.1 {status}\r\n{fields}\r\n{body}".encode())
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
+
+
+@pytest.mark.parametrize("command", ["status", "chat", "models"])
+async def test_a_key_is_sent_to_the_named_server_only(
+    server: Server, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--message", "x"] if command == "chat" else []
+    async with answering("200 OK", "{}") as (other, received):
+        async with answering("307 Temporary Redirect", header=f"location: {other}/v2\r\n") as (url, _):
+            assert await run(command, url, *more) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert f"'{other}/v2'" in error
+        assert "redirect" in error
+        monkeypatch.setenv("http_proxy", other)
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert await run(command, server.http_url, *more) == 0
+    assert received == []
+
+
+@pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        (["status"], {"error": "gone\x1b[2J\x9b2J"}),
+        (["chat"], {"error": {"message": "gone\x1b[2J\x9b2J"}}),
+        (["chat"], {"data": [{"id": "a\x1b[2J\x9b2J"}, {"id": "b"}]}),
+        (["infer", "m"], {"name": "m", "inputs": [{"name": "x\x1b[2J\x9b2J", "datatype": "FP32", "shape": [1]}]}),
+    ],
+    ids=["status", "chat", "models of chat", "inputs"],
+)  # fmt: skip
+async def test_texts_of_a_server_do_not_control_the_terminal(
+    words: list[str], body: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = "404 Not Found" if "error" in body else "200 OK"
+    async with answering(status, json.dumps(body)) as (url, _):
+        assert await run(words[0], url, *words[1:], *(["--message", "x"] if words == ["chat"] else [])) == 2
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert "\ufffd[2J\ufffd2J" in shown
+    assert not set(shown) & {"\x1b", "\x9b"}
+
+
+async def test_json_of_a_model_does_not_control_the_terminal(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "a\x9b2J\u202e\x7f\u00e9"
+    assert await run("infer", server.http_url, "Echo", "count=1", "matrix=1,2", f"text={text}", "--json") == 0
+    out = capsys.readouterr().out
+    assert outputs_in(out)["text"][2] == [text]
+    assert "\u00e9" in out
+    assert not set(out) & {"\x9b", "\u202e", "\x7f"}
+
+
+CLOSED_PIPES = """
+import json, os, sys
+from dragoman.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    print(status, file=sys.stderr)
+"""
+
+
+async def test_a_closed_pipe_ends_a_command_silently(server: Server) -> None:
+    commands = [
+        ["serve", "--help=all"],
+        ["bench", "--help"],
+        ["infer", server.http_url, "Rows", "1,2,3,4"],
+        ["chat", server.http_url, "--message", "one two"],
+        ["models", server.http_url],
+    ]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLOSED_PIPES, json.dumps(commands), stderr=subprocess.PIPE, env=buffered
+    )
+    _, error = await process.communicate()
+    assert error.decode().split() == ["141"] * len(commands)
+    assert process.returncode == 0  # nothing is left that the interpreter cannot write at its end

@@ -2,12 +2,15 @@
 
 import argparse
 import importlib
+import os
 import re
+import select
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dragoman._version import __version__
+from dragoman.cli.terminal import printable
 from dragoman.core.errors import DragomanError
 from dragoman.core.options import suggestion
 
@@ -65,8 +68,34 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status: 0 success, 1 failure, 2 wrong arguments or settings."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run the command; return the exit status.
+
+    0 success, 1 failure, 2 wrong arguments or settings, 130 after Ctrl-C, 141 if the output was closed by its reader.
+    """
+    try:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if not _discard_unread_output():
+            raise
+        return 141
+
+
+def _discard_unread_output() -> bool:
+    """Redirect standard streams whose reader has closed them to the null device; return whether there are any."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)  # errors and hang-ups only
+    closed = [descriptor for descriptor, _ in poll.poll(0)]
+    with open(os.devnull, "wb") as null:
+        for descriptor in closed:
+            os.dup2(null.fileno(), descriptor)
+    return bool(closed)
+
+
+def _run(words: list[str]) -> int:
     if not words:
         main_parser().print_help(sys.stderr)
         return 2
@@ -78,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = command.run(parser.parse_args(getattr(command, "expand", list)(words[1:])))
     except DragomanError as error:
-        print(f"dragoman: {error.message}", file=sys.stderr)
+        print(f"dragoman: {printable(error.message)}", file=sys.stderr)
         return 2
     except OSError as error:
         if not error.filename:

@@ -193,7 +193,7 @@ def _print_answer(chat: Chat, message: str, *, as_json: bool) -> int:
         return 0
     print()
     if sys.stderr.isatty():
-        print(coloured(answer.statistics(), "2", sys.stderr), file=sys.stderr)
+        print(coloured(printable(answer.statistics()), "2", sys.stderr), file=sys.stderr)
     return 0
 
 

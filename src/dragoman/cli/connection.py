@@ -4,6 +4,7 @@ import argparse
 import http.client
 import json
 import os
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -60,16 +61,23 @@ class Connection:
     def client(self) -> Iterator[Any]:
         """Yield a `dragoman.Client`; errors say what to do about them."""
         from dragoman.client.client import Client
+        from dragoman.client.errors import ServerUnreachable
 
-        with (
-            self.errors(),
-            Client(self.url, token=self.key, tls_ca=self.ca or None, timeout_s=self.timeout_s, retries=0) as client,
-        ):
-            yield client
+        options: Any = {"token": self.key, "tls_ca": self.ca or None, "timeout_s": self.timeout_s, "retries": 0}
+        try:
+            with Client(self.url, **options) as client:
+                yield client
+        except (Unauthorized, Forbidden) as error:
+            raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None
+        except ServerUnreachable as error:  # no other OSError: that may be one of standard output
+            raise self._unreachable(error) from None
 
     @contextmanager
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """Send a request over HTTP and yield its response, while it may still arrive. Raises the server's error."""
+        """Send a request over HTTP and yield its response, while it may still arrive. Raises the server's error.
+
+        The key is sent to this server only: redirects and the proxies of the environment are not used.
+        """
         if not self.url.startswith("http"):
             raise InvalidInput(f"expected a URL of HTTP, got '{self.url}'")
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
@@ -77,24 +85,20 @@ class Connection:
         if data is not None:
             headers["content-type"] = "application/json"
         request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - the scheme is checked above
-        with self.errors():
-            context = ssl.create_default_context(cafile=self.ca or None)
-            with urllib.request.urlopen(request, timeout=self.timeout_s, context=context) as response:  # noqa: S310
-                yield response
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise errors of the server and the connection as one sentence."""
+        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.ca or None))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls, _NoRedirects)
         try:
-            yield
-        except (Unauthorized, Forbidden) as error:
-            raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None
+            with opener.open(request, timeout=self.timeout_s) as response:
+                yield response
         except urllib.error.HTTPError as error:
             raise self._status_error(error) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
     def _status_error(self, error: urllib.error.HTTPError) -> CallerError:
+        if 300 <= error.code < 400:
+            location = error.headers.get("location", "")
+            return NotReady(f"{self.url} redirects to {location!r}: expected the URL of the server itself")
         kind = ModelNotFound if error.code == 404 else NotReady
         hint = _KEY_HINT if error.code == 401 else ""
         return kind(f"{self.url} responds with {error.code}: {_reason(error)}{hint}")
@@ -102,10 +106,16 @@ class Connection:
     def _unreachable(self, error: Exception) -> NotReady:
         reason = getattr(error, "reason", None) or error
         text = getattr(reason, "verify_message", "") or getattr(reason, "strerror", "") or str(reason)
-        text = text.removeprefix(f"cannot reach {self.url}: ")
+        text = re.sub(r"^cannot reach \S+: ", "", text)
         text = f"no response within {self.timeout_s:g} s" if isinstance(reason, TimeoutError) else text
         refused = "refused" in text
         return NotReady(f"cannot reach {self.url}: {text}{'; is the server running?' if refused else ''}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Return a redirect as the error that it is."""
+
+    def redirect_request(self, *_: Any) -> None: ...
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.cli.connection import KEY_HELP, Connection, add_connection_arguments
 from dragoman.cli.models import describe_tensor
-from dragoman.cli.terminal import coloured, printable, table
+from dragoman.cli.terminal import coloured, escape_controls, printable, table
 from dragoman.core.errors import InvalidInput, ServerError
 
 _EPILOG = f"""\
@@ -89,12 +89,12 @@ def _usage(arguments: argparse.Namespace, signature: Any) -> Iterator[str]:
     yield from table(rows) if len(rows) > 1 else ["the model declares no inputs"]
     yield ""
     names = " ".join(f"{spec.name}=..." for spec in signature.inputs) or "NAME=..."
-    yield f"expected values: dragoman infer {arguments.url} {arguments.model} {names}, or --example"
+    yield printable(f"expected values: dragoman infer {arguments.url} {arguments.model} {names}, or --example")
 
 
 def _print(result: Any, *, as_json: bool) -> None:
     if as_json:
-        print(result.response.to_json().decode(), flush=True)
+        print(escape_controls(result.response.to_json().decode()), flush=True)
     else:
         print("\n".join(_lines(result)), flush=True)
 

@@ -33,6 +33,11 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def escape_controls(text: str) -> str:
+    """Return JSON with escapes for characters that control a terminal; its value is the same."""
+    return text.translate({code: f"\\u{code:04x}" for code in _CONTROLS})
+
+
 def table(rows: Sequence[Sequence[str]], stream: TextIO | None = None, indent: str = "") -> list[str]:
     """Return aligned lines; on a terminal the first row is bold, and states are coloured."""
     stream = stream or sys.stdout
