@@ -188,6 +188,7 @@ def test_workers_join_the_server() -> None:
              for each in load(f"kubernetes-workers/{name}.yaml")}  # fmt: skip
     (patch,) = load("kubernetes-workers/server.yaml")
     (base,) = (each for each in kubernetes() if each["kind"] == "Deployment")
+    assert patch["spec"]["strategy"] == {"type": "Recreate", "rollingUpdate": None}  # null removes that of the base
     server = patch["spec"]["template"]["spec"]["containers"][0]
     pod = named["Deployment", "dragoman-worker"]["template"]
     (worker,) = pod["spec"]["containers"]
