@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 import text_models
 from dragoman.core.calls import Generate, Infer, Request
 from dragoman.core.datatypes import BYTES
-from dragoman.core.errors import InvalidInput, WorkerLost
+from dragoman.core.errors import InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Chat, Generation, Prompt, Sampling, merge_chunks
 from dragoman.engine.engine import Engine
@@ -111,6 +111,18 @@ async def test_prompts_of_other_kinds_have_prefixes(engine: Engine) -> None:
         if not turn:
             await engine.call(Request(infer, "two"))
     assert await cached(engine, document("tensor") + " and more") > 32
+
+
+async def test_prompts_without_a_prefix_do_not_block_others(engine: Engine) -> None:
+    """Such as values that are nested too deeply, or integers of more digits than Python converts."""
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    message = {"role": "user", "content": "hello"}
+    with pytest.raises(ModelFailed, match="its input cannot be sent to a process"):
+        await generate(engine, Chat((message,), options={"deep": deep}))
+    for options in ({}, {"large": 10**5000}):
+        assert (await generate(engine, Chat((message,), options=options))).texts
 
 
 async def test_load_spreads(engine: Engine) -> None:

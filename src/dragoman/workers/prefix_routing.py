@@ -16,6 +16,8 @@ _FIRST_CHARACTERS = 64
 _FIRST_TOKENS = 16
 # Longer prompts are compared by this many characters.
 _MAX_CHARACTERS = 1 << 16
+# Deeper values of tools, options and messages are not compared.
+_MAX_DEPTH = 32
 # Prefixes that are remembered for each replica.
 _MAX_PREFIXES = 10_000
 # A replica gets no prompts for their prefix while it has more calls than the least busy one by this and by half.
@@ -31,7 +33,10 @@ class PrefixRouter:
 
     def choose(self, replicas: Sequence[Replica], call: Any) -> Replica:
         """Return the replica for a call, and remember that it has the prompt."""
-        keys = prefix_keys(call)
+        try:
+            keys = prefix_keys(call)
+        except Exception:  # such as an integer of too many digits: the call is routed by load, and checked by the model
+            keys = []
         least = min(len(replica.held) for replica in replicas)
         most = least + max(_MAX_AHEAD, least // 2)
 
@@ -99,17 +104,19 @@ def _chat_text(chat: Chat) -> str:
     return "\0".join(found)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield the texts of nested lists and tables, shortened."""
+    if depth > _MAX_DEPTH:
+        return
     match value:
         case str():
             yield value[:_MAX_CHARACTERS]
         case Mapping():
             for name, each in value.items():
                 yield str(name)
-                yield from _strings(each)
+                yield from _strings(each, depth + 1)
         case list() | tuple():
             for each in value:
-                yield from _strings(each)
+                yield from _strings(each, depth + 1)
         case _:
             yield str(value)
