@@ -194,7 +194,11 @@ async def test_calls_in_flight_finish_while_the_server_drains(tmp_path: Path) ->
         await asyncio.sleep(0)
         with pytest.raises(errors.NotReady):
             await evaluate(engine, 1.0, model="twice")
+        call = Request(Infer({}, positional=(vector(4.0),)), "slow")
+        responses = engine.siblings("twice").stream(call)
         (tmp_path / "go").touch()
+        (response,) = await asyncio.to_thread(list, responses)
+        assert [tensor.data.tolist() for tensor in response.outputs.values()] == [[5.0]]
         assert await request == [[3.0]]
         await draining
 

@@ -361,14 +361,14 @@ class Deployment:
         self.counters.count(request.call, start_s, None, usage)
         return Response(answer, self.spec.name, self.spec.version)
 
-    async def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
-        """Yield the responses to a call as they come. Closing the generator cancels the call."""
+    async def stream(self, request: Request[A], *, nested: bool = False) -> AsyncGenerator[Response[A], None]:
+        """Yield the responses to a call as they come. Closing the generator cancels the call. nested: see `begin`."""
         start_s, error = time.monotonic(), None
         usage = GenerationUsage() if type(request.call) is Generate else None
         try:
             if self.loads_on_demand and self.state != "READY":
                 request = await self.wait_until_loaded(request, start_s)
-            deadline_s = self._admit(request, start_s, nested=self.loads_on_demand)
+            deadline_s = self._admit(request, start_s, nested=nested or self.loads_on_demand)
             bound = self._binder.bind(request.call)
             async with aclosing(self._chunks(bound_request(request, bound, deadline_s), bound is not None)) as chunks:
                 async for chunk in chunks:

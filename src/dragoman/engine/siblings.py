@@ -113,7 +113,7 @@ class SiblingRegistry:
         times = None if caller is None else caller.begin_nested(deployment.spec.name, deployment.spec.version)
         set_observed(times)
         try:
-            async with aclosing(deployment.stream(request)) as responses:
+            async with aclosing(deployment.stream(request, nested=True)) as responses:
                 async for response in responses:
                     yield response.answer
         finally:
