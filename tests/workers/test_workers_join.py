@@ -23,7 +23,7 @@ from test_workers_frames import every_tensor
 from workers_harness import call, first_value, make_request, print_outcomes, spec_of, wait_until
 
 from dragoman.core.calls import Infer, Request
-from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, WorkerLost
+from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.system.coroutines import complete
@@ -570,6 +570,18 @@ async def test_wrong_commands(command: str, message: str) -> None:
         with pytest.raises(Exception, match=message.replace("{", r"\{")):
             async with joined(port, "Echo", command=command):
                 pass
+
+
+async def test_a_new_launcher_does_not_report_the_failure_of_an_earlier_one() -> None:
+    launch = LaunchOptions(launcher="command", command="false {address}")
+    async with open_port() as port:
+        pool = ProcessPool(spec_of("Echo", launch=launch, worker_port=port), lambda: None)
+        with pytest.raises(NotReady):
+            await pool.start()
+        assert "its command 'false' ended with exit code 1" in pool.waiting
+        new = ProcessPool(spec_of("Echo", launch=replace(launch, command="true"), worker_port=port), lambda: None)
+        assert new.waiting.startswith("waiting for workers that 'true' starts to join ")
+        assert "'false'" not in new.waiting
 
 
 async def test_an_unknown_launcher() -> None:

@@ -165,7 +165,7 @@ def problems(port: WorkerPort, model: str) -> str:
 
 
 def port_and_options(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:
-    """Return the port of the server and the options of a launcher. Raises ModelFailed."""
+    """Return the port of the server and the options of a new launcher. Raises ModelFailed."""
     assert spec.launch is not None
     if spec.worker_port is None:
         raise ModelFailed(
@@ -178,4 +178,5 @@ def port_and_options(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:
             f"'{spec.launch.launcher}', whose workers have the directory that they are started in"
         )
     port: WorkerPort = spec.worker_port
+    port.start_failures.pop(spec.name, None)  # of an earlier launcher, perhaps with other settings
     return port, spec.launch
