@@ -5,6 +5,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dragoman.core.spec import FileContent, LaunchOptions, ModelSpec
 from dragoman.engine.model_files import model_settings
 from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.file_cache import FileCache
-from dragoman.workers.file_contents import send_files
+from dragoman.workers.file_contents import file_contents, send_files
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.process import ProcessPool
 from dragoman.workers.worker_port import WorkerPort
@@ -123,9 +124,7 @@ def test_local_workers_get_no_files(tmp_path: Path) -> None:
 
 
 def spec_of(*files: tuple[str, bytes], folder: str = "/server/m") -> ModelSpec:
-    contents: tuple[FileContent, ...] = tuple(
-        (path, len(content), hashlib.sha256(content).hexdigest()) for path, content in files
-    )
+    contents = tuple(FileContent(path, len(content), hashlib.sha256(content).hexdigest()) for path, content in files)
     return ModelSpec(name="m", uri=folder, contents=contents)
 
 
@@ -165,14 +164,112 @@ def test_a_file_that_changes_while_it_is_sent_is_not_used(tmp_path: Path) -> Non
     assert (Path(local.uri) / "a").read_bytes() == b"right"
 
 
-def test_a_damaged_copy_is_replaced(tmp_path: Path) -> None:
-    file = ("/server/m/a", b"right")
-    for _ in range(2):
-        local = FileCache(tmp_path / "cache", 100).localize(spec_of(file), sender(file))
-        copy = Path(local.uri) / "a"
-        assert copy.read_bytes() == b"right"
-        copy.chmod(0o600)
-        copy.write_bytes(b"wrong")
+def test_only_damaged_copies_are_replaced(tmp_path: Path) -> None:
+    """Workers that use the model keep the others."""
+    files = [("/server/m/a", b"right"), ("/server/m/b", b"other")]
+    users, kept = [], set()
+    for sent in (["/server/m/a", "/server/m/b"], ["/server/m/a"], ["/server/m/a"]):
+        users.append(FileCache(tmp_path / "cache", 10))
+        server = sender(*files)
+        folder = Path(users[-1].localize(spec_of(*files), server).uri)
+        assert server.sent == sent
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"right", "b": b"other"}
+        kept.add((folder / "b").stat().st_ino)
+        (folder / "a").chmod(0o600)
+        (folder / "a").write_bytes(b"wrong")
+    assert len(kept) == 1
+
+
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    files = [("/server/m/a", b"content"), (f"/server/m/{'n' * 300}", b"content")]
+    with pytest.raises(ModelFailed, match="File name too long"):
+        FileCache(tmp_path / "cache", 100).localize(spec_of(*files), sender(*files))
+
+
+def test_other_models_are_searched_once_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = ([(f"/server/m/{number}", f"{name}{number}".encode()) for number in range(9)] for name in ("old", "new"))
+    FileCache(tmp_path / "cache", 100).localize(spec_of(*old), sender(*old))
+    read, read_bytes = [], Path.read_bytes
+
+    def recorded(path: Path) -> bytes:
+        read.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", recorded)
+    FileCache(tmp_path / "cache", 100).localize(spec_of(*new), sender(*new))
+    assert 0 < len(read) <= 4
+
+
+# --- the files of a model on the server -------------------------------------------------------------------------
+
+
+def files_on_server(folder: Path, *paths: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"content of {path}")
+
+
+def cached(spec: ModelSpec, cache: Path) -> ModelSpec:
+    """Return the spec of a worker that has got the model's files."""
+    launch = LaunchOptions(launcher="join", files="send")
+    spec = replace(spec, contents=file_contents(replace(spec, launch=launch)))
+    files = [(file.path, Path(file.path).read_bytes()) for file in spec.contents]
+    return FileCache(cache, 10_000).localize(spec, sender(*files))
+
+
+@pytest.mark.parametrize(
+    ("uri", "runtime"),
+    [("x/weights", "x/rt.py:Model"), ("x", "x/rt.py:Model"), ("x", "y/rt.py:Model"), ("x/a/weights", "x/rt.py:Model")],
+)
+def test_the_model_and_the_file_of_its_runtime_are_sent(uri: str, runtime: str, tmp_path: Path) -> None:
+    files_on_server(tmp_path, "x/weights", "x/rt.py", "y/rt.py", "x/a/weights")
+    local = cached(ModelSpec(name="m", uri=f"{tmp_path}/{uri}", runtime=f"{tmp_path}/{runtime}"), tmp_path / "cache")
+    file, colon, name = local.runtime.rpartition(":")
+    assert (colon, name) == (":", "Model")
+    assert Path(file).read_text() == f"content of {runtime.removesuffix(':Model')}"
+    weights = Path(local.uri, "weights") if uri == "x" else Path(local.uri)
+    assert weights.read_text() == f"content of {uri if uri != 'x' else 'x/weights'}"
+    for path in (file, local.uri):
+        assert Path(path).is_relative_to(tmp_path / "cache")
+
+
+def test_a_folder_with_the_name_of_the_runtime_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files_on_server(tmp_path, "model/weights", "onnx/notes")
+    monkeypatch.chdir(tmp_path)
+    contents = file_contents(ModelSpec(name="m", uri=f"{tmp_path}/model", runtime="onnx"))
+    assert [file.path for file in contents] == [f"{tmp_path}/model/weights"]
+
+
+def test_executable_files_stay_executable(tmp_path: Path) -> None:
+    for name in ("program", "data"):
+        (tmp_path / name).write_text("the same content")
+    (tmp_path / "program").chmod(0o755)
+    (tmp_path / "data").chmod(0o644)
+    modes = {"program": 0o500, "data": 0o400}
+    for number in range(2):  # the second model takes the files of the first one
+        (tmp_path / str(number)).mkdir()
+        for name in modes:
+            os.link(tmp_path / name, tmp_path / str(number) / name)
+        local = cached(ModelSpec(name="m", uri=f"{tmp_path}/{number}"), tmp_path / "cache")
+        assert {path.name: path.stat().st_mode & 0o777 for path in Path(local.uri).iterdir()} == modes
+
+
+def test_incomplete_models_are_not_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    files_on_server(folder, "weights")
+    (folder / "other").symlink_to("other")  # cannot be read, also by root
+    spec = ModelSpec(name="m", uri=str(folder))
+    assert [file.path for file in file_contents(spec)] == [f"{folder}/weights"]
+    with pytest.raises(ModelFailed, match=r"^failed to load 'm', placement\.files 'send': 'other' cannot be read \("):
+        cached(spec, tmp_path / "cache")
+    (folder / "other").unlink()
+    for number in range(10_000):
+        (folder / str(number)).touch()
+    with pytest.raises(ModelFailed, match=r"'send': expected at most 10000 files, got 10001$"):
+        cached(spec, tmp_path / "cache")
+
+
+# --- what workers request --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", [[1], [-1], [0.5], "0", None, [10**30], [[0]]])
@@ -181,7 +278,7 @@ async def test_workers_get_no_other_files(wanted: Any, tmp_path: Path) -> None:
     ours, theirs = socket_pair()
     frames: list[Frame] = []
     receiver, channel = Channel(theirs, frames.append, lambda: None), Channel(ours, frames.append, lambda: None)
-    contents = [(str(tmp_path / "a"), 7, "")]
+    contents = [FileContent(str(tmp_path / "a"), 7, "")]
     await send_files(channel, contents, wanted)
     await send_files(channel, contents, [0])
     await wait_until(lambda: frames)
@@ -217,3 +314,30 @@ def test_models_that_were_used_least_recently_are_removed(tmp_path: Path) -> Non
     holder.close()
     use(1).close()
     assert names() == ["a", "b"]
+
+
+def test_models_that_are_downloaded_count(tmp_path: Path) -> None:
+    first, second = ("/server/m/first", b"1" * 60), ("/server/m/second", b"2" * 60)
+    send_first, send_second = sender(first), sender(second)
+
+    def download(numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        with pytest.raises(ModelFailed, match=r"at most 100 in the cache .* in use have 60"):
+            FileCache(tmp_path, 100).localize(spec_of(second), send_second)
+        yield from send_first(numbers)
+
+    tmp_path.chmod(0o700)
+    cache = FileCache(tmp_path, 100)
+    cache.localize(spec_of(first), download)
+    cache.close()
+    FileCache(tmp_path, 100).localize(spec_of(second), send_second)
+    assert send_second.sent == ["/server/m/second"]
+
+
+def test_a_model_larger_than_the_cache_removes_no_other_model(tmp_path: Path) -> None:
+    small, large = ("/server/m/small", b"1"), ("/server/m/large", b"2" * 101)
+    cache = FileCache(tmp_path / "cache", 100)
+    local = cache.localize(spec_of(small), sender(small))
+    cache.close()
+    with pytest.raises(ModelFailed, match=r"it has 101 bytes: expected at most 100 in the cache \(--cache-gib\)$"):
+        cache.localize(spec_of(large), sender(large))
+    assert (Path(local.uri) / "small").read_bytes() == b"1"

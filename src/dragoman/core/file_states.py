@@ -1,7 +1,7 @@
 """The files of a model version as they are on disk, to find out whether they have changed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dragoman.core.spec import FileState
@@ -27,14 +27,17 @@ def file_states(*paths: Path) -> tuple[FileState, ...]:
     return tuple(states)
 
 
-def model_files(path: Path) -> Iterator[Path]:
-    """Yield the files at or below a path; a model file itself also if it does not exist."""
+def model_files(path: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yield the files at or below a path; a model file itself also if it does not exist.
+
+    on_error: called for each folder that cannot be read.
+    """
     if not path.is_dir():
         yield path
         yield from (path.with_name(path.name + suffix) for suffix in _COMPANIONS)
         return
     seen = set()  # folders, since links may form a loop
-    for folder, subfolders, names in os.walk(path, followlinks=True):
+    for folder, subfolders, names in os.walk(path, onerror=on_error, followlinks=True):
         real = os.path.realpath(folder)
         is_other_model = folder != str(path) and "model-settings.json" in names
         if real in seen or is_other_model:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dragoman.core import error_texts
 from dragoman.core.calls import ModelDescription, Request
@@ -19,8 +19,15 @@ A_co = TypeVar("A_co", covariant=True)
 
 # Path, inode, size in bytes and time of modification (ns) of a file.
 FileState = tuple[str, int, int, int]
-# Path, size in bytes and SHA-256 hash of a file.
-FileContent = tuple[str, int, str]
+
+
+class FileContent(NamedTuple):
+    """A file that a model is loaded from. digest: its SHA-256 hash."""
+
+    path: str
+    size: int
+    digest: str
+    is_executable: bool = False
 
 
 class ResponseStream(Protocol[A_co]):

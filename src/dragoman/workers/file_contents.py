@@ -3,9 +3,10 @@
 import asyncio
 import functools
 import hashlib
-import itertools
+import os
 import socket
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from dragoman.core.errors import ModelFailed
@@ -17,26 +18,37 @@ from dragoman.workers.frames import FrameKind, encode
 # Larger files are compared by their size and by blocks of 1 MiB at equal distances, the first and the last included.
 _MOST_HASHED_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
-# Further files of a folder are not compared.
+# Further files of a folder are not compared. A model with more cannot be sent.
 _MOST_FILES = 10_000
 
 
 def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
     """Return the files that a model is loaded from, with sizes and hashes, without those that cannot be read.
 
-    Blocks: use it in a thread. Hashes are remembered until a file's inode, size or time of modification changes.
+    Raises ModelFailed if they are to be sent and there are none, too many, or some that cannot be read. Blocks: use it
+    in a thread. Hashes are remembered until a file's inode, size or time of modification changes.
     """
-    contents = []
     is_sent = spec.launch is not None and spec.launch.sends_files
-    for path in itertools.islice(_paths(spec), _MOST_FILES):
+    failed = f"failed to load '{spec.name}', placement.files 'send': "
+    unreadable: dict[str, OSError] = {}  # by path
+    places = [Path(file) for place in (spec.uri, spec.runtime) if (file := file_part(place))]
+    found = {file for place in places for file in model_files(place, lambda e: unreadable.update({e.filename: e}))}
+    if is_sent and len(found) > _MOST_FILES:
+        raise ModelFailed(f"{failed}expected at most {_MOST_FILES} files, got {len(found)}")
+    contents = []
+    for path in sorted(found)[:_MOST_FILES]:
         try:
-            stat = path.stat()
-            digest = _remembered_digest(str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, is_sent)
-        except OSError:
+            content = _content(path, is_whole=is_sent)
+        except OSError as error:
+            unreadable[str(path)] = error
             continue
-        contents.append((str(path), stat.st_size, digest))
+        if content is not None:
+            contents.append(content)
+    if is_sent and unreadable:
+        file, reason = next(iter(unreadable.items()))
+        raise ModelFailed(f"{failed}'{Path(file).name}' cannot be read ({reason.strerror})")
     if is_sent and not contents:
-        raise ModelFailed(f"failed to load '{spec.name}', placement.files 'send': expected a model in files")
+        raise ModelFailed(f"{failed}expected a model in files")
     return tuple(contents)
 
 
@@ -50,8 +62,7 @@ async def send_files(channel: Channel, contents: Sequence[FileContent], wanted: 
     for number in dict.fromkeys(wanted):
         if not 0 <= number < len(contents):
             return
-        path, size, _ = contents[number]
-        left = size
+        path, left = contents[number].path, contents[number].size
         try:
             with await asyncio.to_thread(open, path, "rb") as file:
                 while left and not channel.closed and (block := await asyncio.to_thread(file.read, _BLOCK_BYTES)):
@@ -68,11 +79,12 @@ async def send_files(channel: Channel, contents: Sequence[FileContent], wanted: 
 
 def check_contents(spec: ModelSpec) -> None:
     """Raise ModelFailed if a file of the model is not the same on this machine as on the server."""
-    for path, size, digest in spec.contents:
-        difference = _difference(Path(path), size, digest)
+    for file in spec.contents:
+        path = Path(file.path)
+        difference = _difference(path, file.size, file.digest)
         if difference:
             raise ModelFailed(
-                f"failed to load '{spec.name}', its file '{Path(path).name}' {difference} on worker host "
+                f"failed to load '{spec.name}', its file '{path.name}' {difference} on worker host "
                 f"'{socket.gethostname()}': expected the same file as on the server; copy the model again"
             )
 
@@ -89,19 +101,30 @@ def _difference(path: Path, size: int, digest: str) -> str:
         return f"cannot be read ({error.strerror})"
 
 
-def is_intact(path: Path, size: int, digest: str) -> bool:
+def is_intact(path: Path, content: FileContent) -> bool:
     """Return whether a file has this size and this hash of all of it."""
     try:
-        return path.stat().st_size == size and _digest(path, size, is_whole=True) == digest
+        return path.stat().st_size == content.size and _digest(path, content.size, is_whole=True) == content.digest
     except OSError:
         return False
 
 
-def _paths(spec: ModelSpec) -> Iterator[Path]:
-    for place in (spec.uri, spec.runtime):
-        path = Path(place.rpartition(":")[0] if ".py:" in place else place)
-        if place and path.exists():
-            yield from sorted({file for file in model_files(path) if file.is_file()})
+def file_part(place: str) -> str:
+    """Return the file or folder of a uri or runtime, "" if it is the name of a runtime or module."""
+    file = place.rpartition(":")[0] if ".py:" in place else place
+    return file if os.path.isabs(file) else ""
+
+
+def _content(path: Path, *, is_whole: bool) -> FileContent | None:
+    """Return size and hash of a file, None if it does not exist or is no regular file. Raises OSError."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # a link to nothing, or a file of weights that only some models have
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    digest = _remembered_digest(str(path), found.st_ino, found.st_size, found.st_mtime_ns, is_whole)
+    return FileContent(str(path), found.st_size, digest, bool(found.st_mode & stat.S_IXUSR))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -115,7 +115,7 @@ def _download(link: Link, timeout_s: float, spec: ModelSpec, numbers: Sequence[i
     """Request files of the model and yield their blocks. Raises ModelFailed, or JoinError if the server is lost."""
     send_all(link, encode(FrameKind.FILES, 0, [*numbers], serializer=serialize_message))
     for number in numbers:
-        path, left, _ = spec.contents[number]
+        path, left = spec.contents[number].path, spec.contents[number].size
         while left > 0:
             frame = _receive_first(link, timeout_s)
             if frame is None:
