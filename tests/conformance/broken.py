@@ -501,7 +501,7 @@ BROKEN: Mapping[str, list[Any]] = {
         put("usage.total_tokens", 0),
         put("choices.0.finish_reason", None),
         put("choices", []),
-        put("model", "other"),
+        put("model", 7),
         put("choices.0.index", 1),
     ],
     "openai-chat-max-tokens": [

@@ -11,11 +11,14 @@ from conformance.broken import BROKEN, ChangedChannel, ChangedHttp, GrpcChange, 
 from conformance.conftest import TOKEN
 from dragoman.cli import main
 from dragoman.cli.check import PROTOCOL_NAMES
-from dragoman.conformance.clauses import Clause, ClauseFailed, Outcome, Protocol
+from dragoman.conformance.clauses import Clause, ClauseFailed, NotTried, Outcome, Protocol
+from dragoman.conformance.http import HttpTarget, Response
 from dragoman.conformance.open_inference_grpc import GrpcContext
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
 from dragoman.conformance.target import Target
 from e2e.server_process import ServerProcess
+from load_test.conftest import SlowServer
+from load_test.conftest import slow as slow
 
 CLAUSES = {clause.id: (protocol, clause) for protocol in PROTOCOLS for clause in protocol.clauses}
 
@@ -125,7 +128,8 @@ def test_clauses_that_need_a_key_are_not_tried(
     url = f"http://127.0.0.1:{server.http_port}"
     arguments = ["check", url, "--only", "extension-repository-index"]
     assert main(arguments) == 2
-    assert "the server rejects the request with status 401: give --api-key KEY" in capsys.readouterr().out
+    hint = "status 401: give a key with --key-file FILE or the variable DRAGOMAN_API_KEY"
+    assert f"the server rejects the request with {hint}" in capsys.readouterr().out
     monkeypatch.setenv("DRAGOMAN_API_KEY", TOKEN)
     assert main(arguments) == 0
 
@@ -141,6 +145,51 @@ def test_a_rejection_for_want_of_a_key_is_not_a_rejected_request(target: Target,
     finally:
         http.change = None
     assert result.outcome is Outcome.NOT_TRIED
+
+
+def test_a_request_that_the_server_forbids_asks_for_no_key() -> None:
+    with pytest.raises(NotTried, match=r"^the server does not permit the request: 403 not here$"):
+        Response(403, {}, b"not here").ok()
+
+
+class ChatOnly(HttpTarget):
+    """An OpenAI server of chats alone, whose model is an alias."""
+
+    def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> Response:
+        if path == "/v1/models":
+            return self._response(200, {"data": [{"id": "alias"}]})
+        if path != "/v1/chat/completions":
+            return Response(404, {}, b"not found")
+        try:
+            model = json.loads(body or b"")["model"]
+        except ValueError:
+            return self._response(400, {"error": {"message": "not JSON", "type": "invalid_request_error"}})
+        if model != "alias":
+            return self._response(404, {"error": {"message": "unknown model", "type": "invalid_request_error"}})
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        head = {"id": "1", "object": "chat.completion", "created": 1, "model": "snapshot-2026"}
+        return self._response(200, {**head, "choices": [choice], "usage": usage})
+
+    def _response(self, status: int, value: Any) -> Response:
+        return Response(status, {"content-type": "application/json"}, json.dumps(value).encode())
+
+
+def test_a_server_of_chats_alone_conforms() -> None:
+    names = ["openai-chat", "openai-error-unknown-model", "openai-error-malformed-json"]
+    found = {r.clause.id: r.outcome for r in run_clauses(Target(ChatOnly("http://h")), PROTOCOLS, names)}
+    assert found == dict.fromkeys(names, Outcome.PASS)
+
+
+@pytest.mark.parametrize("name", ["rest-error-empty-inputs", "grpc-error-empty-inputs"])
+def test_inputs_may_be_optional(name: str) -> None:
+    assert CLAUSES[name][1].level == "should"
+
+
+def test_the_name_of_a_server_cannot_control_the_terminal(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.metadata |= {"name": "\x1b[31mred", "version": "1\x07"}
+    assert main(["check", slow.url, "--only", "rest-server-live"]) == 0
+    assert capsys.readouterr().out.startswith(f"{slow.url}: \ufffd[31mred 1\ufffd\n")
 
 
 def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

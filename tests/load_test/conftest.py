@@ -26,6 +26,7 @@ class SlowServer:
     """A server that takes at least `delay_s` for a response, one request after the other.
 
     waiting, most_waiting: requests that have arrived and have no response.
+    usage: completion tokens of OpenAI streams, reported on request; None for a server that rejects `stream_options`.
     """
 
     delay_s: float = 0.01
@@ -38,6 +39,10 @@ class SlowServer:
     most_waiting: int = 0
     counting: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
+    usage: int | None = 2 * TOKENS
+    metadata: dict[str, Any] = field(default_factory=METADATA.copy)
+    paths: list[str] = field(default_factory=list)
+    authorization: str | None = None
 
     def count(self, change: int) -> None:
         with self.counting:
@@ -50,7 +55,9 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._send(METADATA)
+            state.paths.append(self.path)
+            state.authorization = self.headers["Authorization"]
+            self._send(state.metadata)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -63,8 +70,10 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
                 self._send({"error": "not found"}, 404)
             elif state.closing:
                 self.close_connection = True
+            elif "completions" in self.path:
+                self._stream_openai(json.loads(body).get("stream_options") is not None)
             elif "stream" in self.path:
-                self._stream()
+                self._stream([{"token": {"id": i, "text": "a"}} for i in range(TOKENS)])
             else:
                 self._send({"outputs": []}, 503 if state.failing and len(state.bodies) % 2 else 200)
 
@@ -75,15 +84,22 @@ def _handler(state: SlowServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
             self.end_headers()
             self.wfile.write(body)
 
-        def _stream(self) -> None:
+        def _stream_openai(self, includes_usage: bool) -> None:
+            events: list[Any] = [{"choices": [{"text": "a b"}]} for _ in range(TOKENS)]
+            if includes_usage and state.usage is None:
+                self._send({"error": {"message": "unknown field stream_options"}}, 400)
+                return
+            self._stream([*events, *[{"choices": [], "usage": {"completion_tokens": state.usage}}] * includes_usage])
+
+        def _stream(self, events: list[Any]) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for i in range(TOKENS):
+            for i, each in enumerate(events):
                 if i:
                     time.sleep(state.delay_s)
-                event = {"error": "failed"} if state.failing else {"token": {"id": i, "text": "a"}}
+                event = {"error": "failed"} if state.failing else each
                 self._chunk(b"data:" + json.dumps(event).encode() + b"\n\n")
             self._chunk(b"")
 

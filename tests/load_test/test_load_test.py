@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -16,8 +17,9 @@ from dragoman.conformance.http import HttpTarget
 from dragoman.conformance.target import Target
 from dragoman.load_test import jobs
 from dragoman.load_test.compare import compare_runs
+from dragoman.load_test.connections import Exchange
 from dragoman.load_test.loops import Load, arrival_times, run_load
-from dragoman.load_test.measurements import Measurement, percentiles
+from dragoman.load_test.measurements import Measurement, Recorder, percentiles
 from dragoman.load_test.plot import svg_plot
 from e2e.server_process import ServerProcess
 from load_test.conftest import TOKENS, SlowServer
@@ -42,6 +44,44 @@ def test_a_closed_loop_measures_at_least_the_delay(slow: SlowServer) -> None:
     assert found.latency_ms["p50"] >= 10
     assert found.rate <= 100
     assert found.latency_ms == found.service_ms
+
+
+@pytest.mark.parametrize(
+    ("service_s", "clients", "batch", "expected"),
+    [
+        (1.5, 1, 1, 1 / 1.5),  # longer than the warm-up, and two thirds of the measured time
+        (5.0, 1, 1, 1 / 5),  # longer than the warm-up and the measured time
+        (0.3, 4, 1, 1 / 0.3),  # one after the other
+        (0.7, 4, 4, 4 / 0.7),  # all at a time
+    ],
+)
+def test_a_closed_loop_has_the_rate_of_a_slow_server(
+    service_s: float, clients: int, batch: int, expected: float
+) -> None:
+    recorder = Recorder(2.0, 2.0, warmup_s=2.0)
+    for i in range(100):
+        end_s = service_s * (i // batch + 1)
+        sent_s = max(0.0, end_s - service_s * clients / batch)
+        if sent_s < recorder.end_s:
+            recorder.add(Exchange(sent_s, end_s), sent_s, [])
+    assert recorder.measurement("rest", Load(clients)).rate == pytest.approx(expected)
+
+
+def test_a_pause_at_the_end_lowers_the_rate() -> None:
+    recorder = Recorder(1.0, 10.0, warmup_s=1.0)
+    for i in range(1, 60):
+        recorder.add(Exchange(0.1 * i - 0.1, 0.1 * i), 0.1 * i - 0.1, [])
+    recorder.add(Exchange(5.9, 40.0), 5.9, [])
+    assert recorder.measurement("rest", Load()).rate == pytest.approx(4.9, rel=0.03)
+
+
+def test_a_closed_loop_measures_the_rate_of_the_server(slow: SlowServer) -> None:
+    slow.delay_s = 0.1
+    begin_s = time.perf_counter()
+    found = run_quickly(slow, Load(concurrency=4, seconds=0.6, warmup_s=0.3))
+    served_per_s = len(slow.bodies) / (time.perf_counter() - begin_s)
+    assert 0.8 * served_per_s < found.rate <= 10
+    assert found.client_cpu < 0.9
 
 
 def test_a_closed_loop_has_as_many_requests_as_clients(slow: SlowServer) -> None:
@@ -80,8 +120,25 @@ def test_streams_have_times_of_tokens(slow: SlowServer) -> None:
     assert found.errors == {}
     assert found.first_token_ms["p50"] >= 10
     assert found.latency_ms["p50"] >= 10 * TOKENS
-    assert found.tokens_per_s * found.seconds == pytest.approx(TOKENS * found.completed)
+    assert found.tokens_per_s == found.chunks_per_s == pytest.approx(TOKENS * found.rate)
     assert found.between_tokens_ms["max"] > 0
+
+
+def test_tokens_of_openai_are_those_of_usage(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0), "openai-completions")
+    assert found.errors == {}
+    assert found.tokens_per_s == pytest.approx(2 * TOKENS * found.rate)
+    assert (found.between_tokens_ms, found.between_chunks_ms != {}) == ({}, True)
+    command = ["bench", slow.url, "slow", *QUICK, "--protocol", "openai-completions", "--concurrency", "1"]
+    assert main(command) == 0
+    assert {"first token p50", "between chunks p50", "tokens/s"} <= titles(capsys)
+    slow.usage = None
+    assert main(command) == 0
+    assert {"first chunk p50", "between chunks p50", "chunks/s"} <= titles(capsys)
+
+
+def titles(capsys: pytest.CaptureFixture[str]) -> set[str]:
+    return set(re.split(r" {2,}", capsys.readouterr().out.splitlines()[0]))
 
 
 def test_arrival_times_have_the_rate() -> None:
@@ -199,6 +256,13 @@ def test_an_idle_client_is_not_reported(slow: SlowServer, capsys: pytest.Capture
     assert "limits the measurement" not in capsys.readouterr().out
 
 
+def test_a_measured_time_without_requests_is_reported(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
+    slow.delay_s = 0.4
+    options = ("--warmup-s", "0.05", "--seconds", "0.05", "--concurrency", "1")
+    assert main(["bench", slow.url, "slow", *options]) == 2
+    assert "no request began in the measured time; give more --seconds" in capsys.readouterr().out
+
+
 def test_failed_requests_fail_the_command(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
     slow.failing = True
     assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1"]) == 1
@@ -216,6 +280,13 @@ def test_failed_requests_fail_the_command(slow: SlowServer, capsys: pytest.Captu
             ["http://127.0.0.1:1", "m", "--rate", "1", "--concurrency", "1"],
             "expected --rate or --concurrency, got both",
         ),
+        (["http://127.0.0.1:1", "m", "--seconds", "nan"], "--seconds: expected seconds from 1e-06 to 1e+06, got nan"),
+        (["http://127.0.0.1:1", "m", "--warmup-s", "inf"], "--warmup-s: expected seconds from 0 to 1e+06, got inf"),
+        (["http://127.0.0.1:1", "m", "--timeout-s", "nan"], "--timeout-s: expected seconds from 1e-06"),
+        (["https://127.0.0.1:1", "m", "--ca", "/nope"], "--ca: '/nope' cannot be read: No such file or directory"),
+        (["https://127.0.0.1:1", "m", "--ca", __file__], f"--ca: '{__file__}' cannot be read: it has no certificates"),
+        (["http://127.0.0.1:1", "m", "--api-key", "k\u20acy"], "expected an API key of printable ASCII characters"),
+        (["http://127.0.0.1:1", "m", "--key-file", "/nope"], "--key-file: '/nope' cannot be read"),
         (["--compare", "/nonexistent", "/nonexistent"], "--compare: '/nonexistent' cannot be read"),
     ],
 )
@@ -232,8 +303,30 @@ def test_a_server_that_does_not_keep_up_is_reported(slow: SlowServer, capsys: py
 
 def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", f"http://127.0.0.1:{server.http_port}", "nope"]) == 2
-    message = "no rest request for 'nope' can be made: GET v2/models/nope gets status 404"
-    assert message in capsys.readouterr().err
+    assert capsys.readouterr().err == "dragoman: model 'nope' not found\n"
+
+
+def test_finished_loads_are_reported_after_an_interruption(
+    slow: SlowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(job: jobs.Job, load: Load, show: Any) -> Measurement:
+        if load.concurrency == 2:
+            raise KeyboardInterrupt
+        return await run_load(job, load, show)
+
+    monkeypatch.setattr("dragoman.cli.load_test.run_load", interrupted)
+    file = tmp_path / "run.json"
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1,2", "--json", str(file)]) == 130
+    assert [m["label"] for m in json.loads(file.read_text())["measurements"]] == ["concurrency 1"]
+    assert "stopped after 1 of 2 loads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["bench", *QUICK], ["check", "--only", "rest-server-live"]])
+def test_a_key_comes_from_a_file(command: list[str], slow: SlowServer, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    names = ["slow", "--concurrency", "1"] if command[0] == "bench" else []
+    assert main([command[0], slow.url, *names, *command[1:], "--key-file", str(tmp_path / "key")]) == 0
+    assert slow.authorization == "Bearer secret"
 
 
 def test_the_command_knows_the_protocols() -> None:

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load").add_argument
-    add("--concurrency", default="", metavar="N,...", help="closed loops of so many clients (default: 1,4,16)")
-    add("--rate", default="", metavar="X,...", help="open loops of so many requests per second")
+    add("--concurrency", default="", metavar="N,...", help="closed loops of N clients (default: 1,4,16)")
+    add("--rate", default="", metavar="X,...", help="open loops of X requests per second")
     add("--arrival", choices=("poisson", "constant"), default="poisson", help="times of an open loop (default poisson)")
     add("--seconds", type=float, default=10.0, metavar="S", help="measured time of each load (default 10)")
     add("--warmup-s", type=float, default=2.0, metavar="S", help="time before it that is not measured (default 2)")
@@ -58,7 +58,8 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", default="", metavar="TEXT", help="prompt for text models")
     add("--max-tokens", type=int, default=64, metavar="N", help="most tokens of a response (default 64)")
     add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
-    add("--api-key", default="", metavar="KEY", help="API key (default: variable DRAGOMAN_API_KEY)")
+    add("--key-file", metavar="FILE", default="", help="file with an API key or token (default: $DRAGOMAN_API_KEY)")
+    add("--api-key", default="", metavar="KEY", help="the key itself, which other users of the machine can see in argv")
     add("--ca", metavar="FILE", default="", help="certificate authority of the server")
 
 

@@ -2,22 +2,22 @@
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from dragoman._version import __version__
+from dragoman.cli.connection import Connection
 from dragoman.cli.terminal import coloured, printable, table
 from dragoman.conformance.clauses import ClauseFailed, Outcome, Protocol, Result
-from dragoman.conformance.http import HttpTarget, checked_url
+from dragoman.conformance.http import checked_url
 from dragoman.conformance.report import as_json, as_junit, verdict
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
-from dragoman.conformance.target import Target, read_request
+from dragoman.conformance.target import Target, read_request, server_target
 from dragoman.core.errors import InvalidInput
 
 
@@ -32,7 +32,7 @@ def check_server(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"--only: no clause matches {', '.join(arguments.only)}")
     server = _server(target)
     if not arguments.json:
-        print(f"{url}: {server.get('name', 'server')} {server.get('version', '')}".rstrip())
+        print(_one_line(f"{url}: {server.get('name', 'server')} {server.get('version', '')}".rstrip()))
     results = []
     found = run_clauses(target, protocols, arguments.only or (), arguments.allow_changes)
     for title, rows in groupby(found, lambda result: result.protocol.title):
@@ -108,20 +108,13 @@ def _summary(results: Sequence[Result]) -> str:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    url = checked_url(arguments.what)
-    address = urlsplit(url)
-    key = arguments.api_key or os.environ.get("DRAGOMAN_API_KEY", "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    port = address.port or (443 if address.scheme == "https" else 80)
-    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
-    http = HttpTarget("" if address.scheme == "grpc" else url, headers, arguments.ca, arguments.timeout_s)
-    return Target(
-        http,
-        arguments.grpc or f"{host}:{port}",
-        arguments.model or (),
-        read_request(arguments.request) if arguments.request else None,
-        _parsed("--config", arguments.config, dict),
-        _parsed("--at", arguments.at[0], list) if arguments.at else None,
+    key = Connection.of(arguments, checked_url(arguments.what), arguments.api_key).key
+    return replace(
+        server_target(arguments.what, arguments.grpc, key, arguments.ca, arguments.timeout_s),
+        models=arguments.model or (),
+        request=read_request(arguments.request) if arguments.request else None,
+        config=_parsed("--config", arguments.config, dict),
+        point=_parsed("--at", arguments.at[0], list) if arguments.at else None,
     )
 
 
@@ -136,7 +129,7 @@ def _parsed(flag: str, text: str, kind: type) -> Any:
 
 
 def _server(target: Target) -> dict[str, Any]:
-    """Return name and version of the server, as far as it gives them, and the version of the checker."""
+    """Return name and version of the server, if the server reports them, and the version of the checker."""
     found: dict[str, Any] = {"checked_by": f"dragoman {__version__}"}
     if not target.http.url:
         return found

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from dragoman._version import __version__
+from dragoman.cli.connection import Connection
 from dragoman.cli.terminal import live_display, table
-from dragoman.conformance.http import HttpTarget, checked_url
-from dragoman.conformance.target import Target
+from dragoman.conformance.http import checked_seconds, checked_url
+from dragoman.conformance.target import Target, server_target
 from dragoman.core.errors import InvalidInput
 from dragoman.load_test.compare import Difference, compare_runs
 from dragoman.load_test.jobs import Job, Options, make_job
@@ -40,10 +40,25 @@ def measure(arguments: argparse.Namespace) -> int:
     job = make_job(target, arguments.protocol, replace(options, prompt=arguments.prompt or options.prompt))
     quiet = arguments.json == "-"
     found: list[Measurement] = []
-    for load in loads:
-        found.append(_run(job, load))
-        if not quiet:
-            print("\n".join(_rows(found)[-1:] if len(found) > 1 else _rows(found)), flush=True)
+    try:
+        for load in loads:
+            found.append(_run(job, load))
+            if not quiet:
+                print("\n".join(_rows(found)[-1:] if len(found) > 1 else _rows(found)), flush=True)
+    except KeyboardInterrupt:
+        print(f"dragoman: stopped after {len(found)} of {len(loads)} loads", file=sys.stderr)
+        if found:
+            _report(arguments, found)
+        return 130
+    _report(arguments, found)
+    if not any(m.completed for m in found):
+        return 2
+    return 1 if any(m.errors for m in found) else 0
+
+
+def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None:
+    """Print notes, or JSON with --json -, and write the files."""
+    quiet = arguments.json == "-"
     run = _as_json(arguments, found)
     if not quiet:
         print("\n".join(_notes(found)))
@@ -54,9 +69,6 @@ def measure(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         title = f"{arguments.model} over {arguments.protocol}: latency by throughput"
         _write(arguments.plot, svg_plot(run["measurements"], title))
-    if not any(m.completed for m in found):
-        return 2
-    return 1 if any(m.errors for m in found) else 0
 
 
 def _run(job: Job, load: Load) -> Measurement:
@@ -95,12 +107,10 @@ def _status(recorder: Recorder, load: Load) -> str:
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     if arguments.rate and arguments.concurrency:
         raise InvalidInput("expected --rate or --concurrency, got both")
-    if arguments.seconds <= 0 or arguments.warmup_s < 0 or arguments.timeout_s <= 0:
-        raise InvalidInput("expected positive --seconds and --timeout-s, and --warmup-s of at least 0")
     load = Load(
         arrival=arguments.arrival,
-        seconds=arguments.seconds,
-        warmup_s=arguments.warmup_s,
+        seconds=checked_seconds("--seconds", arguments.seconds),
+        warmup_s=checked_seconds("--warmup-s", arguments.warmup_s, least=0),
         connections=_positive("--connections", arguments.connections),
         timeout_s=arguments.timeout_s,
         seed=arguments.seed,
@@ -131,27 +141,30 @@ def _numbers(flag: str, text: str, kind: type) -> list[Any]:
 
 def _target(arguments: argparse.Namespace) -> Target:
     url = checked_url(arguments.url)
-    address = urlsplit(url)
-    if address.scheme == "grpc":
+    if url.startswith("grpc:"):
         raise InvalidInput("expected the HTTP address as URL, and the gRPC address in --grpc HOST:PORT")
-    if arguments.grpc and not arguments.grpc.rpartition(":")[2].isdigit():
-        raise InvalidInput(f"--grpc: expected HOST:PORT, got '{arguments.grpc}'")
-    key = arguments.api_key or os.environ.get("DRAGOMAN_API_KEY", "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    port = address.port or (443 if address.scheme == "https" else 80)
-    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
-    return Target(HttpTarget(url, headers, arguments.ca, arguments.timeout_s), arguments.grpc or f"{host}:{port}")
+    key = Connection.of(arguments, url, arguments.api_key).key
+    return server_target(url, arguments.grpc, key, arguments.ca, arguments.timeout_s)
 
 
 # --- output -----------------------------------------------------------------------------------------------
 
 
 def _rows(measurements: Sequence[Measurement]) -> list[str]:
-    streams = any(m.first_token_ms for m in measurements)
+    streams = _stream_columns(measurements)
     columns = ("load", "requests", "errors", "requests/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms")
-    more = ("first token p50", "p99", "between tokens p50", "p99", "tokens/s") if streams else ()
-    rows = [(*columns, *more), *(_row(m, streams) for m in measurements)]
+    rows = [(*columns, *streams), *(_row(m, streams) for m in measurements)]
     return table(_padded(rows))
+
+
+def _stream_columns(measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    """Return titles for streams: of chunks where the server does not report tokens, or sends several at a time."""
+    found = [m for m in measurements if m.first_token_ms]
+    if not found:
+        return ()
+    unit = "token" if all(m.tokens_per_s for m in found) else "chunk"
+    gap = "tokens" if all(m.between_tokens_ms for m in found) else "chunks"
+    return f"first {unit} p50", "p99", f"between {gap} p50", "p99", f"{unit}s/s"
 
 
 def _padded(rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -159,14 +172,14 @@ def _padded(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[cell.ljust(28 if i == 0 else 10) for i, cell in enumerate(row)] for row in rows]
 
 
-def _row(m: Measurement, streams: bool) -> tuple[str, ...]:
+def _row(m: Measurement, streams: Sequence[str]) -> tuple[str, ...]:
     latency = [_number(m.latency_ms, name) for name in ("p50", "p90", "p99", "p99.9", "max")]
     row = (m.label, str(m.sent), str(sum(m.errors.values())), f"{m.rate:.4g}", *latency)
     if not streams:
         return row
     tokens = [_number(m.first_token_ms, name) for name in ("p50", "p99")]
-    gaps = [_number(m.between_tokens_ms, name) for name in ("p50", "p99")]
-    return (*row, *tokens, *gaps, f"{m.tokens_per_s:.4g}")
+    gaps = [_number(m.between_chunks_ms, name) for name in ("p50", "p99")]
+    return (*row, *tokens, *gaps, f"{m.tokens_per_s if 'tokens/s' in streams else m.chunks_per_s:.4g}")
 
 
 def _number(values: Mapping[str, float], name: str) -> str:
@@ -188,6 +201,8 @@ def _notes(measurements: Sequence[Measurement]) -> list[str]:
                 f"{m.label}: {m.unfinished} of {m.sent} requests waited when the last one was sent: more arrive than "
                 "the server completes, and latencies grow with the length of the run"
             )
+        if not m.sent:
+            lines.append(f"{m.label}: no request began in the measured time; give more --seconds")
         if m.completed < 1000 and m.completed:
             lines.append(f"{m.label}: {m.completed} responses are too few for p99.9")
     return lines

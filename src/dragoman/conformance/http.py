@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 from dragoman.conformance.clauses import ClauseFailed, Exchange, NotOffered, NotTried, expect, fail
 from dragoman.core.errors import InvalidInput, NotReady
 
+KEY_HINT = "give a key with --key-file FILE or the variable DRAGOMAN_API_KEY"
 _SHOWN = 600
 _MISSING = (404, 405, 501)
+_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class Response:
         return self
 
     def _missing_key(self) -> str:
-        return f"the server rejects the request with status {self.status}: give --api-key KEY"
+        if self.status == 403:
+            return f"the server does not permit the request: {self._summary()}"
+        return f"the server rejects the request with status {self.status}: {KEY_HINT}"
 
     def _summary(self) -> str:
         return f"{self.status} {self.body[:160].decode('utf-8', 'replace')}"
@@ -83,13 +87,25 @@ def _reject_constant(name: str) -> Any:
 
 @dataclass(slots=True)
 class HttpTarget:
-    """The server at a URL, without a trailing slash. Each request has a connection of its own."""
+    """The server at a URL, without a trailing slash. Each request has a connection of its own.
+
+    Raises InvalidInput for headers, a file of certificates or a time limit that cannot be used.
+    """
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     ca: str = ""
     timeout_s: float = 30.0
     exchanges: list[Exchange] = field(default_factory=list)
+    tls: ssl.SSLContext | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        checked_seconds("--timeout-s", self.timeout_s)
+        if not all(value.isascii() and value.isprintable() for value in self.headers.values()):
+            raise InvalidInput("expected an API key of printable ASCII characters")
+        if self.ca or self.url.startswith("https:"):
+            context = _tls_context(self.ca)
+            self.tls = context if self.url.startswith("https:") else None
 
     def get(self, path: str) -> Response:
         return self.send("GET", path)
@@ -129,9 +145,23 @@ class HttpTarget:
 
     def _connect(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         if scheme == "https":
-            context = ssl.create_default_context(cafile=self.ca or None)
-            return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=context)
+            return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self.tls)
         return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+
+
+def _tls_context(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # ssl.SSLError too
+        reason = "it has no certificates" if isinstance(error, ssl.SSLError) else error.strerror
+        raise InvalidInput(f"--ca: '{ca}' cannot be read: {reason}") from error
+
+
+def checked_seconds(flag: str, value: float, least: float = 1e-6) -> float:
+    """Return a time that timers accept. Raises InvalidInput."""
+    if not least <= value <= _LONGEST_S:  # false for NaN
+        raise InvalidInput(f"{flag}: expected seconds from {least:g} to {_LONGEST_S:g}, got {value:g}")
+    return value
 
 
 def checked_url(url: str) -> str:

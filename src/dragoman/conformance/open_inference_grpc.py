@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.conformance.clauses import ClauseFailed, ClauseList, Level, NotOffered, NotTried, Protocol, expect, fail
-from dragoman.conformance.http import HttpTarget
+from dragoman.conformance.http import KEY_HINT, HttpTarget
 from dragoman.conformance.open_inference_rest import UNKNOWN
 from dragoman.conformance.samples import DATATYPES, ELEMENT_SIZES, Sample, TensorShape, sample_of
 from dragoman.conformance.target import Target, TensorModel, find_tensor_model, with_request
@@ -52,8 +52,10 @@ class GrpcContext:
         except g.CallRejected as error:
             if error.code == "UNIMPLEMENTED":
                 raise NotOffered(f"{method} gets status UNIMPLEMENTED") from error
-            if error.code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-                raise NotTried(f"{method} gets status {error.code}: give --api-key KEY") from error
+            if error.code == "UNAUTHENTICATED":
+                raise NotTried(f"{method} gets status {error.code}: {KEY_HINT}") from error
+            if error.code == "PERMISSION_DENIED":
+                raise NotTried(f"the server does not permit {method}: {error}") from error
             raise ClauseFailed(f"expected the status OK of {method}, got {error}") from error
 
     def rejected(self, method: str, kind: Any, request: Any) -> str:
@@ -313,7 +315,8 @@ _change("error-datatype", "Tensor Data Types", "A datatype that the protocol doe
 _change("error-other-datatype", "GRPC, Metadata, Model Metadata",
         "A datatype that cannot be converted to that of the metadata is rejected.", _other_datatype)  # fmt: skip
 _change("error-empty-inputs", "GRPC, Metadata, Model Metadata",
-        "A request without the inputs that the metadata requires is rejected.", _remove_inputs)  # fmt: skip
+        "A request without the inputs of the metadata is rejected, unless they are optional.",
+        _remove_inputs, "should")  # fmt: skip
 _change("error-unknown-input", "GRPC, Metadata, Model Metadata",
         "An input that the metadata does not declare is rejected.", _rename_input, "should")  # fmt: skip
 _change("error-unknown-output", "GRPC, Inference, InferRequestedOutputTensor",

@@ -365,8 +365,8 @@ def _no_inputs(model: TensorModel) -> dict[str, Any]:
 _error("error-malformed-json", _INFER_ERROR, "A body that is not JSON",
        lambda m: b'{"inputs": [')  # fmt: skip
 _error("error-no-inputs", _REQUEST, "A request without 'inputs'", lambda m: {})
-_error("error-empty-inputs", _METADATA, "A request without the inputs that the metadata requires",
-       _no_inputs)  # fmt: skip
+_error("error-empty-inputs", _METADATA, "A request without the inputs of the metadata, unless they are optional,",
+       _no_inputs, "should")  # fmt: skip
 _error("error-unknown-input", _METADATA, "An input that the metadata does not declare",
        _unknown_input, "should")  # fmt: skip
 _error("error-unknown-output", "HTTP/REST, Request Output", "A requested output that does not exist",

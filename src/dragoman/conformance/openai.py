@@ -1,5 +1,6 @@
 """Clauses of the OpenAI API: models, chat completions, completions, embeddings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,12 @@ from dragoman.conformance.target import Target
 
 _UNKNOWN = "dragoman-check-unknown"
 _MESSAGES = [{"role": "user", "content": "Say hello."}]
+# By the field of the context that holds a model: path and body of requests.
+_REQUESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "completion_model": ("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}),
+    "chat_model": ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 1}),
+    "embedding_model": ("/v1/embeddings", {"input": PROMPT}),
+}
 CLAUSES = ClauseList("openai")
 _add = CLAUSES.add
 
@@ -36,6 +43,13 @@ class OpenAIContext:
         body = {"model": self.completion_model, "prompt": PROMPT, "max_tokens": 6, **changes}
         return self.http.post("/v1/completions", body)
 
+    def available(self) -> tuple[str, Mapping[str, Any]]:
+        """Return path and body of requests that a model answers. Raises NotTried if there is none."""
+        for field, request in _REQUESTS.items():
+            if getattr(self, field):
+                return request
+        raise NotTried("no listed model answers requests")
+
 
 def _prepare(target: Target) -> OpenAIContext:
     response = target.http.get("/v1/models")
@@ -49,22 +63,21 @@ def _prepare(target: Target) -> OpenAIContext:
         raise NotOffered(f"GET v1/models gets status {response.status}" + (" and no models" if not listed else ""))
     context = OpenAIContext(target.http, "", "", "")
     for name in names[:10]:
-        for kind, path, body in (
-            ("chat_model", "chat/completions", {"messages": _MESSAGES, "max_tokens": 1}),
-            ("completion_model", "completions", {"prompt": PROMPT, "max_tokens": 1}),
-            ("embedding_model", "embeddings", {"input": PROMPT}),
-        ):
-            if getattr(context, kind) == "" and target.http.post(f"/v1/{path}", {"model": name} | body).status == 200:
-                setattr(context, kind, name)
+        for field, (path, body) in _REQUESTS.items():
+            if getattr(context, field) == "" and target.http.post(path, {"model": name, **body}).status == 200:
+                setattr(context, field, name)
     return context
 
 
-def _choice(answer: Any, kind: str, model: str) -> dict[str, Any]:
-    """Return the first choice of a response, whose other fields are checked."""
+def _choice(answer: Any, kind: str) -> dict[str, Any]:
+    """Return the first choice of a response, whose other fields are checked.
+
+    The model of a response may have another name than that of the request, which may be an alias.
+    """
     field_of(answer, "id", str)
     expect(field_of(answer, "object", str) == kind, f"object '{kind}'", answer["object"])
     field_of(answer, "created", int)
-    expect(field_of(answer, "model", str) == model, f"model '{model}'", answer["model"])
+    expect(field_of(answer, "model", str), "the name of a model", answer)
     choices = field_of(answer, "choices", list)
     expect(choices, "at least one choice", answer)
     expect(field_of(choices[0], "index", int, "a choice") == 0, "index 0", choices[0])
@@ -129,7 +142,7 @@ def _model_unknown(c: OpenAIContext) -> None:
 def _chat(c: OpenAIContext) -> None:
     """A chat completion has a message of the assistant, a finish_reason and usage."""
     answer = c.chat().ok().json()
-    choice = _choice(answer, "chat.completion", c.chat_model)
+    choice = _choice(answer, "chat.completion")
     message = field_of(choice, "message", dict, "a choice")
     expect(field_of(message, "role", str, "the message") == "assistant", "role assistant", message)
     field_of(message, "content", str, "the message")
@@ -156,7 +169,7 @@ def _chat_n(c: OpenAIContext) -> None:
 @_add("chat-logprobs", "Chat completions, logprobs")
 def _chat_logprobs(c: OpenAIContext) -> None:
     """With logprobs each token has a logprob and top_logprobs."""
-    choice = _choice(c.chat(logprobs=True, top_logprobs=2).ok().json(), "chat.completion", c.chat_model)
+    choice = _choice(c.chat(logprobs=True, top_logprobs=2).ok().json(), "chat.completion")
     content = field_of(field_of(choice, "logprobs", dict, "a choice"), "content", list, "'logprobs'")
     expect(content, "tokens in 'logprobs'", choice)
     for token in content:
@@ -179,7 +192,7 @@ def _chunks(response: Response) -> list[Any]:
 def _chat_stream(c: OpenAIContext) -> None:
     """A stream has chunks of one id with deltas, and ends with a finish_reason and [DONE]."""
     chunks = _chunks(c.chat(stream=True))
-    choices = [_choice(chunk, "chat.completion.chunk", c.chat_model) for chunk in chunks if chunk.get("choices")]
+    choices = [_choice(chunk, "chat.completion.chunk") for chunk in chunks if chunk.get("choices")]
     deltas = [field_of(choice, "delta", dict, "a choice") for choice in choices]
     expect(deltas and deltas[0].get("role") == "assistant", "role assistant in the first delta", deltas[:1])
     expect(len({chunk["id"] for chunk in chunks}) == 1, "one id", [chunk["id"] for chunk in chunks][:3])
@@ -192,7 +205,7 @@ def _chat_stream(c: OpenAIContext) -> None:
 def _chat_stream_text(c: OpenAIContext) -> None:
     """The deltas of a stream are the text of the same request without streaming."""
     plain = [c.chat(temperature=0).ok().json() for _ in range(2)]
-    texts = [_choice(answer, "chat.completion", c.chat_model)["message"]["content"] for answer in plain]
+    texts = [_choice(answer, "chat.completion")["message"]["content"] for answer in plain]
     if texts[0] != texts[1]:
         raise NotTried("the model gives other texts for equal requests")
     chunks = _chunks(c.chat(temperature=0, stream=True))
@@ -221,7 +234,7 @@ def _chat_stream_usage(c: OpenAIContext) -> None:
 def _completion(c: OpenAIContext) -> None:
     """A completion has a text, a finish_reason and usage."""
     answer = c.completion().ok().json()
-    choice = _choice(answer, "text_completion", c.completion_model)
+    choice = _choice(answer, "text_completion")
     field_of(choice, "text", str, "a choice")
     expect(choice.get("finish_reason") in ("stop", "length"), "finish_reason stop or length", choice)
     _check_usage(field_of(answer, "usage", dict), 6)
@@ -238,11 +251,11 @@ def _completion_prompts(c: OpenAIContext) -> None:
 @_add("completion-stop", "Completions, stop")
 def _completion_stop(c: OpenAIContext) -> None:
     """The text ends before a stop sequence, with finish_reason stop."""
-    text = _choice(c.completion(temperature=0).ok().json(), "text_completion", c.completion_model)["text"]
+    text = _choice(c.completion(temperature=0).ok().json(), "text_completion")["text"]
     stop = last_word(text)[:2]
     if not stop:
         raise NotTried("the model generates no text")
-    choice = _choice(c.completion(temperature=0, stop=stop).ok().json(), "text_completion", c.completion_model)
+    choice = _choice(c.completion(temperature=0, stop=stop).ok().json(), "text_completion")
     expect(stop not in choice["text"], f"a text without '{stop}'", choice["text"])
     expect(choice.get("finish_reason") == "stop", "finish_reason stop", choice)
 
@@ -250,7 +263,7 @@ def _completion_stop(c: OpenAIContext) -> None:
 @_add("completion-echo", "Completions, echo")
 def _completion_echo(c: OpenAIContext) -> None:
     """With echo the text begins with the prompt."""
-    text = _choice(c.completion(echo=True).ok().json(), "text_completion", c.completion_model)["text"]
+    text = _choice(c.completion(echo=True).ok().json(), "text_completion")["text"]
     expect(text.startswith(PROMPT), f"a text that begins with '{PROMPT}'", text)
 
 
@@ -259,7 +272,7 @@ def _completion_stream(c: OpenAIContext) -> None:
     """A stream of completions has chunks with texts and ends with [DONE]."""
     for chunk in _chunks(c.completion(stream=True)):
         if field_of(chunk, "choices", list, "a chunk"):
-            field_of(_choice(chunk, "text_completion", c.completion_model), "text", str, "a choice")
+            field_of(_choice(chunk, "text_completion"), "text", str, "a choice")
 
 
 @_add("embeddings", "Embeddings")
@@ -280,7 +293,8 @@ def _embeddings(c: OpenAIContext) -> None:
 @_add("error-unknown-model", "Errors")
 def _error_unknown_model(c: OpenAIContext) -> None:
     """An unknown model gets status 404 and an error object."""
-    _check_error(c.http.post("/v1/completions", {"model": _UNKNOWN, "prompt": PROMPT}), 404)
+    path, body = c.available()
+    _check_error(c.http.post(path, {**body, "model": _UNKNOWN}), 404)
 
 
 @_add("error-no-messages", "Errors")
@@ -298,7 +312,7 @@ def _error_temperature(c: OpenAIContext) -> None:
 @_add("error-malformed-json", "Errors")
 def _error_malformed_json(c: OpenAIContext) -> None:
     """A body that is not JSON gets status 400 or 422 and an error object."""
-    _check_error(c.http.post("/v1/completions", b'{"model": '), 400, 422)
+    _check_error(c.http.post(c.available()[0], b'{"model": '), 400, 422)
 
 
 PROTOCOL = Protocol("openai", "OpenAI API", "OpenAI API reference", _prepare, CLAUSES)

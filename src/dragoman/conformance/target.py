@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from dragoman.conformance.clauses import ClauseFailed, NotTried
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, Response, checked_url
 from dragoman.conformance.samples import (
     DATATYPES,
     Sample,
@@ -56,6 +56,19 @@ class Target:
             name = entry.get("id", entry.get("name")) if isinstance(entry, dict) else entry
             if isinstance(name, str):
                 yield name
+
+
+def server_target(url: str, grpc: str, key: str, ca: str, timeout_s: float) -> Target:
+    """Return the server at a URL; its gRPC address is that of the URL if `grpc` is empty. Raises InvalidInput."""
+    url = checked_url(url)
+    address = urlsplit(url)
+    if grpc and not grpc.rpartition(":")[2].isdecimal():
+        raise InvalidInput(f"--grpc: expected HOST:PORT, got '{grpc}'")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    port = address.port or (443 if address.scheme == "https" else 80)
+    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    http = HttpTarget("" if address.scheme == "grpc" else url, headers, ca, timeout_s)
+    return Target(http, grpc or f"{host}:{port}")
 
 
 def _json(response: Response) -> Any:

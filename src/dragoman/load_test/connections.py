@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +19,14 @@ class Exchange:
     """Times of one exchange on the performance counter; `error` is empty if it succeeded.
 
     chunks: of a streamed response, with their times.
+    tokens: number of tokens of a streamed response; 0 if the server does not report it.
     """
 
     sent_s: float
     end_s: float = 0.0
     error: str = ""
     received_bytes: int = 0
+    tokens: int = 0
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
 
 
@@ -41,7 +44,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, job: Job, timeout_s: float) -> None:
         self._job, self._timeout_s = job, timeout_s
         self._transport: Any = None
-        self._keeps_chunks = job.is_token is not None
+        self._keeps_chunks = job.has_text is not None
         self._done: asyncio.Future[None] | None = None
         self._current = Exchange(0.0)
 
@@ -149,8 +152,8 @@ def open_connection(job: Job, timeout_s: float) -> Connection:
     return GrpcConnection(job, timeout_s) if job.grpc else HttpConnection(job, timeout_s)
 
 
-def token_times(job: Job, exchange: Exchange) -> list[float]:
-    """Return the time of each token of a streamed response; sets its error if an event reports one."""
+def text_times(job: Job, exchange: Exchange) -> list[float]:
+    """Return the time of each event with text of a streamed response; sets its number of tokens, and its error."""
     times, rest = [], b""
     for time_s, chunk in exchange.chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -158,11 +161,22 @@ def token_times(job: Job, exchange: Exchange) -> list[float]:
             event = _parsed(line)
             if isinstance(event, dict) and event.get("error"):
                 exchange.error = exchange.error or "error within the stream"
-            elif event is not None and job.is_token is not None and job.is_token(event):
-                times.append(time_s)
+            elif isinstance(event, dict) and job.has_text is not None:
+                exchange.tokens = _completion_tokens(event) or exchange.tokens
+                if job.has_text(event):
+                    times.append(time_s)
+    if job.events_are_tokens:
+        exchange.tokens = len(times)
     if not times and not exchange.error:
         exchange.error = "stream without tokens"
     return times
+
+
+def _completion_tokens(event: Mapping[str, Any]) -> int:
+    """Return the tokens that the usage of an OpenAI event counts; 0 without usage."""
+    usage = event.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 def _parsed(line: bytes) -> Any:

@@ -16,8 +16,8 @@ from dragoman.conformance.samples import Sample, sample_of, samples_of_request
 from dragoman.conformance.target import Target, declared_tensors
 from dragoman.core.errors import InvalidInput
 
-# Whether an event of a stream holds a token, by the fields of its JSON.
-IsToken = Callable[[Any], bool]
+# Whether an event of a stream holds generated text, by the fields of its JSON.
+HasText = Callable[[Any], bool]
 PROTOCOLS = (
     "rest", "rest-binary", "grpc", "umbridge", "openai-chat", "openai-completions", "tgi", "lmi",
 )  # fmt: skip
@@ -39,7 +39,8 @@ class Job:
     """One request, to be sent many times.
 
     request: the bytes of an HTTP/1.1 request, or of a ModelInferRequest if `grpc` is set.
-    is_token: set for streams.
+    has_text: set for streams.
+    events_are_tokens: each event with text is one token.
     """
 
     protocol: str
@@ -50,7 +51,8 @@ class Job:
     grpc: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
     ca: str = ""
-    is_token: IsToken | None = None
+    has_text: HasText | None = None
+    events_are_tokens: bool = False
 
 
 def make_job(target: Target, protocol: str, options: Options) -> Job:
@@ -90,8 +92,7 @@ def _grpc(target: Target, protocol: str, options: Options) -> Job:
     message = infer_request(options.model, _samples(target, options)).SerializeToString()
     host, _, port = target.grpc.rpartition(":")
     metadata = tuple((name.lower(), value) for name, value in target.http.headers.items())
-    tls = ssl.create_default_context(cafile=target.http.ca or None) if target.http.url.startswith("https:") else None
-    return Job(protocol, host, int(port), message, tls, target.grpc, metadata, target.http.ca)
+    return Job(protocol, host, int(port), message, target.http.tls, target.grpc, metadata, target.http.ca)
 
 
 def _umbridge(target: Target, protocol: str, options: Options) -> Job:
@@ -104,33 +105,42 @@ def _umbridge(target: Target, protocol: str, options: Options) -> Job:
     return _http(target, protocol, "/Evaluate", orjson.dumps(body))
 
 
-def _text(paths: Sequence[str], body: Callable[[Options], Mapping[str, Any]], is_token: IsToken) -> Any:
-    """Return a maker of streamed text generation requests to the first path that the server has."""
+def _text(paths: Sequence[str], bodies: Callable[[Options], Sequence[Mapping[str, Any]]], has_text: HasText) -> Any:
+    """Return a maker of streamed text generation requests: the first path and body that the server accepts."""
 
     def make(target: Target, protocol: str, options: Options) -> Job:
-        content = _file(options) if options.file else orjson.dumps(body(options))
+        contents = [_file(options)] if options.file else [orjson.dumps(body) for body in bodies(options)]
         reasons = []
         for path in (each.format(quote(options.model, safe="")) for each in paths):
-            found = target.http.send("POST", path, content, {"Content-Type": "application/json"})
-            if found.status == 200:
-                return replace(_http(target, protocol, path, content), is_token=is_token)
+            for content in contents:
+                found = target.http.send("POST", path, content, {"Content-Type": "application/json"})
+                if found.status == 200:
+                    job = _http(target, protocol, path, content)
+                    return replace(job, has_text=has_text, events_are_tokens=has_text is _has_token)
+                if found.status not in (400, 422):
+                    break
             reasons.append(f"POST {path} gets status {found.status} {found.body[:200].decode('utf-8', 'replace')}")
         raise ClauseFailed("; ".join(reasons))
 
     return make
 
 
-def _chat_body(options: Options) -> Mapping[str, Any]:
-    messages = [{"role": "user", "content": options.prompt}]
-    return {"model": options.model, "messages": messages, "max_tokens": options.max_tokens, "stream": True}
+def _chat_bodies(options: Options) -> Sequence[Mapping[str, Any]]:
+    return _openai_bodies(options, {"messages": [{"role": "user", "content": options.prompt}]})
 
 
-def _completion_body(options: Options) -> Mapping[str, Any]:
-    return {"model": options.model, "prompt": options.prompt, "max_tokens": options.max_tokens, "stream": True}
+def _completion_bodies(options: Options) -> Sequence[Mapping[str, Any]]:
+    return _openai_bodies(options, {"prompt": options.prompt})
 
 
-def _generate_body(options: Options) -> Mapping[str, Any]:
-    return {"inputs": options.prompt, "parameters": {"max_new_tokens": options.max_tokens}, "stream": True}
+def _openai_bodies(options: Options, prompt: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return a request that asks for the number of tokens, and one for servers that do not know `stream_options`."""
+    body = {"model": options.model, **prompt, "max_tokens": options.max_tokens, "stream": True}
+    return [body | {"stream_options": {"include_usage": True}}, body]
+
+
+def _generate_bodies(options: Options) -> Sequence[Mapping[str, Any]]:
+    return [{"inputs": options.prompt, "parameters": {"max_new_tokens": options.max_tokens}, "stream": True}]
 
 
 def _has_content(event: Any) -> bool:
@@ -146,10 +156,10 @@ _MAKERS: Mapping[str, Callable[[Target, str, Options], Job]] = {
     "rest-binary": _binary,
     "grpc": _grpc,
     "umbridge": _umbridge,
-    "openai-chat": _text(["/v1/chat/completions"], _chat_body, _has_content),
-    "openai-completions": _text(["/v1/completions"], _completion_body, _has_content),
-    "tgi": _text(["/models/{}/generate_stream", "/generate_stream"], _generate_body, _has_token),
-    "lmi": _text(["/predictions/{}", "/invocations"], _generate_body, _has_token),
+    "openai-chat": _text(["/v1/chat/completions"], _chat_bodies, _has_content),
+    "openai-completions": _text(["/v1/completions"], _completion_bodies, _has_content),
+    "tgi": _text(["/models/{}/generate_stream", "/generate_stream"], _generate_bodies, _has_token),
+    "lmi": _text(["/predictions/{}", "/invocations"], _generate_bodies, _has_token),
 }
 
 
@@ -161,6 +171,8 @@ def _samples(target: Target, options: Options) -> list[Sample]:
         except (ValueError, LookupError, TypeError) as error:
             raise InvalidInput(f"--input: expected a V2 inference request in JSON in '{options.file}'") from error
     response = target.http.get(f"/v2/models/{quote(options.model, safe='')}")
+    if response.status == 404:
+        raise InvalidInput(f"model '{options.model}' not found")
     if response.status != 200:
         raise ClauseFailed(f"GET v2/models/{options.model} gets status {response.status}")
     specs = declared_tensors(response.json(), "inputs")
@@ -179,10 +191,8 @@ def _file(options: Options) -> bytes:
 def _http(target: Target, protocol: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Job:
     """Return a job whose request is serialized once."""
     address = urlsplit(target.http.url)
-    tls = address.scheme == "https"
-    host, port = address.hostname or "", address.port or (443 if tls else 80)
+    host, port = address.hostname or "", address.port or (443 if target.http.tls else 80)
     fields = {"Host": address.netloc, "Content-Type": "application/json", **target.http.headers, **(headers or {})}
     lines = [f"POST {address.path}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode("latin-1") + body
-    context = ssl.create_default_context(cafile=target.http.ca or None) if tls else None
-    return Job(protocol, host, port, request, context)
+    return Job(protocol, host, port, request, target.http.tls)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, takewhile
 from typing import Literal
 
-from dragoman.load_test.connections import Connection, open_connection, token_times
+from dragoman.load_test.connections import Connection, open_connection, text_times
 from dragoman.load_test.jobs import Job
 from dragoman.load_test.measurements import Measurement, Recorder
 
@@ -52,11 +52,15 @@ def arrival_times(load: Load) -> Iterator[float]:
 
 async def run_load(job: Job, load: Load, show: Callable[[Recorder], None] | None = None) -> Measurement:
     """Send requests for the warm-up and the measured time, wait for all responses, and return the measurement."""
-    recorder = Recorder(time.perf_counter() + load.warmup_s, load.seconds)
+    recorder = Recorder(time.perf_counter() + load.warmup_s, load.seconds, load.warmup_s)
+    call_later = asyncio.get_running_loop().call_later
+    timers = [call_later(after_s, recorder.sample_cpu) for after_s in (load.warmup_s, load.warmup_s + load.seconds)]
     display = asyncio.create_task(_show(recorder, show)) if show else None
     try:
         await (_open_loop(job, load, recorder) if load.rate else _closed_loop(job, load, recorder))
     finally:
+        for timer in timers:
+            timer.cancel()
         if display is not None:
             display.cancel()
     return recorder.measurement(job.protocol, load)
@@ -117,7 +121,7 @@ async def _wait_until(time_s: float) -> None:
 async def _exchange(job: Job, connection: Connection, recorder: Recorder, due_s: float | None) -> None:
     """Send one request and record it. Its latency counts from when it was due."""
     found = await connection.exchange()
-    tokens = token_times(job, found) if job.is_token is not None else []
-    recorder.add(found, found.sent_s if due_s is None else due_s, tokens)
+    times = text_times(job, found) if job.has_text is not None else []
+    recorder.add(found, found.sent_s if due_s is None else due_s, times)
     if found.error:
         await asyncio.sleep(_PAUSE_S)
