@@ -14,9 +14,9 @@ import pytest
 # Commands by name: arguments, exit status, and the end of what is printed to standard error. {taken}: a port in use;
 # port 80 is one that the system refuses.
 CASES: Mapping[str, tuple[str, int, str]] = {
-    "missing path": ("serve nowhere", 2, "dragoman: 'nowhere' is not there; expected a model file, a folder"),
-    "misspelled path": ("serve modles", 2, "dragoman: 'modles' is not there; did you mean 'models'?"),
-    "misspelled file": ("serve models/line.jblib", 2, "is not there; did you mean 'line.joblib'?"),
+    "missing path": ("serve nowhere", 2, "dragoman: 'nowhere' not found: expected a model file, a folder"),
+    "misspelled path": ("serve modles", 2, "dragoman: 'modles' not found; did you mean 'models'?"),
+    "misspelled file": ("serve models/line.jblib", 2, "not found; did you mean 'line.joblib'?"),
     "no model file": ("serve notes.rst", 2, "expected a model file (.catboost, .cbm, "),
     "function in a file": (
         "serve fahrenheit.py --http-port 0 --grpc-port 0",

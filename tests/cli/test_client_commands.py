@@ -17,8 +17,10 @@ import pytest_asyncio
 
 import dragoman
 from cli.terminals import Terminal
-from dragoman import BYTES, FP32, FP64, INT64, Infer, Server, TensorSpec
+from dragoman import BOOL, BYTES, FP32, FP64, INT64, Infer, Server, TensorSpec
 from dragoman.cli import main
+from dragoman.cli.input_values import parse_inputs
+from dragoman.core.signature import Signature
 from text.text_server import ReverseModel
 
 KEY = "a-key-of-twenty-characters"
@@ -140,6 +142,7 @@ async def test_a_table_of_outputs(server: Server, capsys: pytest.CaptureFixture[
     "words",
     [
         ["x=1,2,3,4"],
+        ["--", "-1,.5,+6.5,4"],
         ["[[1, 2, 3, 4]]"],
         ["x=x.npy"],
         ["x.csv"],
@@ -168,7 +171,7 @@ async def test_forms_of_inputs(
     (folder / "request.json").write_text(json.dumps({"inputs": [tensor]}))
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"x": [[1, 2, 3, 4]]}'))
     url = server.http_url if scheme == "http" else f"grpc://{server.grpc_url}"
-    assert await run("infer", url, "Rows", *words, "--json", "--output", "sum") == 0
+    assert await run("infer", url, "Rows", "--json", "--output", "sum", *words) == 0
     assert outputs_in(capsys.readouterr().out) == {"sum": ("FP32", [1], [10.0])}
 
 
@@ -204,6 +207,10 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
         (["Rows", "x=1", "x=2"], "input 'x' has two values"),
         (["Rows", "one"], "input 'x': expected FP32 as 1,2,3, JSON, or a file (.npy, .csv, .json), got 'one'"),
         (["Rows", "1_0,2,3,4"], "input 'x': expected FP32 as 1,2,3"),
+        (["Rows", "1,2,3,1e400"], "input 'x': expected a number within 1.8e308, got 1e400"),
+        (["Rows", "x=.5,-1e400,3,4"], "input 'x': expected a number within 1.8e308, got -1e400"),
+        (["Rows", "huge.csv"], "input 'x': expected a number within 1.8e308, got 1e400"),
+        (["Rows", "--data", '{"x": [[1, 2, 3, 1e400]]}'], "expected a number within 1.8e308, got 1e400"),
         (["Rows", "none.csv"], "'none.csv' cannot be read: No such file or directory"),
         (["Rows", "text.csv"], "input 'x': expected FP32, got 'b'"),
         (["Rows", "underscore.csv"], "input 'x': expected FP32, got '1_0'"),
@@ -223,6 +230,7 @@ async def test_wrong_inputs_are_one_sentence(
 ) -> None:
     (folder / "text.csv").write_text("1,2,3,4\n1,b,3,4\n")
     (folder / "underscore.csv").write_text("1_0,2,3,4\n")
+    (folder / "huge.csv").write_text("1e400,2,3,4\n")
     (folder / "ragged.csv").write_text("1,2\n1\n")
     (folder / "bad.npy").write_text("x")
     assert await run("infer", server.http_url, *words) == 2
@@ -231,6 +239,25 @@ async def test_wrong_inputs_are_one_sentence(
     assert captured.err.startswith("dragoman: ")
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+async def test_numbers_that_are_not_finite(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("infer", server.http_url, "Echo", "count=1", "matrix=nan,-.5,inf,-Infinity", "text=a") == 0
+    assert "[[ nan -0.5]\n [ inf -inf]]" in capsys.readouterr().out
+
+
+async def test_words_and_cells_are_parsed_alike(folder: Path) -> None:
+    words = {"5.,-.5": [5.0, -0.5], "true,false": [True, False], "1,+2": [1, 2], "inf,1e3": [np.inf, 1e3]}
+    for text, expected in words.items():
+        (folder / "x.csv").write_text(text.replace(",", "\n"))
+        for value in (text, "x.csv"):
+            assert parse_inputs([value], None, Signature((TensorSpec("x", BOOL, (-1,)),), ())) == {"x": expected}
+
+
+async def test_a_value_that_begins_with_a_hyphen(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        await run("infer", server.http_url, "Rows", "-1,2,3,4")
+    assert "unrecognized arguments: -1,2,3,4; put -- before values that begin with -" in capsys.readouterr().err
 
 
 async def test_without_inputs_the_signature_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,3 +472,54 @@ async def test_a_closed_pipe_ends_a_command_silently(server: Server) -> None:
     _, error = await process.communicate()
     assert error.decode().split() == ["141"] * len(commands)
     assert process.returncode == 0  # nothing is left that the interpreter cannot write at its end
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(
+            (["--timeout-s", each], f"--timeout-s: expected seconds above 0, got {each}")
+            for each in ("0", "nan", "inf")
+        ),
+        (["--api-key", "a\nb"], "--api-key: expected a key of ASCII characters without spaces"),
+        (["--key-file", "key"], "--key-file: expected a key of ASCII characters without spaces"),
+        (["--ca", "none.pem"], "--ca: 'none.pem' cannot be read: No such file or directory"),
+        (["--ca", "key"], "--ca: expected certificates (PEM) in 'key'"),
+    ],
+    ids=lambda value: value[-1].replace("\n", " ") if isinstance(value, list) else "",
+)
+async def test_wrong_arguments_of_a_connection_are_named(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "key").write_text("cl\u00e9")
+    assert await run("status", "http://127.0.0.1:1", *words) == 2
+    assert capsys.readouterr().err == f"dragoman: {message}\n"
+
+
+async def test_a_status_of_another_form(capsys: pytest.CaptureFixture[str]) -> None:
+    async with answering("200 OK", '{"ready": true, "models": [{}]}') as (url, _):
+        assert await run("status", url) == 2
+    assert capsys.readouterr().err == f"dragoman: {url} does not respond as a Dragoman server\n"
+
+
+async def test_tokens_that_a_server_does_not_count_are_unknown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {"choices": [{"delta": {"content": "Hello"}, "finish_reason": "stop"}]}
+    async with answering("200 OK", f"data: {json.dumps(event)}\n\n") as (url, _):
+        assert await run("chat", url, "m", "--message", "x", "--json") == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["usage"] == {"prompt_tokens": None, "completion_tokens": None}
+        assert (answer["tokens_per_s"], answer["finish_reason"]) == (None, "stop")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        assert await run("chat", url, "m", "--message", "x") == 0
+    shown = capsys.readouterr().err
+    assert "first after" in shown
+    assert "token" not in shown
+
+
+@pytest.mark.parametrize("choice", [5, {"delta": {"content": 5}}, {"delta": [1]}])
+async def test_an_answer_of_another_form_is_one_sentence(choice: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    async with answering("200 OK", f"data: {json.dumps({'choices': [choice]})}\n\n") as (url, _):
+        assert await run("chat", url, "m", "--message", "x") == 1
+    assert capsys.readouterr().err.startswith("dragoman: the server's answer cannot be read: {")

@@ -369,7 +369,7 @@ async def test_a_folder_that_is_replaced_is_watched_further(tmp_path: Path) -> N
 
 
 async def test_a_missing_path_is_an_error_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidInput, match="missing' is not there"):
+    with pytest.raises(errors.InvalidInput, match="missing' not found"):
         open_engine(tmp_path / "missing", watch=True)
     async with open_engine(tmp_path, watch=True) as engine:
         assert engine.ready()

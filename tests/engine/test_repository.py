@@ -262,7 +262,7 @@ def test_settings_for_an_unknown_model_are_rejected(tmp_path: Path) -> None:
 def test_paths_without_models_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="found no model in"):
         scan_specs(tmp_path)
-    with pytest.raises(InvalidInput, match="is not there; expected a model file"):
+    with pytest.raises(InvalidInput, match="not found: expected a model file"):
         scan_specs(tmp_path / "nope")
     with pytest.raises(InvalidInput, match="no runtime is known for the file"):
         scan_specs(write(tmp_path / "x.csv"))

@@ -45,7 +45,7 @@ def test_models_are_loaded_from_opt_ml_model() -> None:
     process = ServerProcess(environment={"DRAGOMAN_SAGEMAKER": "true"})
     try:
         assert process.wait_for_exit() == 2
-        assert "'/opt/ml/model' is not there" in process.log()
+        assert "'/opt/ml/model' not found" in process.log()
     finally:
         process.kill()
 

@@ -39,10 +39,12 @@ _FILES = ("PATH", "FILE", "FOLDER", "MODEL", "OUT")
 class CommandParser(argparse.ArgumentParser):
     """A parser that suggests the closest option or choice for a misspelled one.
 
-    `file_type` is the type that shtab completes as file names.
+    `file_type` is the type that shtab completes as file names. Positional arguments may stand after options, unless
+    the parser `has_commands`.
     """
 
     file_type: Any = None
+    has_commands = False
 
     def __init__(self, **options: Any) -> None:
         # A command may declare a `--help` of its own.
@@ -55,8 +57,11 @@ class CommandParser(argparse.ArgumentParser):
         return action
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
+        parse = self.parse_known_args if self.has_commands else self.parse_known_intermixed_args
+        found, unknown = parse(args, namespace)
         if unknown:
+            if any(re.match(r"-([\d.,]|inf|nan)", each) for each in unknown):
+                self.error(f"unrecognized arguments: {' '.join(unknown)}; put -- before values that begin with -")
             flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
             known = re.findall(r"--[a-z][a-z0-9-]*", self.format_help())
             self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(flag, known) if flag else ''}")
@@ -134,6 +139,7 @@ def main_parser(file_type: Any = None) -> CommandParser:
         epilog="Try: dragoman serve model.onnx",
     )
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
+    parser.has_commands = True
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in _COMMANDS.items():
         subparser = commands.add_parser(name, help=summary)

@@ -15,7 +15,8 @@ from dragoman.cli.terminal import coloured, printable
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound
 
 _EPILOG = f"""\
-In the chat: /reset begins anew, /system TEXT sets the system prompt, /exit or Ctrl-D ends, Ctrl-C stops an answer.
+In the chat: /reset starts a new conversation, /system TEXT sets the system prompt, Ctrl-C stops an answer, /exit or
+Ctrl-D ends.
 Without a terminal, standard input is one message, and the answer is printed.
 
 {KEY_HELP}
@@ -72,10 +73,11 @@ def _parse_where(words: list[str]) -> tuple[str, str]:
 def _only_model(connection: Connection) -> str:
     """Return the name of the server's only language model, adapters aside. Raises InvalidInput if it has several."""
     with connection.open("/v1/models") as response:
-        try:
-            names = [str(each["id"]) for each in json.load(response)["data"] if not each.get("parent")]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelFailed(f"{connection.url} does not respond as a server of the OpenAI API") from error
+        body = response.read()
+    try:
+        names = [str(each["id"]) for each in json.loads(body)["data"] if not each.get("parent")]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelFailed(f"{connection.url} does not respond as a server of the OpenAI API") from error
     if not names:
         raise ModelNotFound(f"{connection.url} has no language model")
     if len(names) > 1:
@@ -85,25 +87,29 @@ def _only_model(connection: Connection) -> str:
 
 @dataclass
 class Answer:
-    """An answer while it arrives. first_s, took_s: seconds to its first token and to its end."""
+    """An answer while it arrives. first_s, took_s: seconds to its first token and to its end.
+
+    The numbers of tokens are None if the server does not report them.
+    """
 
     text: str = ""
     finish_reason: str = ""
-    tokens: int = 0
-    prompt_tokens: int = 0
+    tokens: int | None = None
+    prompt_tokens: int | None = None
     first_s: float = 0.0
     took_s: float = 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        """Tokens after the first one by the time that they took."""
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first one by the time that they took; None if that is unknown."""
         rest_s = self.took_s - self.first_s
-        return (self.tokens - 1) / rest_s if self.tokens > 1 and rest_s > 0 else 0.0
+        return (self.tokens - 1) / rest_s if self.tokens and self.tokens > 1 and rest_s > 0 else None
 
     def statistics(self) -> str:
-        speed = f", {self.tokens_per_s:.3g} tokens/s" if self.tokens_per_s else ""
+        count = "" if self.tokens is None else f"{self.tokens} tokens, "
+        speed = f"{self.tokens_per_s:.3g} tokens/s, " if self.tokens_per_s else ""
         reason = f", {self.finish_reason}" if self.finish_reason else ""
-        return f"{self.tokens} tokens{speed}, first after {self.first_s:.2f} s{reason}"
+        return f"{count}{speed}first after {self.first_s:.2f} s{reason}"
 
 
 @dataclass
@@ -158,15 +164,22 @@ def _record(event: Mapping[str, Any], answer: Answer) -> str:
     """Add an event to the answer; return its text."""
     if error := event.get("error"):
         raise ModelFailed(str(error.get("message", error) if isinstance(error, dict) else error))
-    usage = event.get("usage") or {}
-    answer.tokens = usage.get("completion_tokens") or answer.tokens
-    answer.prompt_tokens = usage.get("prompt_tokens") or answer.prompt_tokens
     text = ""
-    for choice in event.get("choices") or ():
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        text += (choice.get("delta") or {}).get("content") or ""
+    try:
+        usage = event.get("usage") or {}
+        answer.tokens = _count(usage.get("completion_tokens"), answer.tokens)
+        answer.prompt_tokens = _count(usage.get("prompt_tokens"), answer.prompt_tokens)
+        for choice in event.get("choices") or ():
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            text += (choice.get("delta") or {}).get("content") or ""
+    except (AttributeError, TypeError) as error:
+        raise ModelFailed(f"the server's answer cannot be read: {json.dumps(event)[:200]}") from error
     answer.text += text
     return text
+
+
+def _count(value: Any, default: int | None) -> int | None:
+    return value if isinstance(value, int) else default
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -187,7 +200,7 @@ def _print_answer(chat: Chat, message: str, *, as_json: bool) -> int:
     if as_json:
         usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens}
         times = {"first_token_s": round(answer.first_s, 6), "total_s": round(answer.took_s, 6)}
-        speed = {"tokens_per_s": round(answer.tokens_per_s, 3)}
+        speed = {"tokens_per_s": answer.tokens_per_s and round(answer.tokens_per_s, 3)}
         content = {"model": chat.model, "content": answer.text, "finish_reason": answer.finish_reason}
         print(json.dumps({**content, "usage": usage, **times, **speed}), flush=True)
         return 0

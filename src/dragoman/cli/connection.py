@@ -6,6 +6,7 @@ import json
 import os
 import re
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ class Connection:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, url: str, key: str = "") -> "Connection":
-        """Return the connection. Raises InvalidInput for an invalid URL or key file."""
+        """Return the connection. Raises InvalidInput for an invalid URL, key, timeout or file of certificates."""
         url = (url if "://" in url else f"http://{url}").rstrip("/")
         parts = urlsplit(url)
         try:
@@ -55,7 +56,11 @@ class Connection:
             is_valid = False
         if not is_valid:
             raise InvalidInput(f"expected URL as http://HOST:PORT, got {url.removeprefix('http://')!r}")
-        return cls(url, key or _read_key(arguments.key_file), arguments.ca, arguments.timeout_s)
+        if not 0 < arguments.timeout_s <= threading.TIMEOUT_MAX:
+            raise InvalidInput(f"--timeout-s: expected seconds above 0, got {arguments.timeout_s:g}")
+        if arguments.ca:
+            _check_certificates(arguments.ca)
+        return cls(url, _find_key(key, arguments.key_file), arguments.ca, arguments.timeout_s)
 
     @contextmanager
     def client(self) -> Iterator[Any]:
@@ -92,7 +97,7 @@ class Connection:
                 yield response
         except urllib.error.HTTPError as error:
             raise self._status_error(error) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
     def _status_error(self, error: urllib.error.HTTPError) -> CallerError:
@@ -129,10 +134,27 @@ def _reason(error: urllib.error.HTTPError) -> str:
     return reason if isinstance(reason, str) else str(error.reason)
 
 
+def _check_certificates(file: str) -> None:
+    """Raise InvalidInput unless a file has certificates."""
+    try:
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise InvalidInput(f"--ca: expected certificates (PEM) in '{file}'") from error
+    except OSError as error:
+        raise InvalidInput(f"--ca: '{file}' cannot be read: {error.strerror}") from error
+
+
+def _find_key(key: str, file: str) -> str:
+    """Return the given key, else that of a file, else that of the environment, else ""."""
+    source = "--api-key" if key else "--key-file" if file else next(filter(os.environ.get, KEY_VARIABLES), "")
+    key = key or (_read_key(file) if file else os.environ.get(source, ""))
+    if not re.fullmatch(r"[!-~]*", key):
+        raise InvalidInput(f"{source}: expected a key of ASCII characters without spaces")
+    return key
+
+
 def _read_key(file: str) -> str:
-    """Return the key of a file, else that of the environment, else ""."""
-    if not file:
-        return next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+    """Return the only word in a file."""
     try:
         key = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

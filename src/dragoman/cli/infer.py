@@ -16,8 +16,9 @@ VALUE:
   '[[1, 2], [3, 4]]'     JSON
   photo.npy, data.csv, data.json   a file; a CSV file may have a header
   any other text         text, for a model that expects it
-Without NAME= the value is for the only input of the model. --data has all inputs at once: JSON, or a file, or - for
-standard input; a CSV file has a column for each input, or all columns of the only one.
+Without NAME= the value is for the only input of the model; put -- before values that begin with -.
+--data has all inputs at once: JSON, or a file, or - for standard input; a CSV file has a column for each input, or all
+columns of the only one.
 
 {KEY_HELP}
 examples:

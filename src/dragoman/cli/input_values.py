@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _SUFFIXES = (".npy", ".csv", ".json")
 def parse_json(text: str, kind: type, flag: str) -> Any:
     """Return the JSON of a flag. Raises InvalidInput if it is of another type."""
     try:
-        value = json.loads(text)
+        value = _load_json(text)
     except ValueError as error:
         raise InvalidInput(f"{flag}: expected JSON, got {text!r}") from error
     if not isinstance(value, kind):
@@ -92,9 +93,9 @@ def missing_inputs(inputs: Any, signature: Signature) -> str:
 
 def _convert(value: Any, spec: TensorSpec) -> Any:
     """Return what the client takes for a raw value: a word, a list, or an array. The client converts the numbers."""
-    if isinstance(value, str):
-        value = _parse(value, spec)
     try:
+        if isinstance(value, str):
+            value = _parse(value, spec)
         if isinstance(value, np.ndarray):
             tensor = Tensor.of(value, spec.datatype)
             shape = _declared_shape(tensor.data.size, spec) if value.ndim == 1 else None
@@ -113,7 +114,7 @@ def _element(value: Any, spec: TensorSpec) -> Any:
         return [_element(each, spec) for each in value]
     if spec.datatype is BYTES:
         return value if isinstance(value, str) else json.dumps(value)
-    number = _number(value) if isinstance(value, str) else value
+    number = _scalar(value) if isinstance(value, str) else value
     if isinstance(number, str) and spec.datatype is not None:
         raise InvalidInput(f"expected {spec.datatype}, got {value!r}")
     return number
@@ -125,17 +126,40 @@ def _parse(text: str, spec: TensorSpec) -> Any:
         return _read_file(text, spec)
     if spec.datatype is BYTES and not text.startswith(("[", '"')):
         return [text]
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return [json.loads(part) for part in text.split(",")]
-    except ValueError:
-        if spec.datatype is None:
-            return [text]
-        expected = f"{spec.datatype} as 1,2,3, JSON, or a file ({', '.join(_SUFFIXES)})"
-        raise InvalidInput(f"input '{spec.name}': expected {expected}, got {text!r}") from None
+    for form in (text, f"[{text}]") if text.strip() else ():
+        with suppress(ValueError):
+            return _load_json(form)
+    values = [_scalar(part) for part in text.split(",")]
+    if not any(isinstance(value, str) for value in values):
+        return values
+    if spec.datatype is None:
+        return [text]
+    raise InvalidInput(f"expected {spec.datatype} as 1,2,3, JSON, or a file ({', '.join(_SUFFIXES)}), got {text!r}")
+
+
+def _load_json(text: str) -> Any:
+    """Return the value of JSON. Raises ValueError, and InvalidInput for a number that no float can hold."""
+    return json.loads(text, parse_float=_float)
+
+
+def _scalar(text: str) -> bool | float | str:
+    """Return the number, true or false in an element of a word or a cell of a CSV file, or the text if it is neither.
+
+    Raises InvalidInput for a number that no float can hold.
+    """
+    if text.strip() in ("true", "false"):
+        return text.strip() == "true"
+    for kind in (int, _float):
+        with suppress(ValueError):
+            return kind(text) if "_" not in text else text
+    return text
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value) and any(char.isdigit() for char in text):
+        raise InvalidInput(f"expected a number within 1.8e308, got {text}")
+    return value
 
 
 def _declared_shape(count: int, spec: TensorSpec) -> list[int] | None:
@@ -188,7 +212,7 @@ def _only(names: Sequence[str]) -> str:
 
 def _from_json(text: str, source: str, signature: Signature) -> Any:
     try:
-        found = json.loads(text)
+        found = _load_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{source} is not JSON: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("inputs"), list):
@@ -218,20 +242,17 @@ def _read_csv(path: str, names: Sequence[str]) -> tuple[list[str], list[list[str
     if len({len(row) for row in rows}) > 1:
         raise InvalidInput(f"'{path}': expected rows of equal lengths")
     first, others = rows[:1], rows[1:]
-    is_text = all(isinstance(_number(cell), str) for row in first for cell in row)
-    has_numbers = any(not isinstance(_number(cell), str) for row in others for cell in row)
+    is_text = not any(_is_number(cell) for row in first for cell in row)
+    has_numbers = any(_is_number(cell) for row in others for cell in row)
     has_header = any(name in row for row in first for name in names) or (is_text and has_numbers)
     return (rows[0], others) if rows and has_header else ([], rows)
 
 
-def _number(cell: str) -> int | float | str:
-    """Return the number in a cell, or the cell if it is text."""
-    for kind in (int, float):
-        try:
-            return kind(cell) if "_" not in cell else cell
-        except ValueError:
-            continue
-    return cell
+def _is_number(cell: str) -> bool:
+    try:
+        return not isinstance(_scalar(cell), str)
+    except InvalidInput:  # too large
+        return True
 
 
 def _bytes(path: str) -> bytes:

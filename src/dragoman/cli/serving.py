@@ -52,7 +52,7 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
 def _with_nearest_path(message: str, paths: Sequence[str]) -> str:
     """Return the message with the nearest existing name, if it is the one about a missing path."""
     for path in paths:
-        missing = f"'{path}' is not there"
+        missing = f"'{path}' not found"
         folder, name = os.path.split(path)
         with suppress(OSError):
             if message.startswith(missing) and (hint := suggestion(name, os.listdir(folder or "."))):

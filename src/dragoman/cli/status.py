@@ -37,21 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; return the exit status."""
-    status = _read_status(Connection.of(arguments, arguments.url, arguments.api_key))
-    print(json.dumps(status, indent=2) if arguments.json else _text(status))
+    connection = Connection.of(arguments, arguments.url, arguments.api_key)
+    body = _read_status(connection)
+    try:
+        response = json.loads(body)
+        status = {"ready": bool(response["ready"]), "models": list(response["models"])}
+        text = json.dumps(status, indent=2) if arguments.json else _text(status)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NotReady(f"{connection.url} does not respond as a Dragoman server") from error
+    print(text)
     return 0 if status["ready"] else 1
 
 
-def _read_status(connection: Connection) -> Mapping[str, Any]:
-    """Return the server's response. Raises NotReady, which says why there is none."""
+def _read_status(connection: Connection) -> bytes:
+    """Return the body of the server's response. Raises NotReady, which says why there is none."""
     try:
         with connection.open(_PATH) as response:
-            status = json.load(response)
-            return {"ready": bool(status["ready"]), "models": list(status["models"])}
+            return response.read()
     except ModelNotFound as error:
         raise NotReady(f"{error.message}; with an admin port, expected its URL") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise NotReady(f"{connection.url} does not respond as a Dragoman server") from error
 
 
 def _text(status: Mapping[str, Any]) -> str:

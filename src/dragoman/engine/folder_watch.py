@@ -30,7 +30,7 @@ def check_watch(paths: Sequence[str]) -> None:
         raise InvalidInput("setting 'watch': expected watchfiles; pip install 'dragoman[watch]'") from error
     for path in paths:
         if ":" not in path and not Path(path).exists():
-            raise InvalidInput(f"'{path}' is not there; expected a model file, a folder of models or module:object")
+            raise InvalidInput(f"'{path}' not found: expected a model file, a folder of models or module:object")
 
 
 class FolderSync:

@@ -99,7 +99,7 @@ class Search:
                 )
             yield from self._file(path.resolve(), _name(path))
         else:
-            raise InvalidInput(f"'{name}' is not there; expected a model file, a folder of models or module:object")
+            raise InvalidInput(f"'{name}' not found: expected a model file, a folder of models or module:object")
 
     def _object_name(self, uri: str) -> str:
         file, _, attribute = uri.rpartition(":")
