@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option
 
 
@@ -41,3 +42,11 @@ class SequenceStep(msgspec.Struct):
     slot: int = 0
     number: int = 0
     state: dict[str, Any] | None = None
+
+
+def check_id_type(id_: object, model: str, ids: str) -> None:
+    """Raise InvalidInput unless a `sequence_id` has the type `ids`: `any`, `integer` or `text`."""
+    if ids != "any" and isinstance(id_, str) != (ids == "text"):
+        got = "text" if isinstance(id_, str) else "an integer"
+        expected = "text" if ids == "text" else "an integer"
+        raise InvalidInput(f"parameter 'sequence_id': expected {expected} for model '{model}', got {got}")

@@ -12,7 +12,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Sample
-from dragoman.core.sequences import SequenceStep
+from dragoman.core.sequences import SequenceStep, check_id_type
 from dragoman.system.call_times import CallTimes, get_times
 from dragoman.system.request_context import Context, get_context
 from dragoman.workers.pool import Pool
@@ -33,10 +33,7 @@ def pop_step(call: Infer, model: str, ids: str = "any") -> tuple[Infer, Sequence
         raise InvalidInput(error_texts.missing_sequence_id(model))
     if isinstance(id_, bool) or not isinstance(id_, int | str) or (isinstance(id_, int) and id_ < 0):
         raise InvalidInput(f"parameter 'sequence_id': expected a positive integer or text, got {id_!r}")
-    if ids != "any" and isinstance(id_, str) != (ids == "text"):
-        got = "text" if isinstance(id_, str) else "an integer"
-        expected = "text" if ids == "text" else "an integer"
-        raise InvalidInput(f"parameter 'sequence_id': expected {expected} for model '{model}', got {got}")
+    check_id_type(id_, model, ids)
     if isinstance(id_, str) and len(id_.encode()) > _MAX_ID_BYTES:
         raise InvalidInput(error_texts.LONG_SEQUENCE_ID)
     return structs.replace(call, parameters=parameters), SequenceStep(id_, _flag("start", start), _flag("end", end))

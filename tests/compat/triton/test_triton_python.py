@@ -1,18 +1,20 @@
 """Python backend: calls of decoupled models, loading of others, requests that are executed again, `is_ready`."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import dragoman
 from compat.triton.repository import write
 from dragoman.compat.triton import pb_utils
 from dragoman.core.calls import Describe, Infer, Ready, Request, States
-from dragoman.core.errors import DragomanError, InvalidOutput, ModelFailed, Overloaded
+from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, Overloaded
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
 
@@ -171,6 +173,25 @@ class TritonPythonModel:
         self.count += 1
         return [response(self.count - 1) for _ in requests]
 """,
+    # Calls `sleeper`, with or without the trace of the request; answers the code of the error.
+    "patient": """
+class TritonPythonModel:
+    async def execute(self, requests):
+        trace = requests[0].trace() if number(requests[0]) else None
+        call = pb_utils.InferenceRequest(model_name="sleeper", inputs=requests[0].inputs(), trace=trace)
+        answer = await call.async_exec()
+        with open(os.path.join(os.path.dirname(__file__), "code"), "w") as file:
+            file.write(str(answer.error().code() if answer.has_error() else -1))
+        return [response(0)]
+""",
+    # Exits if IN is negative.
+    "exiting": """
+class TritonPythonModel:
+    async def execute(self, requests):
+        if number(requests[0]) < 0:
+            raise SystemExit("stop")
+        return [response(len(requests[0].inputs())) for _ in requests]
+""",
     "too_early": """
 class TritonPythonModel:
     def initialize(self, args):
@@ -196,7 +217,17 @@ class TritonPythonModel:
 MODELS |= {f"moody_{n}": MODELS["moody"].replace("False", state) for n, state in ((1, "True"), (2, "3"), (3, "None"))}
 ITERATIVE = "sequence_batching { iterative_sequence: true }"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
-OPTIONS = {"count": DECOUPLED, "again": ITERATIVE, "again_streaming": DECOUPLED + ITERATIVE, "once": DECOUPLED}
+NUMBERED = """
+sequence_batching { iterative_sequence: true control_input {
+  name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }
+"""
+OPTIONS = {
+    "exiting": NUMBERED,
+    "count": DECOUPLED,
+    "again": ITERATIVE,
+    "again_streaming": DECOUPLED + ITERATIVE,
+    "once": DECOUPLED,
+}
 
 
 @pytest.fixture
@@ -252,6 +283,30 @@ async def test_requests_are_executed_again(engine: Engine) -> None:
 async def test_the_timeout_of_a_call(engine: Engine) -> None:
     assert await infer(engine, "hurried", 10_000) == 1  # INTERNAL
     assert await infer(engine, "hurried", 0) == -1
+
+
+@models("patient", "sleeper")
+async def test_calls_have_the_deadline_of_the_request(engine: Engine, tmp_path: Path) -> None:
+    code = tmp_path / "patient" / "1" / "code"
+    for has_trace in (0, 1):
+        with pytest.raises(DragomanError):
+            await engine.call(structs.replace(request("patient", has_trace), deadline_s=time.monotonic() + 0.05))
+        async with asyncio.timeout(60):
+            while not (code.exists() and code.read_text()):
+                await asyncio.sleep(0.005)
+        assert code.read_text() == "1"  # INTERNAL, not the -1 of a call without a deadline
+        code.unlink()
+
+
+@models("exiting")
+async def test_an_instance_survives_errors(engine: Engine) -> None:
+    async with asyncio.timeout(60):
+        with pytest.raises(ModelFailed, match="SystemExit: stop"):
+            await infer(engine, "exiting", -1)
+        call = Infer({"IN": Tensor.of(np.array([1], np.int32))}, parameters={"sequence_id": "abc"})
+        with pytest.raises(InvalidInput, match="'sequence_id': expected an integer for model 'exiting', got text"):
+            await engine.call(Request(call, "exiting"))
+        assert await infer(engine, "exiting", 1) == 2
 
 
 QUEUE = """

@@ -17,6 +17,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.sequences import SequenceStep
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
+from dragoman.runtimes.triton.sequences import SequenceInputs
 
 TENSORS = 'input { name: "X" data_type: TYPE_INT32 dims: 1 } output { name: "Y" data_type: TYPE_INT32 dims: 1 }\n'
 START = 'name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 2.5 ] }'
@@ -331,3 +332,10 @@ def test_a_control_that_the_model_lacks(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"READY"', '"STEADY"'))
     with pytest.raises(ModelFailed, match="unexpected input 'STEADY': the model has 'X', 'START'"):
         loaded_of(tmp_path, "controls")
+
+
+def test_integer_ids_in_a_control_of_text() -> None:
+    config = {"name": "m", "max_batch_size": 0, "sequence_batching": {"control_input": [
+        {"name": "ID", "control": [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_STRING"}]}]}}  # fmt: skip
+    controls = SequenceInputs(config, Path(), keeps_rows=False).controls(SequenceStep(42))
+    assert controls["ID"].data.tolist() == [b"42"]

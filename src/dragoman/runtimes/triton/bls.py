@@ -47,19 +47,19 @@ class ServerAccess:
         """
         if not self.is_executing:
             raise pb_utils.TritonModelException("BLS is only supported during the 'execute' function.")
-        trace = request.trace()
+        trace, end_s = request.trace(), deadline.get()  # the context of a trace has no deadline
         if isinstance(trace, pb_utils.InferenceTrace) and trace.context is not None:
-            return trace.context.copy().run(self._infer, request, decoupled)
-        return self._infer(request, decoupled)
+            return trace.context.copy().run(self._infer, request, decoupled, end_s)
+        return self._infer(request, decoupled, end_s)
 
-    def _infer(self, request: pb_utils.InferenceRequest, decoupled: bool) -> Any:
+    def _infer(self, request: pb_utils.InferenceRequest, decoupled: bool, end_s: float | None) -> Any:
         try:
             if request.model_name == self._name:
                 raise ModelFailed(f"model '{self._name}' called itself, which would wait for its own instance")
             if not decoupled:
-                return _response(self._siblings.call(_to_call(request)))
+                return _response(self._siblings.call(_to_call(request, end_s)))
             is_stream = self._siblings.streams(request.model_name)
-            return _Responses(self._siblings.stream(_to_call(request)), has_empty_end=is_stream)
+            return _Responses(self._siblings.stream(_to_call(request, end_s)), has_empty_end=is_stream)
         except DragomanError as error:
             response = _error_response(error)
             return iter((response,)) if decoupled else response
@@ -133,7 +133,7 @@ def _error_response(error: DragomanError) -> pb_utils.InferenceResponse:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, code))
 
 
-def _to_call(request: pb_utils.InferenceRequest) -> Request[Inference]:
+def _to_call(request: pb_utils.InferenceRequest, end_s: float | None) -> Request[Inference]:
     parameters: dict[str, Scalar] = json.loads(request.parameters())
     if request.correlation_id():
         parameters["sequence_id"] = request.correlation_id()
@@ -142,7 +142,7 @@ def _to_call(request: pb_utils.InferenceRequest) -> Request[Inference]:
     inputs = {tensor.name(): Tensor.of(tensor.elements()) for tensor in request.inputs()}
     call = Infer(inputs, tuple(request.requested_output_names()), parameters)
     version = "" if request.model_version < 0 else str(request.model_version)
-    ends = [deadline.get(), time.monotonic() + request.timeout() / 1e6 if request.timeout() > 0 else None]
+    ends = [end_s, time.monotonic() + request.timeout() / 1e6 if request.timeout() > 0 else None]
     deadline_s = min((each for each in ends if each is not None), default=None)
     return Request(call, request.model_name, version, request.request_id(), deadline_s)
 

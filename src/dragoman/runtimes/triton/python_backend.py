@@ -190,6 +190,8 @@ class PythonBackendModel(Model):
         rows = self._config.rows(call)
         if self._sequences is not None and rows != 1:
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self.spec.name))
+        if self._is_iterative and self._sequences is not None and (id_ := call.parameters.get("sequence_id")):
+            self._sequences.check_id(id_)  # the engine checks those of other sequences
         pending = PendingRequest(request, rows, deliver_on_loop)
         self._queue.put(pending)
         if self._schedule.timeout_s:

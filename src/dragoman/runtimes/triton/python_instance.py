@@ -117,8 +117,8 @@ class Instance:
         """Execute batches with an `async` execute; those of a decoupled model overlap."""
         tasks: set[asyncio.Task[None]] = set()
         while batch := await asyncio.to_thread(self._queue.take):
-            requests = [self._model.to_request(pending) for pending in batch]
-            task = asyncio.create_task(self._await(batch, requests, self._instance.execute(requests)))
+            _set_deadline(batch)
+            task = asyncio.create_task(self._execute_async(batch))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             if not self._model.is_decoupled:
@@ -126,17 +126,15 @@ class Instance:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _await(
-        self, batch: list[PendingRequest], requests: list[pb_utils.InferenceRequest], work: Awaitable[Any]
-    ) -> None:
+    async def _execute_async(self, batch: list[PendingRequest]) -> None:
         try:
-            self._respond(batch, requests, await work)
-        except Exception as error:
+            requests = [self._model.to_request(pending) for pending in batch]
+            self._respond(batch, requests, await self._instance.execute(requests))
+        except (Exception, SystemExit) as error:  # which would end the event loop
             self._fail(batch, error)
 
     def _execute(self, batch: list[PendingRequest]) -> None:
-        ends = [pending.request.deadline_s for pending in batch]
-        deadline.set(None if None in ends else max(end for end in ends if end is not None))
+        _set_deadline(batch)
         try:
             requests = [self._model.to_request(pending) for pending in batch]
             self._respond(batch, requests, self._instance.execute(requests))
@@ -167,6 +165,12 @@ class Instance:
             error = ModelFailed(text)
         for pending in batch:
             pending.fail(error)
+
+
+def _set_deadline(batch: Sequence[PendingRequest]) -> None:
+    """Set the deadline of the calls that `execute` makes for a batch: the latest of its requests, if all have one."""
+    ends = [pending.request.deadline_s for pending in batch]
+    deadline.set(None if None in ends else max(end for end in ends if end is not None))
 
 
 def _check_responses(requests: Sequence[pb_utils.InferenceRequest], returned: Any, *, is_decoupled: bool) -> None:

@@ -12,7 +12,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BOOL, BYTES, DATATYPES, Array, Datatype
 from dragoman.core.errors import InvalidInput, ModelFailed
-from dragoman.core.sequences import SequenceStep
+from dragoman.core.sequences import SequenceStep, check_id_type
 from dragoman.core.signature import Shape, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats.policy import Policy
@@ -63,11 +63,13 @@ class SequenceInputs:
         self._model = str(config["name"])
         self._is_batched = int(config["max_batch_size"]) > 0
         self._keeps_rows = keeps_rows and self._is_batched and "oldest" not in batching
-        self._controls = {
-            str(table["name"]): _control(control)
-            for table in batching.get("control_input", ())
-            for control in table["control"]
-        }
+        controls = [
+            (str(table["name"]), control) for table in batching.get("control_input", ()) for control in table["control"]
+        ]
+        self._controls = {name: _control(control) for name, control in controls}
+        self._id_datatypes = [
+            self._controls[name].datatype for name, control in controls if control.get("kind") == _CORRELATION_ID
+        ]
         self._states = [_state(table, folder) for table in batching.get("state", ())]
         self.state_outputs = tuple(state.output for state in self._states)
 
@@ -84,6 +86,11 @@ class SequenceInputs:
 
     def _shape(self, dims: Shape) -> Shape:
         return (-1, *dims) if self._is_batched else dims
+
+    def check_id(self, id_: object) -> None:
+        """Raise InvalidInput unless the control input for the id of a sequence, if there is one, takes this id."""
+        for datatype in self._id_datatypes:
+            check_id_type(id_, self._model, "text" if datatype is BYTES else "integer")
 
     def controls(self, step: SequenceStep) -> dict[str, Tensor]:
         """Return the control inputs of one request."""
@@ -168,8 +175,8 @@ def _control(table: Mapping[str, Any]) -> _Control:
 
 def _correlation_id(id_: int | str, datatype: Datatype) -> Any:
     """Return the id of a sequence; integers are reduced to the bits of the datatype, as in Triton."""
-    if isinstance(id_, str):
-        return id_.encode()
+    if datatype is BYTES or isinstance(id_, str):
+        return str(id_).encode()
     bits = 8 * datatype.size
     number = id_ % (1 << bits)
     return number - (1 << bits) if datatype.kind == "int" and number >> (bits - 1) else number
