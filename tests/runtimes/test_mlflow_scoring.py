@@ -168,6 +168,36 @@ def test_limits(ours: TestClient) -> None:
     assert ours.post("/models/table/invocations", content=b"PAR1", headers=parquet).status_code == 415
 
 
+def _sparse_tables() -> Iterator[tuple[str, str]]:
+    """Yield bodies of a few kB for tables of 1100 rows and 1100 columns."""
+    names = [f"c{n}" for n in range(1100)]
+    one_each = [{name: 1} for name in names]
+    yield "text/csv", ",".join(names) + "\n1" * 1100
+    yield JSON, json.dumps({"dataframe_records": one_each})
+    yield JSON, json.dumps({"dataframe_records": one_each, "params": {"factor": float("nan")}})
+    for split in (
+        {"columns": names, "index": names, "data": []},
+        {"data": [names, *([] for _ in names)]},
+        {"data": one_each},
+        {"data": {name: {name: 1} for name in names}},
+    ):
+        yield JSON, json.dumps({"dataframe_split": split})
+    yield JSON, json.dumps({"inputs": {"a": names, **dict.fromkeys(names, 1)}})
+
+
+@pytest.mark.parametrize(("kind", "content"), list(_sparse_tables()))
+def test_tables_of_missing_cells(ours: TestClient, kind: str, content: str) -> None:
+    answer = ours.post("/models/table/invocations", content=content, headers={"content-type": kind})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "BAD_REQUEST")
+    assert "most of them empty" in answer.json()["message"]
+
+
+def test_commas_and_lines_in_quotes_are_one_cell(ours: TestClient) -> None:
+    content = 'a,b,c\n1,0.5,"' + "," * 2000 + "\n" * 2000 + '"\n'
+    answer = ours.post("/models/table/invocations", content=content, headers={"content-type": "text/csv"})
+    assert [row["sum"] for row in answer.json()["predictions"]] == [2.5]
+
+
 def test_predictions_that_json_does_not_have(ours: TestClient) -> None:
     answer = ours.post("/models/quotient/invocations", json={"dataframe_split": {**SPLIT, "data": [[1, 2], [0, 0]]}})
     assert (answer.status_code, answer.json()) == (200, {"predictions": [0.5, None]})

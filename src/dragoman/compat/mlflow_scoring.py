@@ -1,9 +1,14 @@
 """MLflow's scoring protocol, the body and the response of `/invocations`, by the functions of MLflow itself."""
 
+import csv
 import importlib
+import io
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
+
+import orjson
 
 from dragoman.core.calls import Handled
 from dragoman.core.errors import InvalidInput
@@ -17,6 +22,7 @@ _POLICY = Policy()
 _CSV = "text/csv"
 _JSON = "application/json"
 _PARQUET = "application/vnd.apache.parquet"
+_MAX_SPARSE_CELLS = 1 << 20  # of a table with more cells than the request has bytes
 
 
 def score(model: Any, body: bytes, content_type: str) -> Handled:
@@ -34,6 +40,9 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
         if kind != _CSV:
             kind = _JSON
             check_json(cut_number_arrays(body, _POLICY)[0], _POLICY)
+            _check_table(body)
+        else:
+            _check_csv(body)
         given = f"{kind};{options}" if options else kind
         result = server.invocations(body, given, model, model.metadata.get_input_schema())
         content = _with_null(result.response)
@@ -48,6 +57,71 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
     except OverflowError as error:
         return _error("INTERNAL_ERROR", str(error), 500)
     return Handled(content.encode(), result.mimetype, result.status)
+
+
+def _check_table(body: bytes) -> None:
+    """Raise InvalidInput for JSON of a table in which most cells are missing. MLflow rejects what is not JSON."""
+    try:
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:  # also for NaN, which MLflow takes
+            value = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(value, dict):
+        return
+    split, inputs = value.get("dataframe_split"), value.get("inputs")
+    sizes = [_table_size(value.get("dataframe_records"))]
+    if isinstance(split, dict):
+        rows, columns = _table_size(split.get("data"))
+        sizes.append((max(rows, _length(split.get("index"))), max(columns, _length(split.get("columns")))))
+    if isinstance(inputs, dict) and not all(isinstance(column, list) for column in inputs.values()):
+        sizes.append(_table_size(inputs))  # single values are repeated
+    for rows, columns in sizes:
+        _check_cells(rows, columns, len(body))
+
+
+def _table_size(data: Any) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a list of rows, or of an object of columns."""
+    if isinstance(data, dict):
+        return _width(data.values()), len(data)
+    return (len(data), _width(data)) if isinstance(data, list) else (1, 1)
+
+
+def _width(rows: Iterable[Any]) -> int:
+    """Return the number of elements of rows that are lists or objects, with those that only some of them have."""
+    names: set[str] = set()
+    longest = 0
+    for row in rows:
+        if isinstance(row, dict):
+            names.update(row)
+        else:
+            longest = max(longest, _length(row))
+    return max(len(names), longest)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 1
+
+
+def _check_csv(body: bytes) -> None:
+    """Raise InvalidInput for CSV in which most cells are missing."""
+    lines = body.splitlines()
+    if len(lines) * max((line.count(b",") + 1 for line in lines), default=0) <= max(len(body), _MAX_SPARSE_CELLS):
+        return
+    try:  # exactly, as there may be commas and lines in quotes
+        widths = [len(row) for row in csv.reader(io.StringIO(body.decode(errors="replace"), newline="")) if row]
+    except csv.Error as error:
+        raise InvalidInput(f"the request cannot be parsed: {error}") from error
+    _check_cells(len(widths), max(widths, default=0), len(body))
+
+
+def _check_cells(rows: int, columns: int, size: int) -> None:
+    if rows * columns > max(size, _MAX_SPARSE_CELLS):
+        raise InvalidInput(
+            f"the table has {rows} rows and {columns} columns, most of them empty: expected at most "
+            f"{_MAX_SPARSE_CELLS} cells, or fewer than bytes in the request"
+        )
 
 
 def _error(code: str, message: str, status: int) -> Handled:
