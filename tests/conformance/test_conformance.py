@@ -12,6 +12,7 @@ from conformance.conftest import TOKEN
 from dragoman.cli import main
 from dragoman.cli.check import PROTOCOL_NAMES
 from dragoman.conformance.clauses import Clause, ClauseFailed, NotTried, Outcome, Protocol
+from dragoman.conformance.grpc_client import CallRejected
 from dragoman.conformance.http import HttpTarget, Response
 from dragoman.conformance.open_inference_grpc import GrpcContext
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
@@ -150,6 +151,18 @@ def test_a_rejection_for_want_of_a_key_is_not_a_rejected_request(target: Target,
 def test_a_request_that_the_server_forbids_asks_for_no_key() -> None:
     with pytest.raises(NotTried, match=r"^the server does not permit the request: 403 not here$"):
         Response(403, {}, b"not here").ok()
+
+
+def test_grpc_calls_that_need_a_key_are_not_tried() -> None:
+    class Closed:
+        def call(self, *arguments: Any) -> Any:
+            raise CallRejected("UNAUTHENTICATED", "no key")
+
+    closed: Any = Closed()
+    context = GrpcContext(closed, HttpTarget(""), "none")
+    for send in (context.call, context.optional, context.rejected):
+        with pytest.raises(NotTried, match="give a key with --key-file FILE"):
+            send("ServerReady", None, None)
 
 
 class ChatOnly(HttpTarget):

@@ -78,9 +78,9 @@ def test_a_pause_at_the_end_lowers_the_rate() -> None:
 def test_a_closed_loop_measures_the_rate_of_the_server(slow: SlowServer) -> None:
     slow.delay_s = 0.1
     begin_s = time.perf_counter()
-    found = run_quickly(slow, Load(concurrency=4, seconds=0.6, warmup_s=0.3))
+    found = run_quickly(slow, Load(concurrency=8, seconds=0.6, warmup_s=0.3))
     served_per_s = len(slow.bodies) / (time.perf_counter() - begin_s)
-    assert 0.8 * served_per_s < found.rate <= 10
+    assert 0.7 * served_per_s < found.rate < 15
     assert found.client_cpu < 0.9
 
 
@@ -257,8 +257,8 @@ def test_an_idle_client_is_not_reported(slow: SlowServer, capsys: pytest.Capture
 
 
 def test_a_measured_time_without_requests_is_reported(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
-    slow.delay_s = 0.4
-    options = ("--warmup-s", "0.05", "--seconds", "0.05", "--concurrency", "1")
+    slow.delay_s = 0.6
+    options = ("--warmup-s", "0.4", "--seconds", "0.05", "--concurrency", "1")
     assert main(["bench", slow.url, "slow", *options]) == 2
     assert "no request began in the measured time; give more --seconds" in capsys.readouterr().out
 

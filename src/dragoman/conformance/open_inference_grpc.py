@@ -42,26 +42,33 @@ class GrpcContext:
 
     def call(self, method: str, kind: Any, request: Any) -> Any:
         try:
-            return self.grpc.call(method, kind, request)
+            return self._send(method, kind, request)
         except g.CallRejected as error:
-            raise ClauseFailed(f"expected the status OK of {method}, got {error}") from error
-
-    def optional(self, method: str, kind: Any, request: Any) -> Any:
-        try:
-            return self.grpc.call(method, kind, request)
-        except g.CallRejected as error:
-            if error.code == "UNIMPLEMENTED":
-                raise NotOffered(f"{method} gets status UNIMPLEMENTED") from error
-            if error.code == "UNAUTHENTICATED":
-                raise NotTried(f"{method} gets status {error.code}: {KEY_HINT}") from error
             if error.code == "PERMISSION_DENIED":
                 raise NotTried(f"the server does not permit {method}: {error}") from error
             raise ClauseFailed(f"expected the status OK of {method}, got {error}") from error
 
+    def optional(self, method: str, kind: Any, request: Any) -> Any:
+        try:
+            return self.call(method, kind, request)
+        except ClauseFailed as error:
+            if isinstance(error.__cause__, g.CallRejected) and error.__cause__.code == "UNIMPLEMENTED":
+                raise NotOffered(f"{method} gets status UNIMPLEMENTED") from error
+            raise
+
+    def _send(self, method: str, kind: Any, request: Any) -> Any:
+        """Return the response to a call. Raises NotTried if the server asks for a key, else CallRejected."""
+        try:
+            return self.grpc.call(method, kind, request)
+        except g.CallRejected as error:
+            if error.code == "UNAUTHENTICATED":
+                raise NotTried(f"{method} gets status {error.code}: {KEY_HINT}") from error
+            raise
+
     def rejected(self, method: str, kind: Any, request: Any) -> str:
         """Return the code of a call that must fail. Raises ClauseFailed if it succeeds."""
         try:
-            answer = self.grpc.call(method, kind, request)
+            answer = self._send(method, kind, request)
         except g.CallRejected as error:
             return error.code
         return fail("a status other than OK", str(answer))
