@@ -8,7 +8,7 @@ import pytest
 from e2e.server_process import ServerProcess, running_server
 
 MODELS = Path(__file__).parent / "models"
-TOKEN = "open sesame"
+TOKEN = "open-sesame"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 from dragoman._version import __version__
 from dragoman.cli.connection import Connection
 from dragoman.cli.terminal import live_display, table
-from dragoman.conformance.http import checked_seconds, checked_url
+from dragoman.conformance.http import checked_url
 from dragoman.conformance.target import Target, server_target
 from dragoman.core.errors import InvalidInput
 from dragoman.load_test.compare import Difference, compare_runs
@@ -25,6 +25,7 @@ from dragoman.load_test.measurements import Measurement, Recorder
 from dragoman.load_test.plot import svg_plot
 
 _CONCURRENCY = "1,4,16"
+_LONGEST_S = 1e6
 # Share of requests without a response at the end from which a server does not keep up with an open loop.
 _BEHIND = 0.1
 
@@ -109,8 +110,8 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
         raise InvalidInput("expected --rate or --concurrency, got both")
     load = Load(
         arrival=arguments.arrival,
-        seconds=checked_seconds("--seconds", arguments.seconds),
-        warmup_s=checked_seconds("--warmup-s", arguments.warmup_s, least=0),
+        seconds=_seconds("--seconds", arguments.seconds),
+        warmup_s=_seconds("--warmup-s", arguments.warmup_s, least=0),
         connections=_positive("--connections", arguments.connections),
         timeout_s=arguments.timeout_s,
         seed=arguments.seed,
@@ -121,6 +122,12 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
         return [replace(load, rate=rate) for rate in _numbers("--rate", arguments.rate, float)]
     counts = _numbers("--concurrency", arguments.concurrency or _CONCURRENCY, int)
     return [replace(load, concurrency=count) for count in counts]
+
+
+def _seconds(flag: str, value: float, least: float = 1e-6) -> float:
+    if not least <= value <= _LONGEST_S:  # false for NaN
+        raise InvalidInput(f"{flag}: expected seconds from {least:g} to {_LONGEST_S:g}, got {value:g}")
+    return value
 
 
 def _positive(flag: str, value: int) -> int:
