@@ -3,8 +3,11 @@
 The models are small ones with random weights.
 """
 
+import io
 import json
+import sys
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,10 @@ from starlette.testclient import TestClient
 
 import dragoman
 from dragoman.compat.files import PIPELINE_TASKS, model_table
-from dragoman.core.errors import ModelFailed
+from dragoman.compat.mlserver.huggingface import HuggingFaceRuntime
+from dragoman.compat.mlserver.settings import ModelParameters, ModelSettings
+from dragoman.compat.mlserver.types import InferenceRequest, RequestInput
+from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.huggingface import tasks
 from dragoman.runtimes.mlserver.model import load
@@ -125,12 +131,73 @@ def test_tasks(
         ("fill-mask", [_tensor("args", ["no mask"])], "mask"),
         ("fill-mask", [], "missing"),
         ("text-generation", [_tensor("args", ["{"], content_type="hg_json")], "expected JSON in each element"),
+        ("fill-mask", [_tensor("args", ["[MASK]"]), _tensor("num_workers", [2], "INT64")], "input 'num_workers': not"),
+        (
+            "text-generation",
+            [_tensor("args", [TEXT]), _tensor("custom_generate", ["folder"], content_type="raw")],
+            "input 'custom_generate': not an argument that requests may set",
+        ),
+        (
+            "text-generation",
+            [
+                _tensor("args", [TEXT]),
+                _tensor("generate_kwargs", ['{"trust_remote_code": true}'], content_type="hg_json"),
+            ],
+            "'generate_kwargs': input 'trust_remote_code': not",
+        ),
     ],
 )
 def test_invalid_requests_are_400(client: TestClient, task: str, inputs: list[Any], message: str) -> None:
     response = client.post(f"/v2/models/{task}/infer", json={"inputs": inputs})
     assert response.status_code == 400
     assert message in response.json()["error"]
+
+
+@pytest.fixture
+def pipeline_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace all pipelines by a function; return the list of its arguments."""
+    calls: list[Any] = []
+
+    def pipeline(*args: Any, **kwargs: Any) -> list[Any]:
+        calls.append((args, kwargs))
+        return []
+
+    assert transformers.pipeline  # which replaces the module
+    monkeypatch.setattr(sys.modules["transformers"], "pipeline", lambda *_, **__: pipeline)
+    return calls
+
+
+async def _predict(task: str, *inputs: dict[str, Any]) -> None:
+    parameters = ModelParameters(uri="folder", extra={"task": task})
+    runtime = HuggingFaceRuntime(ModelSettings(name="m", implementation=HuggingFaceRuntime, parameters=parameters))
+    await runtime.load()
+    await runtime.predict(InferenceRequest(inputs=[RequestInput(**each) for each in inputs]))
+
+
+@pytest.mark.parametrize("task", ["object-detection", "audio-classification"])
+@pytest.mark.parametrize("name", ["args", "array_inputs", "inputs", "image", "audio"])
+@pytest.mark.parametrize("value", ["http://127.0.0.1:1/x", __file__, "I0VYVE0zVQo="])
+async def test_addresses_and_paths_are_not_opened(pipeline_calls: list[Any], task: str, name: str, value: str) -> None:
+    nested = json.dumps({"image": value, "raw": value})
+    for each in (_tensor(name, [value], content_type="str"), _tensor("args", [nested], content_type="hg_json")):
+        with pytest.raises(InvalidInput, match=r"expected (an image|a WAV, FLAC)"):
+            await _predict(task, each)
+    assert not pipeline_calls
+
+
+async def test_images_and_audio_are_decoded(pipeline_calls: list[Any]) -> None:
+    file = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("RGB", (3, 2)).save(file, "PNG")
+    await _predict("object-detection", _tensor("args", [b64encode(file.getvalue()).decode()]))
+    await _predict("object-detection", _tensor("args", [file.getvalue()]))
+    await _predict("audio-classification", _tensor("args", [b64encode(b"RIFF\xff\xff").decode()]))
+    assert [call[0][0].size for call in pipeline_calls[:2]] == [(3, 2), (3, 2)]
+    assert pipeline_calls[2] == ((b"RIFF\xff\xff",), {})
+
+
+async def test_tasks_that_open_files_are_not_supported(pipeline_calls: list[Any]) -> None:
+    with pytest.raises(ModelFailed, match="the task 'video-classification' is not supported"):
+        await _predict("video-classification")
 
 
 def test_models_are_not_downloaded(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,74 @@ from dragoman.compat.mlserver.types import (
     RequestInput,
     ResponseOutput,
 )
-from dragoman.core.errors import ModelFailed
+from dragoman.core.datatypes import BYTES
+from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.tensor import Tensor, object_array
 from dragoman.system.threads import TRANSFORMERS_LOADS
+
+# The tasks whose pipelines read nothing but texts, or also images or audio, which they get decoded. Pipelines of other
+# tasks open files and addresses that are in requests.
+_TEXTS, _IMAGES, _AUDIO = "texts", "images", "audio"
+_TASKS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "feature-extraction",
+            "fill-mask",
+            "ner",
+            "question-answering",
+            "sentiment-analysis",
+            "summarization",
+            "table-question-answering",
+            "text-classification",
+            "text-generation",
+            "text-to-audio",
+            "text-to-speech",
+            "text2text-generation",
+            "token-classification",
+            "translation",
+            "zero-shot-classification",
+        ),
+        _TEXTS,
+    ),
+    **dict.fromkeys(
+        (
+            "depth-estimation",
+            "document-question-answering",
+            "image-classification",
+            "image-feature-extraction",
+            "image-segmentation",
+            "image-to-image",
+            "image-to-text",
+            "mask-generation",
+            "object-detection",
+            "visual-question-answering",
+            "vqa",
+            "zero-shot-image-classification",
+            "zero-shot-object-detection",
+        ),
+        _IMAGES,
+    ),
+    **dict.fromkeys(("audio-classification", "automatic-speech-recognition", "zero-shot-audio-classification"), _AUDIO),
+}
+# The arguments of pipelines that are their data, which are images or audio for some tasks.
+_DATA = frozenset(("image", "images", "audio", "audios", "inputs", "raw", "array"))
+# The arguments that clients may set. Others start processes, open files or run code of a repository.
+_ARGUMENTS = _DATA | frozenset(
+    """
+    aggregation_strategy align_to_words candidate_labels chunk_length_s clean_up_tokenization_spaces context
+    continue_final_message diversity_penalty do_sample doc_stride early_stopping epsilon_cutoff eta_cutoff
+    forced_bos_token_id function_to_apply generate_kwargs handle_impossible_answer handle_long_generation
+    hypothesis_template ignore_labels length_penalty mask_threshold max_answer_len max_length max_new_tokens
+    max_question_len max_seq_len max_time min_length min_new_tokens min_p multi_label no_repeat_ngram_size num_beams
+    num_return_sequences overlap_mask_area_threshold padding pool prefix query question repetition_penalty
+    return_all_scores return_full_text return_language return_tensors return_text return_timestamps return_type
+    sampling_rate sequences sequential skip_special_tokens src_lang stop_sequence stride stride_length_s subtask table
+    targets temperature text text_inputs text_pair tgt_lang threshold tokenizer_kwargs top_k top_p truncation typical_p
+    word_boxes
+    """.split()  # noqa: SIM905
+)
+# How files of audio begin: ffmpeg opens other files that a playlist names.
+_AUDIO_FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
 
 class _JsonCodec(InputCodec):
@@ -97,11 +164,16 @@ class HuggingFaceRuntime(MLModel):
     """
 
     _model: Any = None
+    _kind = _TEXTS
 
     async def load(self) -> bool:
         parameters = self.settings.parameters
         assert parameters is not None
         extra: Mapping[str, Any] = parameters.extra or {}
+        kind = _TASKS.get("translation" if str(extra["task"]).startswith("translation_") else str(extra["task"]))
+        if kind is None:
+            raise ModelFailed(f"the task '{extra['task']}' is not supported: expected one of {', '.join(_TASKS)}")
+        self._kind = kind
         task = str(extra["task"]) + (str(extra.get("task_suffix") or "") if extra["task"] == "translation" else "")
         tokenizer = extra.get("pretrained_tokenizer")
         # Other weights than safetensors are pickles.
@@ -132,6 +204,14 @@ class HuggingFaceRuntime(MLModel):
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         arguments = {each.name: _value(each) for each in payload.inputs}
         texts = [*_as_list(arguments.pop("array_inputs", [])), *_as_list(arguments.pop("args", []))]
+        _check_names(arguments)
+        for name in ("generate_kwargs", "tokenizer_kwargs"):
+            if not isinstance(options := arguments.get(name, {}), Mapping):
+                raise InvalidInput(f"input '{name}': expected an object (content type 'hg_json')")
+            _check_names(options, f"'{name}': ")
+        if self._kind is not _TEXTS:
+            texts = _decode_files("args", texts, self._kind)
+            arguments = _decode_files("", arguments, self._kind)
         given = () if not texts else (texts[0],) if len(texts) == 1 else (texts,)
         try:
             result = self._model(*given, **arguments)
@@ -148,9 +228,56 @@ def _value(tensor: RequestInput) -> Any:
     content_type = tensor.parameters.content_type if tensor.parameters is not None else None
     if content_type not in (None, "raw"):
         return decode_request_input(tensor)
-    values = [each.decode() if isinstance(each, bytes) else each for each in tensor.data]
+    values = [_text(each) if isinstance(each, bytes) else each for each in tensor.data]
     is_single = len(values) == 1 and (content_type == "raw" or tensor.datatype != "BYTES")
     return values[0] if is_single else values
+
+
+def _text(element: bytes) -> str | bytes:
+    """Return an element as text if it is UTF-8: others are files."""
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element
+
+
+def _check_names(names: Iterable[str], where: str = "") -> None:
+    for name in names:
+        if name not in _ARGUMENTS:
+            raise InvalidInput(
+                f"{where}input '{name[:64]}': not an argument that requests may set; expected args, array_inputs, "
+                f"{', '.join(sorted(_ARGUMENTS))}"
+            )
+
+
+def _decode_files(name: str, value: Any, kind: str) -> Any:
+    """Return data with the images or audio in it decoded; in an object those of the members for data.
+
+    Raises InvalidInput for text that is neither: pipelines take it for a path or an address.
+    """
+    if isinstance(value, Mapping):
+        _check_names(value)
+        return {k: _decode_files(k, v, kind) if k in _DATA else v for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_decode_files(name, each, kind) for each in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
+        return _decode_files(name, value.tolist(), kind)
+    if not isinstance(value, str | bytes):
+        return value
+    content = value.encode() if isinstance(value, str) else value
+    if kind is _IMAGES:
+        codec = importlib.import_module("dragoman.codecs.image").PillowImageCodec
+        return codec.to_value(Tensor(object_array([content], (1,)), BYTES), f"input '{name}'")[0]
+    if not content.startswith(_AUDIO_FILES):
+        try:
+            content = b64decode(content, validate=True)
+        except ValueError:
+            content = b""
+    if not content.startswith(_AUDIO_FILES):
+        raise InvalidInput(
+            f"input '{name}': expected a WAV, FLAC, Ogg or MP3 file as bytes or base64, got {value[:40]!r}"
+        )
+    return content
 
 
 def _as_list(value: Any) -> list[Any]:
