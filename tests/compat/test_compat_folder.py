@@ -192,6 +192,8 @@ def test_custom_handlers_serve_their_paths(
         ("POST", "/my-custom-endpoint", '{"a": 1}', 400, "'payload': expected list"),
         ("POST", "/length", "", 400, "'length' is missing; expected int"),
         ("POST", "/length", '"x"', 400, "'length': expected int"),
+        ("POST", "/length", "3.7", 400, "'length': expected int, got '3.7'"),
+        ("POST", "/marked?max=3.0", '{"rows": []}', 400, "'limit': expected int, got '3.0'"),
         ("POST", "/marked", "[1]", 400, "'rows' is missing; expected list"),
         ("POST", "/marked?max=x", '{"rows": []}', 400, "'limit': expected int, got 'x'"),
         ("GET", "/scores/ada/three", None, 400, "'turn': expected int, got 'three'"),
@@ -423,6 +425,15 @@ def test_headers_of_cloud_events(served_folder: ServerProcess) -> None:
     assert trailing["x-foo"] == "bar"
     assert list(answer.outputs[0].contents.fp32_contents) == [3.0]  # typed, as the request
     client.close()
+
+
+@pytest.mark.parametrize("id_", ["é", "a\n", "a\u007f"])
+def test_ids_that_a_header_cannot_have(served_folder: ServerProcess, id_: str) -> None:
+    body = {"id": id_, "inputs": [tensor("x", "FP32", [1, 2], [1, 2])]}
+    response = infer(served_folder, "row-sums/infer", body)
+    assert (response.status_code, response.json()["id"]) == (200, id_)
+    assert response.headers["Ce-Modelid"] == EVENT["Ce-Modelid"]
+    assert not {"Ce-Id", "Ce-Requestid"} & {*response.headers}
 
 
 def test_errors_and_versions_read_as_in_mlserver(served_folder: ServerProcess) -> None:

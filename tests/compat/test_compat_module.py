@@ -289,6 +289,12 @@ def test_arrays_of_text_that_a_fixed_width_cannot_hold() -> None:
     assert (wide.dtype, wide[0], wide[-1]) == (np.dtype(object), "x" * 100_000, "y")
 
 
+def test_one_null_is_none() -> None:
+    assert codecs.StringCodec.decode_input(types.RequestInput(name="x", datatype="BYTES", shape=[1], data=[None])) == [
+        None
+    ]
+
+
 def test_null_stays_none_after_data_was_read() -> None:
     given = _words(["a", None], [2])
     assert given.data.root == ["a", None]

@@ -30,7 +30,9 @@ class EventHeaders:
         return self._headers("response", id_)
 
     def _headers(self, kind: str, id_: str) -> Mapping[str, str]:
-        return {**self._common, "Ce-Type": _TYPE + kind, "Ce-Id": id_, "Ce-Requestid": id_}
+        """Return the headers, without the id if a header cannot have it: text that is not printable ASCII."""
+        ids = {"Ce-Id": id_, "Ce-Requestid": id_} if id_.isascii() and id_.isprintable() else {}
+        return {**self._common, "Ce-Type": _TYPE + kind, **ids}
 
 
 @cache

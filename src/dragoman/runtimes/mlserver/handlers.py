@@ -159,13 +159,13 @@ def _value(name: str, given: Any, hint: Any, default: Any) -> Any:
     for kind in kinds:
         try:
             return _as(kind, given)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             continue
     raise InvalidInput(f"'{name}': expected {_describe(hint)}, got {str(given)[:100]!r}")
 
 
 def _as(kind: Any, given: Any) -> Any:
-    """Convert `given` to an object of `kind`. Raises ValueError or TypeError."""
+    """Convert `given` to an object of `kind`. Raises ValueError, TypeError or OverflowError."""
     kind = get_origin(kind) or kind
     if kind is Any or not isinstance(kind, type) or kind is inspect.Parameter.empty:
         return given
@@ -174,6 +174,8 @@ def _as(kind: Any, given: Any) -> Any:
             raise ValueError(given)
         return given.lower() in _TRUE
     if kind in (int, float) and isinstance(given, str | int | float) and not isinstance(given, bool):
+        if kind is int and isinstance(given, float) and not given.is_integer():
+            raise ValueError(given)
         return kind(given)
     if isinstance(given, kind):
         return given

@@ -46,7 +46,8 @@ def tensor_of(
     """
     kind, size = datatype(name), tuple(int(n) for n in shape)
     flat = data.reshape(-1) if isinstance(data, np.ndarray) else list(_flat(data))
-    if kind is BYTES and len(flat) == 1 and len(size) == 1 and size[0] in (len(flat[0]), len(_bytes(flat[0]))):
+    is_single = kind is BYTES and len(flat) == 1 and len(size) == 1 and isinstance(flat[0], str | bytes)
+    if is_single and size[0] in (len(flat[0]), len(_bytes(flat[0]))):
         size = (1,)  # models of MLServer may state the length of a single text as its shape
     if len(flat) != math.prod(size):
         raise ValueError(f"got {len(flat)} elements")
