@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -19,8 +20,10 @@ from dragoman.compat.kserve import (
     RESTConfig,
 )
 from dragoman.compat.kserve.errors import InferenceError, UnsupportedProtocol
+from dragoman.core.errors import InvalidInput, ModelFailed, NotReady, NotSupported
 from dragoman.core.runtime import Runtime
 from dragoman.plugins import built_in_runtimes
+from dragoman.runtimes.kserve.model import dragoman_error
 from dragoman.runtimes.module_alias import AliasFinder
 from dragoman.runtimes.recognise import recognise
 from e2e.server_process import running_server
@@ -281,6 +284,35 @@ async def test_errors_of_a_predictor(server: RestServer) -> None:
     async for transformer in _serving("halves.py"):
         response = await post(transformer, "/v1/models/model:predict", {"fail": "value"})
         assert (response.status, response.error) == (501, "Could not find predictor_host.")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("INVALID_ARGUMENT", InvalidInput),
+        ("UNIMPLEMENTED", NotSupported),
+        ("UNAVAILABLE", NotReady),
+        ("INTERNAL", ModelFailed),
+    ],
+)
+async def test_errors_of_a_predictor_over_grpc(code: str, expected: type[Exception]) -> None:
+    async def fail(_request: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode[code], "no tensor")
+        return b""
+
+    server = grpc.aio.server()
+    method = {"ModelInfer": grpc.unary_unary_rpc_method_handler(fail)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", method),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"")
+    finally:
+        await server.stop(None)
+    error = dragoman_error(caught.value)
+    assert (type(error), str(error)) == (expected, "predictor: no tensor")
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------

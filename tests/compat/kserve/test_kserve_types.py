@@ -137,6 +137,14 @@ def test_bodies_that_are_not_requests(body: bytes, message: str) -> None:
 # --- tensors -----------------------------------------------------------------------------------------------------
 
 
+def test_big_endian_arrays_are_sent_little_endian() -> None:
+    given = np.array([1, 2], ">i4")
+    made = InferInput("x", [2], "INT32")
+    made.set_data_from_numpy(given, binary_data=True)
+    assert made.as_numpy().tolist() == [1, 2]
+    assert InferRequest("m", [made]).to_rest()[0].endswith(b"\1\0\0\0\2\0\0\0")  # type: ignore[union-attr]
+
+
 def test_arrays_that_do_not_fit_their_tensor() -> None:
     given = InferInput("x", [1, 2], "int32")
     assert given.datatype == "INT32"

@@ -51,9 +51,9 @@ def texts(array: Array) -> list[str]:
 
 
 def to_raw(array: Array) -> bytes:
-    """Return an array in raw encoding; its objects are bytes or are sent as text."""
+    """Return an array in raw encoding, little-endian; its objects are bytes or are sent as text."""
     if array.dtype.kind not in "OSU":
-        return array.tobytes()
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     given = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
     return bytes(raw_from_tensor(Tensor(object_array(given, array.shape), BYTES)))
 

@@ -64,8 +64,12 @@ _ERRORS: Mapping[str, type[DragomanError]] = {
     "UnsupportedProtocol": NotSupported,
     "InferenceError": ModelFailed,
 }
-# The Dragoman error for the status of a predictor's response.
-_PREDICTOR_ERRORS: Mapping[int, type[DragomanError]] = {400: InvalidInput, 501: NotSupported, 503: NotReady}
+# The Dragoman error for the status of a predictor's response, of HTTP or by its name in gRPC.
+_PREDICTOR_ERRORS: Mapping[int | str, type[DragomanError]] = {
+    **dict.fromkeys((400, "INVALID_ARGUMENT"), InvalidInput),
+    **dict.fromkeys((501, "UNIMPLEMENTED"), NotSupported),
+    **dict.fromkeys((503, "UNAVAILABLE"), NotReady),
+}
 
 
 def load(spec: ModelSpec) -> Model:
@@ -219,6 +223,8 @@ def dragoman_error(error: Exception) -> Exception:
     status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int):
         return _PREDICTOR_ERRORS.get(status, ModelFailed)(f"predictor: {error}")
+    if callable(code := getattr(error, "code", None)) and callable(details := getattr(error, "details", None)):
+        return _PREDICTOR_ERRORS.get(getattr(code(), "name", ""), ModelFailed)(f"predictor: {details()}")
     if isinstance(error, NotImplementedError):
         return NotSupported(str(error) or "the model does not implement this call")
     if isinstance(error, DragomanError):
