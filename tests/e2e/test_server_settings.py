@@ -116,7 +116,10 @@ async def test_settings_choose_the_requests_that_are_traced(receiver: OtlpReceiv
         assert await traces(server, {"trace_count": "2"}, "Second") == shown(count="2")
         await infer(server, "Second", 5)  # two of them
         assert await traces(server, None, "Second") == shown(count="0")
-        assert await traces(server, {"trace_level": None, "trace_rate": "0"}) == shown(rate="0")
+        resets: tuple[list[str] | None, ...] = (None, [])
+        for reset in resets:
+            assert await traces(server, {"trace_level": "OFF", "trace_rate": None}) == shown("OFF")
+            assert await traces(server, {"trace_level": reset, "trace_rate": "0"}) == shown(rate="0")
         await infer(server, "First", 5)
         await infer(server, "First", 1, sampled)  # traced
     assert models(receiver) == ["Second"] * 4 + ["First"]

@@ -842,6 +842,10 @@ async def test_a_configuration_is_overridden_until_the_next_load() -> None:
             ('{"name": "Other"}', "got name"),
             ('{"max_batch_size"}', "failed to poll from model repository"),
             (3, "expected JSON as a text, got 3"),
+            ("[]", "expected a JSON object, got '[]'"),
+            ('{"instance_group": [{"count": -5}]}', "expected from 1 to 64 instances in all, got the counts -5"),
+            ('{"instance_group": [{"count": 60}, {"count": 5}]}', "in all, got the counts 60, 5"),
+            ('{"sequence_batching": {"oldest": {"max_candidate_sequences": -1}}}', "expected at least 0, got -1"),
         ):
             refused = await server.request("POST", path, {"parameters": {"config": bad}})
             assert refused.error.startswith("failed to load 'Batched'")

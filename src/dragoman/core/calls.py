@@ -365,6 +365,10 @@ class Unload(ServerCall[None]):
     token: str = field(repr=False, default="")
 
 
+# Replicas of a model that clients can set: each one loads the model, so more are likely a mistake.
+MAX_REPLICAS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleModel(ServerCall[None]):
     """Set the number of replicas of the model of the request, without failing calls in flight."""

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from dragoman.core.calls import (
+    MAX_REPLICAS,
     Call,
     Describe,
     IndexEntry,
@@ -159,7 +160,7 @@ def _unregister(http: HttpRequest) -> EngineCall[None, HttpResponse]:
 def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     """Set the number of replicas. LMI starts the minimum and adds more under load; here the maximum is started."""
     name, query = http.params["model"], _query(http)
-    minimum, maximum = (_count(query, f"{bound}_worker", 0, messages.MOST_WORKERS) for bound in ("min", "max"))
+    minimum, maximum = (_count(query, f"{bound}_worker", 0, MAX_REPLICAS) for bound in ("min", "max"))
     count = minimum if maximum is None else maximum
     if not count:
         raise InvalidInput("`max_worker`, or `min_worker`, must be at least 1; to have none, unregister the model")

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.calls import MAX_REPLICAS
 from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, ErrorResponses, Operation
 
 # Models of a page of the list, and in all.
 MOST_LISTED, MOST_MODELS = 100, 1 << 31
-# Each worker loads the model, so more are likely a mistake.
-MOST_WORKERS = 64
 
 
 class ModelEntry(msgspec.Struct):
@@ -67,7 +66,7 @@ def errors(statuses: Sequence[int]) -> ErrorResponses:
     return ErrorResponses(frozenset(statuses), {JSON: (LmiErrorMessage, ModelError, dict[str, Any])})
 
 
-_WORKERS = {"type": "integer", "minimum": 0, "maximum": MOST_WORKERS}
+_WORKERS = {"type": "integer", "minimum": 0, "maximum": MAX_REPLICAS}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED}
 _NEXT = {"type": "integer", "minimum": 0, "maximum": MOST_MODELS}
 

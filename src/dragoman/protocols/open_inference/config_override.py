@@ -6,6 +6,7 @@ from typing import Any
 from google.protobuf.json_format import Parse, ParseError
 
 from dragoman.core import error_texts
+from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.core.sequences import SequenceOptions
 from dragoman.formats import oip_messages as m
@@ -32,6 +33,8 @@ def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -
         )
     if not isinstance(config, str):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected JSON as a text, got {config!r:.80}")
+    if not config.lstrip().startswith("{"):
+        raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON object, got {config!r:.80}")
     try:
         return _settings(model, Parse(config, m.ModelConfig()))
     except ParseError as error:
@@ -58,9 +61,9 @@ def _settings(model: str, config: Any) -> dict[str, Any]:
             case "dynamic_batching" if _has_only(value, "preferred_batch_size", "max_queue_delay_microseconds"):
                 settings["max_batch_wait_s"] = value.max_queue_delay_microseconds / 1e6
             case "instance_group" if all(_has_only(group, "name", "count", "kind") for group in value):
-                settings["replicas"] = sum(group.count or 1 for group in value)
+                settings["replicas"] = _replicas(model, value)
             case "sequence_batching" if _has_only(value, "max_sequence_idle_microseconds", "direct", "oldest"):
-                settings["sequences"] = _sequences(value)
+                settings["sequences"] = _sequences(model, value)
             case name:
                 expected = "name, max_batch_size, dynamic_batching, instance_group or sequence_batching"
                 raise InvalidInput(
@@ -73,8 +76,27 @@ def _has_only(message: Any, *names: str) -> bool:
     return all(field.name in names for field, _ in message.ListFields())
 
 
-def _sequences(batching: Any) -> SequenceOptions:
+def _replicas(model: str, groups: Any) -> int:
+    """Return the number of instances; 0 is that of a group without a count. Raises InvalidInput."""
+    counts = [group.count for group in groups]
+    total = sum(count or 1 for count in counts)
+    if min(counts) < 0 or total > MAX_REPLICAS:
+        raise InvalidInput(
+            f"failed to load '{model}', parameter 'config': instance_group: expected from 1 to {MAX_REPLICAS} "
+            f"instances in all, got the counts {', '.join(map(str, counts)):.80}"
+        )
+    return total
+
+
+def _sequences(model: str, batching: Any) -> SequenceOptions:
+    """Return the options of sequences. Raises InvalidInput."""
     idle_s = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6
     if batching.HasField("oldest"):
-        return SequenceOptions(max_candidates=max(1, batching.oldest.max_candidate_sequences), idle_s=idle_s)
+        candidates = batching.oldest.max_candidate_sequences
+        if candidates < 0:
+            raise InvalidInput(
+                f"failed to load '{model}', parameter 'config': max_candidate_sequences: expected at least 0, got "
+                f"{candidates}"
+            )
+        return SequenceOptions(max_candidates=max(1, candidates), idle_s=idle_s)
     return SequenceOptions(strategy="direct", idle_s=idle_s)

@@ -164,7 +164,7 @@ def _parse_trace_setting(name: str, values: Sequence[str] | None) -> tuple[str, 
     if values is not None and not (isinstance(values, list) and all(isinstance(each, str) for each in values)):
         raise InvalidInput(f"'{name}': expected text, got {str(values)[:64]}")
     if name == "trace_level":
-        return "is_on", None if values is None else _parse_level(values)
+        return "is_on", _parse_level(values) if values else None
     if values is not None and len(values) != 1:
         raise InvalidInput(f"expect only 1 value for '{name}'")
     text = None if values is None else values[0]
