@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.codecs.codec import CODECS
 from dragoman.compat.mlserver.codecs.base import InputCodec, register_input_codec
 from dragoman.compat.mlserver.codecs.utils import decode_request_input
 from dragoman.compat.mlserver.errors import InferenceError
@@ -266,8 +267,8 @@ def _decode_files(name: str, value: Any, kind: str) -> Any:
         return value
     content = value.encode() if isinstance(value, str) else value
     if kind is _IMAGES:
-        codec = importlib.import_module("dragoman.codecs.image").PillowImageCodec
-        return codec.to_value(Tensor(object_array([content], (1,)), BYTES), f"input '{name}'")[0]
+        images = CODECS.input("pillow_image").to_value(Tensor(object_array([content], (1,)), BYTES), f"input '{name}'")
+        return images[0]
     if not content.startswith(_AUDIO_FILES):
         try:
             content = b64decode(content, validate=True)
