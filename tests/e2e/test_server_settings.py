@@ -116,13 +116,18 @@ async def test_settings_choose_the_requests_that_are_traced(receiver: OtlpReceiv
         assert await traces(server, {"trace_count": "2"}, "Second") == shown(count="2")
         await infer(server, "Second", 5)  # two of them
         assert await traces(server, None, "Second") == shown(count="0")
-        resets: tuple[list[str] | None, ...] = (None, [])
-        for reset in resets:
-            assert await traces(server, {"trace_level": "OFF", "trace_rate": None}) == shown("OFF")
-            assert await traces(server, {"trace_level": reset, "trace_rate": "0"}) == shown(rate="0")
+        assert await traces(server, {"trace_level": None, "trace_rate": "0"}) == shown(rate="0")
         await infer(server, "First", 5)
         await infer(server, "First", 1, sampled)  # traced
     assert models(receiver) == ["Second"] * 4 + ["First"]
+
+
+@pytest.mark.parametrize("reset", [None, []])
+async def test_a_level_that_is_reset_is_that_of_the_server(receiver: OtlpReceiver, reset: list[str] | None) -> None:
+    async with serving(First, tracing_endpoint=receiver.url, **OPEN) as server:
+        assert await traces(server, {"trace_level": ["OFF"]}) == shown("OFF")
+        assert await traces(server, {"trace_level": ["TIMESTAMPS"]}, "First") == shown()
+        assert await traces(server, {"trace_level": reset}, "First") == shown("OFF")
 
 
 async def test_one_of_so_many_requests_is_traced(receiver: OtlpReceiver) -> None:
