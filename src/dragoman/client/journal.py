@@ -28,7 +28,7 @@ class Journal:
 
     Each line is a CRC-32 and a JSON object; the first describes the run. Tensors are stored as raw bytes, so every
     element is the one that the server sent. A truncated end of the file, as after a crash, is removed. Equal points
-    are told apart by their number of occurrence: a model with random results is computed for each of them.
+    differ by their number of occurrence: a model with random results is computed for each of them.
 
     run: describes the call; a journal of another run is rejected. fsync: `store` waits until the record is on disk.
     Raises InvalidInput if the file is the journal of another run or of a running process, or not a journal.

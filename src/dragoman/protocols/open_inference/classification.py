@@ -80,7 +80,7 @@ def _replace_by_top_classes(model: ModelDescription, name: str, tensor: Tensor, 
 
 
 def _has_batch_axis(model: ModelDescription, name: str, rank: int) -> bool:
-    """Return whether the first axis counts rows, which a `config.pbtxt` tells.
+    """Return whether the first axis counts rows, as a `config.pbtxt` declares it.
 
     Without one and with one axis that is so only for models whose requests are merged.
     """
