@@ -438,7 +438,8 @@ def test_a_killed_run_continues_from_its_journal(
     stored = {p.index for p in found if p.is_from_journal}
     assert set(returned) <= stored
     assert finished - 1 <= len(stored) <= finished  # the last record may be truncated
-    assert len(recorder.calls) - before == 300 - len(stored)
+    late = len(recorder.calls) - before - (300 - len(stored))
+    assert 0 <= late <= 4  # calls that the killed process had sent, and that had not begun yet
     repeated = {i for i in range(300) if recorder.calls.count(np.array([float(i)]).tobytes()) > 1}
     assert len(repeated) <= 4
     assert not repeated & stored

@@ -56,6 +56,7 @@ def test_large_contents_are_parsed_as_small_ones(kinds: list[str], data: st.Data
     body = message.SerializeToString()
     expected = parse(body)
     with (
+        mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
         mock.patch.object(oip_wire, "_DECODED_BYTES", chunk),
@@ -72,6 +73,7 @@ def test_too_many_elements_are_rejected_before_parsing() -> None:
     message.inputs.add(name="x", datatype="BYTES", shape=[1000]).contents.bytes_contents.extend([b""] * 1000)
     body = message.SerializeToString()
     with (
+        mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_inference, "parse_message", side_effect=AssertionError("it was parsed")),
     ):
@@ -111,6 +113,7 @@ def test_repeated_contents_are_merged() -> None:
         field = b"".join((tensor.SerializeToString(), *length_delimited(5, contents)))
         body = b"".join((b"\x0a\x01m", *length_delimited(5, field)))
         with (
+            mock.patch.object(oip_inference, "LARGE_RAW_BYTES", 0),
             mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
             mock.patch.object(oip_wire, "_LARGE_CONTENTS_BYTES", 1),
         ):

@@ -177,10 +177,15 @@ def test_lists_have_requests_of_equal_shapes(served: ServerProcess) -> None:
         with connect(triton_http, served) as client:
             return client.infer("widths", [tensor]).as_numpy("WIDTHS")[0].tolist()  # type: ignore[no-any-return]
 
+    longest = 0
     with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(widths, [2, 3] * 12))
-    assert [set(found) for found in results] == [{2}, {3}] * 12
-    assert max(map(len, results)) > 1
+        for _ in range(50):  # on a busy machine calls may come one by one
+            results = list(threads.map(widths, [2, 3] * 12))
+            assert [set(found) for found in results] == [{2}, {3}] * 12
+            longest = max(longest, *map(len, results))
+            if longest > 1:
+                break
+    assert longest > 1
 
 
 def test_errors_of_calls_between_models(served: ServerProcess) -> None:
