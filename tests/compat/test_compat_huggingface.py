@@ -3,6 +3,7 @@
 The models are small ones with random weights.
 """
 
+import asyncio
 import io
 import json
 import sys
@@ -10,6 +11,7 @@ import warnings
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.huggingface import tasks
 from dragoman.runtimes.mlserver.model import load
+from dragoman.system.threads import TRANSFORMERS_LOADS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -213,3 +216,14 @@ def test_the_tasks_of_our_own_runtime() -> None:
     assert {"", *tasks.TASKS, *aliases} == {*PIPELINE_TASKS}
     for task in PIPELINE_TASKS[1:]:
         assert tasks.task_by_name(task)
+
+
+def test_models_are_loaded_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While transformers loads a model it changes PyTorch for the whole process."""
+    locked: list[bool] = []
+    observed = SimpleNamespace(pipeline=lambda *_, **__: locked.append(TRANSFORMERS_LOADS.locked()))
+    monkeypatch.setitem(sys.modules, "transformers", observed)
+    file = folder / "models" / "fill-mask" / "model-settings.json"
+    settings = ModelSettings.from_fields(json.loads(file.read_text()), str(file))
+    assert asyncio.run(HuggingFaceRuntime(settings).load())
+    assert locked == [True]
