@@ -28,6 +28,7 @@ from dragoman.transports.asgi import Receive, Scope, Send, relative_path, respon
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.observation import make_application
+from dragoman.transports.recent_requests import RecentRequests
 
 log = logging.getLogger("dragoman.server")
 
@@ -93,9 +94,10 @@ class AsgiApplication:
             access = access_control(self.settings)
             if access is not None:
                 engine.metric_sources.append(access.families)
-            protocols = with_pages(self._protocols, self.settings, access)
+            recent = RecentRequests(self.settings.recent_requests)
+            protocols = with_pages(self._protocols, self.settings, access, recent)
             executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes))
-            executor.observation = make_observation(self.settings, self._traces)
+            executor.observation = make_observation(self.settings, self._traces, recent)
             application = make_application(engine, protocols, self._limits, executor, access)
             engine.metric_sources.append(application.executor.metrics)
             running = self._running = _Running(engine, application, access, self.settings.drain_s)

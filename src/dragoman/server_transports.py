@@ -31,6 +31,8 @@ from dragoman.transports.async_results import StoredResultCall as StoredResultCa
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.limits import Cors, Limits
+from dragoman.transports.observation import Observation, RequestLog
+from dragoman.transports.recent_requests import RecentRequests, RequestLogs
 from dragoman.transports.tls import TlsFiles
 
 log = logging.getLogger("dragoman.server")
@@ -86,7 +88,8 @@ class ServerTransports:
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
         self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
-        self._executor.observation = make_observation(settings, traces)
+        recent = RecentRequests(settings.recent_requests)
+        self._executor.observation = make_observation(settings, traces, recent)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
         if tls is not None:
@@ -94,10 +97,10 @@ class ServerTransports:
         open_http, open_grpc = http, grpc
         if ports.admin:
             open_http, open_grpc = split_routes(http, grpc, administrative=False)
-            self._admin = self._http_server(*split_routes(http, grpc, administrative=True), limits)
+            self._admin = self._http_server(*split_routes(http, grpc, administrative=True), limits, recent)
             (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.shared)
         if ports.http:
-            self._http = self._http_server(open_http, open_grpc, limits)
+            self._http = self._http_server(open_http, open_grpc, limits, None if ports.admin else recent)
             self.http_ports = await self._http.start(ports.http, shared=ports.shared)
         for host, port in ports.grpc:
             from dragoman.transports.grpc.calls import GrpcServer
@@ -110,12 +113,14 @@ class ServerTransports:
             self.grpc_port = await self._grpc.start(host, port, shared=ports.shared)
         self._refresher.start()
 
-    def _http_server(self, http: Sequence[Any], grpc: Sequence[Any], limits: Limits) -> Any:
+    def _http_server(
+        self, http: Sequence[Any], grpc: Sequence[Any], limits: Limits, recent: RecentRequests | None
+    ) -> Any:
         from dragoman.transports.http_server import HttpServer
 
         return HttpServer(
             self._engine,
-            with_pages(http, self._settings, self.access),
+            with_pages(http, self._settings, self.access, recent),
             limits=limits,
             tls=self._tls.context() if self._tls is not None else None,
             grpc=grpc if self._settings.grpc_port >= 0 else (),
@@ -153,24 +158,24 @@ class ServerTransports:
             await asyncio.to_thread(self._executor.observation.close)
 
 
-def make_observation(settings: Settings, traces: TraceSettings) -> Any:
-    """Return what observes requests: the access log, traces by these settings, or both; None without them.
+def make_observation(settings: Settings, traces: TraceSettings, recent: RecentRequests) -> Any:
+    """Return what observes requests: the access log, the recent requests and traces by these settings; None without
+    them.
 
     Raises InvalidInput if the access log cannot be opened or traces cannot be exported.
     """
-    access_log = tracer = None
+    logs: list[RequestLog] = [recent] if recent.size else []
+    tracer = None
     if settings.access_log:
         from dragoman.transports.access_log import AccessLog
 
-        access_log = AccessLog(settings.access_log, settings.access_log_format)
+        logs.append(AccessLog(settings.access_log, settings.access_log_format))
     if settings.tracing_endpoint or is_tracing_enabled(os.environ):
         tracer = _make_tracer(settings)
-    if access_log is None and tracer is None:
+    if not logs and tracer is None:
         return None
-    from dragoman.transports.observation import Observation
-
     sampler = None if tracer is None else make_sampler(settings.tracing_ratio, os.environ)
-    return Observation(access_log, tracer, sampler, traces)
+    return Observation(RequestLogs(logs) if len(logs) > 1 else next(iter(logs), None), tracer, sampler, traces)
 
 
 def _make_tracer(settings: Settings) -> Any:
@@ -224,14 +229,19 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
 
 
-def with_pages(http: Sequence[HttpProtocol], settings: Settings, access: AccessControl | None) -> list[HttpProtocol]:
-    """Return the protocols of an address, those that describe them, and the console."""
+def with_pages(
+    http: Sequence[HttpProtocol],
+    settings: Settings,
+    access: AccessControl | None,
+    recent: RecentRequests | None = None,
+) -> list[HttpProtocol]:
+    """Return the protocols of an address, those that describe them, and the console, which shows recent requests."""
     root_path = transport_limits(settings).root_path
     is_guarded = access.is_guarded if access is not None else lambda role: False
     own = openapi.protocol(
         http, version=__version__, root_path=root_path, is_guarded=is_guarded, has_page=settings.web_pages
     )
-    return with_console([*http, own]) if settings.web_pages else [*http, own]
+    return with_console([*http, own], recent) if settings.web_pages else [*http, own]
 
 
 def configured_ports(settings: Settings, http: Sequence[Any], grpc: Sequence[Any]) -> Ports:
@@ -267,6 +277,8 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     if settings.shared_memory and settings.front_ends != 1:
         raise InvalidInput(f"setting 'shared_memory': expected front_ends 1, got {settings.front_ends}")
+    if settings.recent_requests and settings.front_ends != 1:
+        raise InvalidInput(f"setting 'recent_requests': expected front_ends 1, got {settings.front_ends}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
     own = (traces or TraceSettings()) if settings.front_ends == 1 else None
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)

@@ -351,6 +351,9 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
     access_log_format: Annotated[
         Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
     ] = "text"
+    recent_requests: Annotated[
+        int, Option("last requests whose times the console shows, by their ids; 0: none", LOGGING, most=100_000)
+    ] = 0
     tracing_endpoint: Annotated[
         str,
         Option(

@@ -121,6 +121,7 @@ class SettingsArguments(TypedDict, total=False):
     log_level: Literal["debug", "info", "warning", "error"]
     access_log: str
     access_log_format: Literal["text", "json"]
+    recent_requests: int
     tracing_endpoint: str
     tracing_ratio: float
     explain_batches: bool

@@ -1,4 +1,4 @@
-"""Observe requests for the access log and for traces: what they ask for, their status, sizes and times.
+"""Observe requests for request logs and for traces: what they ask for, their status, sizes and times.
 
 Nothing here runs unless something is observed: `ObservedApplication`, `ObservedEngine` and the classes of observed gRPC
 calls are chosen when the server starts.
@@ -125,22 +125,22 @@ class RequestLog(Observer, Protocol):
 
 
 class Observation:
-    """What is observed of the requests of a server: all by an access log, those that are sampled by a tracer."""
+    """What is observed of the requests of a server: all by a request log, those that are sampled by a tracer."""
 
     def __init__(
         self,
-        access_log: RequestLog | None,
+        request_log: RequestLog | None,
         tracer: Observer | None,
         sampler: Sampler | None,
         settings: TraceSettings | None = None,
     ) -> None:
-        self.access_log = access_log
+        self.request_log = request_log
         self.sampler = sampler
         self._settings = settings or TraceSettings()
         if sampler is not None:
             self._settings.attach(sampler)
         self._tracer = tracer
-        self._observers: list[Observer] = [each for each in (access_log, tracer) if each is not None]
+        self._observers: list[Observer] = [each for each in (request_log, tracer) if each is not None]
 
     def find_trace(self, headers: Mapping[str, str], is_health: bool = False) -> Trace | None:
         """Return the trace of a request, None if it has none. Call it once for each request."""
@@ -153,8 +153,8 @@ class Observation:
         """Pass an exchange that has ended to the observers."""
         exchange.status = status
         exchange.ended_s = monotonic()
-        if self.access_log is not None:
-            self.access_log.record(exchange)
+        if self.request_log is not None:
+            self.request_log.record(exchange)
         trace, tracer = exchange.trace, self._tracer
         if (
             trace is not None
@@ -166,9 +166,9 @@ class Observation:
 
     def end_begun(self, begun: Begun, status: int | str, sent: int) -> None:
         """Pass a request that has ended to the observers, without an exchange if nothing has needed one."""
-        if begun[EXCHANGE] is None and self.access_log is not None:
+        if begun[EXCHANGE] is None and self.request_log is not None:
             begun += (status, sent, monotonic())
-            self.access_log.add(begun)
+            self.request_log.add(begun)
         else:
             exchange = find_exchange(begun)
             exchange.sent = sent
@@ -281,7 +281,7 @@ class ObservedApplication(Application):
         self._restricted = WeakKeyDictionary()
         self._engine = ObservedEngine(engine)
         self._observation = observation
-        self._access_log = observation.access_log
+        self._request_log = observation.request_log
         self._sampler = observation.sampler
         self._running = running_in_thread()
 
@@ -300,7 +300,7 @@ class ObservedApplication(Application):
             sampler.countdown -= 1
             if sampler.countdown <= 0 or PARENT in request.headers:
                 trace = sampler.trace(request.headers, match.health)
-            if trace is None and self._access_log is None:
+            if trace is None and self._request_log is None:
                 return self._plain.begin(match, request, writer)
         running = self._running
         begun: Begun = [
@@ -337,7 +337,7 @@ class ObservedApplication(Application):
     def _start(self, request: RequestSummary, received: int = 0, match: Match | None = None) -> Exchange | None:
         """Return the exchange that a request begins, None if it is not observed."""
         trace = self._observation.find_trace(request.headers, match is not None and match.health)
-        if trace is None and self._access_log is None:
+        if trace is None and self._request_log is None:
             return None
         protocol = "none" if request.protocol is None else request.protocol.name
         exchange = Exchange(

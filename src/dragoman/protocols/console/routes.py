@@ -1,26 +1,50 @@
-"""Routes of the console: its page at `/` for browsers and at `/console`, and its files."""
+"""Routes of the console: its page at `/` for browsers and at `/console`, its files, and the recent requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
+from dragoman.core.calls import InFlight, Request
 from dragoman.protocols.web_files import files_route, html_response, public_route
-from dragoman.protocols.wire import EndpointResult, HttpError, HttpProtocol, HttpRequest, HttpResponse, Route
+from dragoman.protocols.wire import (
+    EndpointResult,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    PreliminaryCall,
+    Route,
+    json_response,
+)
 
 _ROOT = Path(__file__).parent
 _SUFFIXES = {".js", ".mjs", ".css", ".svg"}
 _FILES = {path.name: path for path in (*_ROOT.glob("static/*"), *_ROOT.glob("vendor/*/*")) if path.suffix in _SUFFIXES}
 _PAGE = html_response((_ROOT / "static" / "console.html").read_text())
+_MAX_LISTED = 200
 
 
-def with_console(protocols: Sequence[HttpProtocol]) -> list[HttpProtocol]:
-    """Return the protocols and the console.
+class RequestHistory(Protocol):
+    """The last `size` requests as JSON values; see `RecentRequests`."""
+
+    size: int
+
+    def latest(self, count: int) -> list[dict[str, Any]]: ...
+
+    def find(self, request_id: str) -> list[dict[str, Any]]: ...
+
+
+def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | None = None) -> list[HttpProtocol]:
+    """Return the protocols and the console, with the requests of a history if there is one.
 
     `GET /` is the console for clients that accept `text/html`, as browsers do. Others get the response of the
     protocol that has this path.
     """
     changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]
     routes = [public_route("/console", _console), files_route("/console/assets", _FILES)]
+    if history is not None:
+        routes += _history_routes(history)
     if not any(route.pattern == "/" for p in protocols for route in p.routes if route.method == "GET"):
         routes.append(_for_browsers(public_route("/", _no_page)))
     return [*changed, HttpProtocol("console", tuple(routes), protocols[0].format_error)]
@@ -34,6 +58,30 @@ def _for_browsers(route: Route) -> Route:
         return _PAGE if "text/html" in http.headers.get("accept", "") else route.endpoint(http)
 
     return replace(route, endpoint=endpoint)
+
+
+def _history_routes(history: RequestHistory) -> list[Route]:
+    """Return the routes of recent requests. Like metrics they are not for keys of some models only."""
+
+    def route(pattern: str, respond: Callable[[HttpRequest], HttpResponse]) -> Route:
+        def endpoint(http: HttpRequest) -> EndpointResult:
+            # The cheapest call that raises Forbidden for such keys.
+            return PreliminaryCall(Request(InFlight(())), lambda _: respond(http))
+
+        return Route("GET", pattern, endpoint, role="read", is_administrative=True)
+
+    def latest(http: HttpRequest) -> HttpResponse:
+        return json_response({"kept": history.size, "requests": history.latest(_MAX_LISTED)})
+
+    def find(http: HttpRequest) -> HttpResponse:
+        found = history.find(http.params["id"])
+        if found:
+            return json_response({"kept": history.size, "requests": found})
+        if not history.size:
+            raise HttpError(404, "no requests are kept: start the server with --recent-requests 1000")
+        raise HttpError(404, f"no request '{http.params['id'][:128]}' among the last {history.size}")
+
+    return [route("/console/requests", latest), route("/console/requests/{id}", find)]
 
 
 def _console(http: HttpRequest) -> HttpResponse:

@@ -131,7 +131,7 @@ class GrpcCalls:
         self._engine: CallHandler = engine
         observation: Observation | None = executor.observation
         self._sampler = None if observation is None else observation.sampler
-        self._is_logged = observation is not None and observation.access_log is not None
+        self._is_logged = observation is not None and observation.request_log is not None
         if observation is not None:
             engine = self._engine = ObservedEngine(engine)
         self._protocols = protocols

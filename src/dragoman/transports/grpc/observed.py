@@ -42,7 +42,7 @@ def _begin(headers: CallHeaders, context: Context, trace: Trace | None) -> Begun
 def observe_rejected(observation: Observation, headers: CallHeaders, status: str, context: Context) -> None:
     """Observe a call that was rejected before it began."""
     trace = observation.find_trace(headers.metadata, headers.health)
-    if trace is not None or observation.access_log is not None:
+    if trace is not None or observation.request_log is not None:
         exchange = _make_exchange(_begin(headers, context, trace))
         exchange.is_rejected = True
         exchange.identify(context, trace)
