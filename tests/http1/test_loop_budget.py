@@ -194,11 +194,26 @@ async def test_reading_pauses_until_other_connections_were_read(protocol: Any) -
         connections[-1][0].connection_made(connections[-1][1])
         connections[-1][0].begin(start)
     sizes = [_read_until_paused(*each) for each in connections]
-    assert 2 * MIB < sizes[0] <= 2 * MIB + (1 << 18)
-    assert max(sizes[1:]) <= 1 << 18, "the limit is that of all connections"
+    assert 2 * MIB < sizes[0] <= 3 * MIB
+    assert max(sizes[1:]) <= MIB, "the limit is that of all connections"
     while not all(transport.is_reading for _, transport in connections):
         await asyncio.sleep(0)
-    assert 2 * MIB < _read_until_paused(*connections[0]) <= 2 * MIB + (1 << 18)
+    assert 2 * MIB < _read_until_paused(*connections[0]) <= 3 * MIB
+    for connection, _ in connections:
+        connection.connection_lost(None)
+    listener.wheel.close()
+
+
+async def test_many_connections_read_little_each_once_an_iteration_has_read_much() -> None:
+    engine: Any = None
+    wire, start = _http1(Application(engine, (TABLE,), Limits()))
+    listener, connections = Listener(wire, limits=Limits()), []
+    for _ in range(40):
+        connections.append((wire(listener), Transport()))
+        connections[-1][0].connection_made(connections[-1][1])
+        connections[-1][0].begin(start)
+    sizes = [_read_until_paused(*each) for each in connections]
+    assert 16 * MIB < sum(sizes) <= 17 * MIB + 40 * (1 << 16)
     for connection, _ in connections:
         connection.connection_lost(None)
     listener.wheel.close()

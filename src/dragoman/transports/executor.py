@@ -103,6 +103,10 @@ _BUDGET_S = 0.01
 _REST_AFTER_S = 0.002
 # Bytes read in an iteration before connections pause, and about the time that reading and copying a byte takes.
 _MAX_READ_BYTES = 1 << 21
+# Each connection may still read once in that iteration: most bodies whole, little once this many bytes were read.
+_READ_SIZE = 1 << 20
+_SMALL_READS_AFTER = 1 << 24
+_SMALL_READ_SIZE = 1 << 16
 _READ_S_PER_BYTE = 2e-9
 
 
@@ -156,6 +160,10 @@ class LoopBudget:
 
         self._queue.append(run)
         self._spend(0.0)
+
+    def read_size(self) -> int:
+        """Return how many bytes of a body a connection may read at once."""
+        return _READ_SIZE if self._read_bytes < _SMALL_READS_AFTER else _SMALL_READ_SIZE
 
     def count_read(self, size: int) -> bool:
         """Count bytes read from a connection; return whether no more should be read in this iteration."""

@@ -13,8 +13,6 @@ from dragoman.transports.http1.headers import CHUNKED, MAX_CACHED_BYTES, HeaderC
 
 # Bytes read at a time outside of bodies: all of a small request, and little of a large one.
 _SCRATCH = 16 << 10
-# Bytes of a body read at a time.
-_MAX_READ = 1 << 18
 # Longer bodies of rejected requests are not skipped: the connection is closed instead.
 _MAX_SKIPPED = 1 << 20
 
@@ -104,7 +102,9 @@ class RequestReader:
 
     def free_space(self) -> memoryview:
         """Return where the next bytes go."""
-        return self._context.scratch if self._body is None else self._body.free_space()[:_MAX_READ]
+        if self._body is None:
+            return self._context.scratch
+        return self._body.free_space()[: self._context.application.executor.budget.read_size()]
 
     def advance(self, count: int) -> bool:
         """Count bytes that were written there; return False if `next` need not be called: a body is incomplete."""
