@@ -21,6 +21,7 @@ from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.formats.shared_regions import SharedRegions
 from dragoman.protocols.console.routes import with_console
+from dragoman.protocols.custom_handlers import prefer_handlers
 from dragoman.protocols.openapi import routes as openapi
 from dragoman.protocols.wire import GrpcMethod, GrpcProtocol, GrpcStreamMethod, HttpProtocol, Route
 from dragoman.settings import ProtocolOptions, Settings, TransportOptions
@@ -226,7 +227,10 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
     policy = protocol_policy(settings, traces)
     found = [plugins.find("protocols", name)(policy) for name in names]
-    return [p for p in found if hasattr(p, "routes")], [p for p in found if hasattr(p, "methods")]
+    http = [p for p in found if hasattr(p, "routes")]
+    if settings.responses_as == "mlserver":
+        http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)
+    return http, [p for p in found if hasattr(p, "methods")]
 
 
 def with_pages(

@@ -56,7 +56,7 @@ class ProtocolOptions:
     ] = ""
     responses_as: Annotated[
         Literal["", "mlserver"],
-        Option("error texts and gRPC streams as in another server: mlserver, the default for its folders", PROTOCOLS),
+        Option("errors, streams and handlers as in another server: mlserver, the default for its folders", PROTOCOLS),
     ] = ""
     strict_parameters: Annotated[
         bool,

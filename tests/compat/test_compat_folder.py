@@ -17,10 +17,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from dragoman.compat.mlserver.grpc import (
+    GRPCInferenceServiceStub,
+    ModelInferRequestConverter,
+    ModelInferResponseConverter,
+    ModelMetadataRequest,
+    ModelMetadataResponseConverter,
+)
+from dragoman.compat.mlserver.types import InferenceRequest
+from dragoman.core.calls import DescribeModels
 from dragoman.core.errors import InvalidInput, InvalidOutput
 from dragoman.engine_setup import settings_for
 from dragoman.protocols.custom_handlers import check_headers
-from dragoman.server_transports import protocol_policy
+from dragoman.protocols.wire import HttpRequest, PreliminaryCall
+from dragoman.server_transports import load_protocols, protocol_policy
+from dragoman.settings import parse_settings
 from e2e.server_process import ServerProcess, running_server
 
 FOLDER = Path(__file__).parent / "folder"
@@ -169,6 +180,10 @@ def test_invalid_requests_are_400(served_folder: ServerProcess, path: str, input
             '{"rows": [1, 2], "options": {"b": 1, "a": 2}}',
             b'{"rows":2,"options":["a","b"],"unit":"km"}',
         ),
+        # Paths of other protocols than MLServer's.
+        ("POST", "/generate", "3", b"[0,1,2]"),
+        ("GET", "/version", None, b'"tallies 1"'),
+        ("POST", "/health", "5", b"5"),
     ],
 )
 def test_custom_handlers_serve_their_paths(
@@ -208,6 +223,33 @@ def test_errors_of_custom_handlers(
     response = requests.request(method, f"http://{served_folder.url}{path}", data=body, timeout=30)
     assert response.status_code == status
     assert message in response.json()["error"]
+
+
+def test_paths_without_a_custom_handler_are_those_of_the_protocols(served_folder: ServerProcess) -> None:
+    base = f"http://{served_folder.url}"
+    assert requests.get(f"{base}/v2", timeout=30).json()["name"] == "our-folder"
+    assert requests.get(f"{base}/health", timeout=30).status_code == 200
+    assert requests.get(f"{base}/v1/models", timeout=30).json()["object"] == "list"
+    # The routes of another protocol at the same path.
+    error = requests.post(f"{base}/v1/models/nobody:predict", json={"instances": []}, timeout=30)
+    assert (error.status_code, error.json()) == (404, {"error": "Model nobody not found"})
+    refused = requests.delete(f"{base}/generate", timeout=30)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "OPTIONS, POST")
+    assert "method DELETE is not allowed here; expected one of OPTIONS, POST" in refused.text
+
+
+@pytest.mark.parametrize(("key", "is_changed"), [("", True), ("k" * 24, False)])
+def test_custom_handlers_need_the_role_infer(key: str, is_changed: bool) -> None:
+    protocols, _ = load_protocols(parse_settings({"responses_as": "mlserver", "api_key": key}))
+    routes = {f"{route.method} {route.pattern}": route for protocol in protocols for route in protocol.routes}
+    request = HttpRequest("GET", "/version", {}, {}, b"")
+    lists_models = [
+        isinstance(found := routes[name].endpoint(request), PreliminaryCall)
+        and isinstance(found.request.call, DescribeModels)
+        for name in ("GET /version", "GET /ping")
+    ]
+    assert lists_models == [is_changed, False]
+    assert (routes["POST /version"].role, routes["POST /generate"].role) == ("infer", "infer")
 
 
 def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
@@ -524,3 +566,18 @@ def test_headers_of_a_response_reach_its_client(tmp_path: Path) -> None:
 def test_headers_of_a_model_are_checked(name: str, value: str) -> None:
     with pytest.raises(InvalidOutput, match="the model set the header"):
         check_headers({name: value})
+
+
+def test_the_clients_of_mlserver_over_grpc(served_folder: ServerProcess) -> None:
+    greeting, sentence = InferenceRequest(inputs=[NAMES, TIMES]), InferenceRequest(inputs=[SENTENCE])
+    request = ModelInferRequestConverter.from_types(greeting, model_name="greetings")
+    with grpc.insecure_channel(served_folder.grpc_url) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        response = ModelInferResponseConverter.to_types(stub.ModelInfer(request))
+        assert [list(each.data) for each in response.outputs] == [[b"Hello Ada!", b"Hello Hello Bob!"]]
+        metadata = stub.ModelMetadata(ModelMetadataRequest(name="numpy-sum"))
+        inputs = ModelMetadataResponseConverter.to_types(metadata).inputs
+        assert [(each.name, each.datatype, each.shape) for each in inputs or ()] == [("a", "FP32", [-1])]
+        stream = stub.ModelStreamInfer(iter([ModelInferRequestConverter.from_types(sentence, model_name="words")]))
+        words = [list(ModelInferResponseConverter.to_types(each).outputs[0].data) for each in stream]
+    assert words == [[b"to"], [b"be"], [b"or"]]

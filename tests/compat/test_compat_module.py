@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dragoman.compat.mlserver import MLModel, ModelSettings, codecs, types
+from dragoman.compat.mlserver import MLModel, ModelSettings, codecs, grpc, raw, types, utils
+from dragoman.compat.mlserver.codecs import json as json_codec
 from dragoman.compat.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
 from dragoman.compat.mlserver.codecs.utils import SingleInputRequestCodec
 from dragoman.core.errors import InvalidInput, InvalidOutput
@@ -36,12 +37,19 @@ def response(method: Callable[..., Any], *inputs: types.RequestInput) -> str:
 def test_the_module_is_imported_once_under_both_names() -> None:
     install()
     import mlserver  # type: ignore[import-not-found, unused-ignore]
+    from mlserver.codecs import lists  # type: ignore[import-not-found, unused-ignore]
     from mlserver.codecs.string import StringRequestCodec  # type: ignore[import-not-found, unused-ignore]
+    from mlserver.grpc import converters, dataplane_pb2  # type: ignore[import-not-found, unused-ignore]
     from mlserver.types import dataplane  # type: ignore[import-not-found, unused-ignore]
 
     assert mlserver.MLModel is MLModel
     assert StringRequestCodec is codecs.StringRequestCodec
     assert dataplane.RequestInput is types.RequestInput
+    assert [each.__name__ for each in (converters, dataplane_pb2, lists)] == [
+        "dragoman.compat.mlserver.grpc",
+        "dragoman.compat.mlserver.grpc",
+        "dragoman.compat.mlserver.codecs.json",
+    ]
     with pytest.raises(ImportError):
         import mlserver.rest  # type: ignore[import-not-found, unused-ignore]
 
@@ -361,3 +369,79 @@ def test_a_script_that_imports_mlserver(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "usage: python -m dragoman.runtimes.mlserver SCRIPT" in run.stderr
+
+
+# --- modules for clients and codecs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_raw", [False, True])
+def test_requests_as_messages_of_grpc(use_raw: bool) -> None:
+    text = types.RequestInput(
+        name="t", datatype="BYTES", shape=[2], data=["\u00e9", "b"], parameters={"content_type": "str"}
+    )
+    request = types.InferenceRequest(
+        id="7",
+        parameters={"top": 3, "headers": {"x": "1"}},
+        inputs=[NUMBERS, text],
+        outputs=[types.RequestOutput(name="y", parameters={"content_type": "np"})],
+    )
+    message = grpc.ModelInferRequestConverter.from_types(request, "m", "2", use_raw=use_raw)
+    assert (message.model_name, message.model_version, message.id) == ("m", "2", "7")
+    raw = [b"\1\0\0\0\2\0\0\0", b"\2\0\0\0\xc3\xa9\1\0\0\0b"]
+    assert list(message.raw_input_contents) == (raw if use_raw else [])
+    assert list(message.inputs[0].contents.int_contents) == ([] if use_raw else [1, 2])
+    again = grpc.ModelInferRequestConverter.to_types(message)
+    assert again.model_dump() == {**request.model_dump(), "parameters": {"top": 3}}
+    assert list(again.inputs[1].data) == ["\u00e9".encode(), b"b"]
+
+
+def test_invalid_messages_name_the_tensor() -> None:
+    message = grpc.ModelInferResponse(model_name="m", outputs=[{"name": "y", "datatype": "FP16", "shape": [1]}])
+    with pytest.raises(InvalidInput, match="'y': expected typed or raw contents, got none"):
+        grpc.ModelInferResponseConverter.to_types(message)
+    message.raw_output_contents.append(b"\0\0\0")
+    with pytest.raises(InvalidInput, match="'y': shape \\[1\\] of FP16 needs 2 bytes, got 3"):
+        grpc.ModelInferResponseConverter.to_types(message)
+    half = types.ResponseOutput(name="y", datatype="FP16", shape=[1], data=[0.5])
+    response = types.InferenceResponse(model_name="m", outputs=[half])
+    assert grpc.ModelInferResponseConverter.from_types(response, use_raw=True).raw_output_contents == [b"\0\x38"]
+    with pytest.raises(InvalidInput, match="'y': FP16 has no typed contents; set use_raw=True"):
+        grpc.ModelInferResponseConverter.from_types(response)
+
+
+def test_raw_contents_of_tensors() -> None:
+    tensors = [NUMBERS.model_copy(), WORDS.model_copy()]
+    emptied, contents = raw.extract_raw(tensors)
+    assert contents == [b"\1\0\0\0\2\0\0\0", b"\1\0\0\0x"]
+    assert [list(each.data) for each in emptied] == [[], []]
+    assert [list(each.data) for each in raw.inject_raw(emptied, contents)] == [[1, 2], [b"x"]]
+
+
+def test_json_of_values_with_arrays_and_bytes() -> None:
+    assert json_codec.encode_to_json_bytes({"a": b"x", "b": [float("nan")]}) == b'{"a":"x","b":[null]}'
+    with pytest.raises(TypeError):
+        json_codec.encode_to_json_bytes({"a": {1}})
+    assert json_codec.encode_to_json({"a": np.array([1, 2]), "b": np.float32(0.5)}) == b'{"a":[1,2],"b":0.5}'
+    assert json_codec.encode_to_json(np.int8(3), use_bytes=False) == "3"
+    assert json_codec.decode_from_bytelike_json_to_dict('{"a": 1}') == {"a": 1}
+    rows = types.RequestInput(name="r", datatype="BYTES", shape=[2], data=['{"a": 1}', b"[2]"])
+    assert json_codec.decode_json_input_or_output(rows) == [{"a": 1}, [2]]
+    assert list(json_codec.as_list("ab")) == ["ab"]
+    assert [json_codec.is_list_of(each, str) for each in (["a"], ["a", 1], "a")] == [True, False, False]
+
+
+def test_headers_of_requests_and_responses() -> None:
+    request = utils.insert_headers(types.InferenceRequest(inputs=[]), {"x-user": "ada"})
+    assert request.parameters.headers == {"x-user": "ada"}  # type: ignore[union-attr]
+    response = types.InferenceResponse(model_name="m", outputs=[], parameters={"headers": {"a": "b"}, "k": 1})
+    assert utils.extract_headers(response) == {"a": "b"}
+    assert response.model_dump() == {"model_name": "m", "parameters": {"k": 1}, "outputs": []}
+    assert utils.extract_headers(types.InferenceResponse(model_name="m", outputs=[])) is None
+
+
+def test_settings_of_a_file_know_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "model-settings.json"
+    path.write_text('{"name": "m", "parameters": {"uri": "weights.bin"}}')
+    (tmp_path / "weights.bin").touch()
+    settings = ModelSettings.parse_file(path)
+    assert asyncio.run(utils.get_model_uri(settings)) == str(tmp_path / "weights.bin")

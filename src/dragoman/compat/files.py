@@ -41,6 +41,18 @@ RUNTIME_PACKAGES: Mapping[str, Sequence[str]] = {
     "mlserver_huggingface": ("runtime", "codecs"),
 }
 
+# Modules of the package `mlserver` that are parts of another one in ours.
+MERGED_MODULES: Mapping[str, str] = {
+    **{f"codecs.{name}": "codecs.adapted" for name in ("base64", "datetime", "numpy", "pandas", "string")},
+    "codecs.lists": "codecs.json",
+    **{f"grpc.{name}": "grpc" for name in ("converters", "dataplane_pb2", "dataplane_pb2_grpc")},
+    "handlers.custom": "handlers",
+    "metrics.context": "metrics",
+    "types.dataplane": "types",
+    "types.model_repository": "types",
+    "version": "",
+}
+
 # The tasks of our runtime for transformers, "" if the architecture says it; others are run by HuggingFaceRuntime.
 PIPELINE_TASKS = (
     "",

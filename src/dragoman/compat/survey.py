@@ -10,6 +10,7 @@ from typing import Any
 from dragoman.compat import serving
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER, Remark, remarks_on
 from dragoman.compat.files import (
+    MERGED_MODULES,
     MODEL_PREFIX,
     PREFIX,
     RUNTIME_PACKAGES,
@@ -25,7 +26,7 @@ from dragoman.core.errors import InvalidInput
 
 _PICKLED = (".joblib", ".pkl", ".pickle")
 _PICKLE = "pickle files can run code when loaded: start with --allow-pickle if you trust them"
-_HANDLER = "the routes of the protocols take precedence over its path; invalid arguments are a 400 instead of a 422"
+_HANDLER = "health checks take precedence over its path; invalid arguments are a 400 instead of a 422"
 _METRIC = "exported at /metrics on the HTTP port if the package prometheus-client is installed"
 _HEADERS = (
     "the model gets the request headers that --forward-headers names, never credentials; headers that it sets in a "
@@ -161,5 +162,6 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 
 def _is_ours(module: str) -> bool:
-    place = _MODULE.joinpath(*module.split(".")[1:])
-    return place.is_dir() or place.with_suffix(".py").is_file()
+    rest = module.partition(".")[2]
+    place = _MODULE.joinpath(*rest.split(".")) if rest else _MODULE
+    return rest in MERGED_MODULES or place.is_dir() or place.with_suffix(".py").is_file()

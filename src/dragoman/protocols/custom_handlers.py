@@ -1,12 +1,27 @@
 """Custom handlers of models, which answer paths of their own, and the headers that models set in responses."""
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
-from dragoman.core.calls import Handle, Handled, Request, Response
+from dragoman.core.calls import DescribeModels, Handle, Handled, ModelDescription, Request, Response
 from dragoman.core.errors import InvalidOutput
-from dragoman.protocols.wire import EngineCall, Headers, HttpRequest, HttpResponse, Policy
+from dragoman.core.paths import match_handler
+from dragoman.protocols.wire import (
+    Endpoint,
+    EndpointResult,
+    EngineCall,
+    Headers,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    PreliminaryCall,
+    Route,
+)
 from dragoman.system.request_context import HEADER
 
 
@@ -32,6 +47,70 @@ def _format_handled(response: Response[Handled]) -> HttpResponse:
     content_type = handled.content_type.replace("\r", "").replace("\n", "")
     headers = (("content-type", content_type),) if content_type else ()
     return HttpResponse(handled.status, (handled.content,), headers + check_headers(handled.metadata))
+
+
+# --- handlers at the paths of protocols ------------------------------------------------------------------------
+
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_OPEN_INFERENCE = "/v2"
+
+
+def prefer_handlers(protocols: Sequence[HttpProtocol], policy: Policy, *, needs_keys: bool) -> list[HttpProtocol]:
+    """Return the protocols with routes at which custom handlers take precedence, as in MLServer.
+
+    MLServer's own paths begin with /v2; they keep their precedence, and so do health checks, which are answered beyond
+    the limits and without a key. With keys only routes for the role infer are changed.
+    """
+    methods: dict[str, set[str]] = defaultdict(set)
+    for protocol in protocols:
+        for route in filter(_is_not_of_mlserver, protocol.routes):
+            methods[_path_key(route)].add(route.method)
+    found = []
+    for protocol in protocols:
+        routes = [
+            replace(route, endpoint=partial(_call_handler_or, route.endpoint, frozenset(), policy))
+            if _is_not_of_mlserver(route) and _may_be_handler(route, needs_keys)
+            else route
+            for route in protocol.routes
+        ]
+        for route in filter(_is_not_of_mlserver, protocol.routes):
+            known = frozenset(methods.pop(_path_key(route), _METHODS))
+            endpoint = partial(_call_handler_or, None, known, policy)
+            routes += [Route(method, route.pattern, endpoint, role="infer") for method in _METHODS - known]
+        found.append(replace(protocol, routes=tuple(routes)))
+    return found
+
+
+def _path_key(route: Route) -> str:
+    """Return the pattern of a route without the names of its parameters."""
+    return re.sub(r"\{.*?\}", "{}", route.pattern)
+
+
+def _is_not_of_mlserver(route: Route) -> bool:
+    return route.pattern != _OPEN_INFERENCE and not route.pattern.startswith(f"{_OPEN_INFERENCE}/")
+
+
+def _may_be_handler(route: Route, needs_keys: bool) -> bool:
+    return not route.health and (route.role == "infer" or not (needs_keys or route.role == "admin"))
+
+
+def _call_handler_or(
+    endpoint: Endpoint | None, known: Iterable[str], policy: Policy, http: HttpRequest
+) -> PreliminaryCall[tuple[ModelDescription, ...]]:
+    """Call the custom handler of a path, else the endpoint of the protocol; 405 if it has none for the method."""
+
+    def choose(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
+        for described in response.answer:
+            if match_handler(described.handlers, http.method, http.path) is not None:
+                return handler_call(http, policy)
+        if endpoint is None:
+            allow = ", ".join(sorted({*known, "OPTIONS"} | ({"HEAD"} if "GET" in known else set())))
+            raise HttpError(
+                405, f"method {http.method} is not allowed here; expected one of {allow}", (("allow", allow),)
+            )
+        return endpoint(http)
+
+    return PreliminaryCall(Request(DescribeModels()), choose)
 
 
 # --- headers that a model sets -------------------------------------------------------------------------------

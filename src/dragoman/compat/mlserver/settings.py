@@ -1,5 +1,6 @@
 """Settings of models and of the server for custom code."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -44,6 +45,13 @@ class ModelSettings(BaseModel):
         settings._source = source
         return settings
 
+    @classmethod
+    def parse_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the settings in a file; a relative `uri` is relative to its folder."""
+        settings = super().parse_file(path)
+        settings._source = str(path)
+        return settings
+
     @property
     def version(self) -> str | None:
         return self.parameters.version if self.parameters is not None else None
@@ -51,6 +59,18 @@ class ModelSettings(BaseModel):
     @property
     def implementation_(self) -> Any:
         return self.implementation
+
+
+class CORSSettings(BaseModel):
+    """Settings of requests from pages of other origins."""
+
+    allow_origins: list[str] | None = []  # noqa: RUF012 - each object gets its own copy
+    allow_origin_regex: str | None = None
+    allow_credentials: bool | None = False
+    allow_methods: list[str] | None = ["GET"]  # noqa: RUF012
+    allow_headers: list[str] | None = []  # noqa: RUF012
+    expose_headers: list[str] | None = []  # noqa: RUF012
+    max_age: int | None = 600
 
 
 class Settings(BaseModel):
@@ -63,3 +83,4 @@ class Settings(BaseModel):
     http_port: int = 8080
     grpc_port: int = 8081
     metrics_endpoint: str | None = None
+    cors_settings: CORSSettings | None = None

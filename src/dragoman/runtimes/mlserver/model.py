@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from dragoman import plugins
 from dragoman.compat import mlserver
-from dragoman.compat.files import RUNTIME_PACKAGES
+from dragoman.compat.files import MERGED_MODULES, RUNTIME_PACKAGES
 from dragoman.compat.mlserver import metrics
 from dragoman.compat.mlserver import model as mlserver_model
 from dragoman.compat.mlserver import types as ours
@@ -112,13 +112,6 @@ def _parameters(parameters: Any) -> Parameters:
 
 _THEIRS = "mlserver"
 _OURS = mlserver.__name__
-# Modules of that package that are parts of another one in ours.
-_MERGED = {
-    **{f"codecs.{name}": "codecs.adapted" for name in ("base64", "datetime", "numpy", "pandas", "string")},
-    "handlers.custom": "handlers",
-    "types.dataplane": "types",
-    "types.model_repository": "types",
-}
 
 
 def install() -> None:
@@ -137,11 +130,11 @@ class _Finder(MetaPathFinder):
                 return None
             return ModuleSpec(fullname, ModuleAlias(f"{_OURS}.runtimes"), is_package=not module)
         rest = fullname.removeprefix(f"{_OURS}.")
-        if rest not in _MERGED:  # as by `from mlserver.types import dataplane`
+        if rest not in MERGED_MODULES:  # as by `from mlserver.types import dataplane`
             top, _, rest = fullname.partition(".")
             if top != _THEIRS or not (sys.modules.get(top) is mlserver if rest else PathFinder.find_spec(top) is None):
                 return None  # also for submodules that the installed package lacks
-        name = f"{_OURS}.{_MERGED.get(rest, rest)}".rstrip(".")
+        name = f"{_OURS}.{MERGED_MODULES.get(rest, rest)}".rstrip(".")
         found = find_spec(name)
         if found is None:
             return None

@@ -53,6 +53,21 @@ class Tallies(MLModel):
     ) -> list:
         return [rows[:limit], content_type, start]
 
+    @custom_handler(rest_path="/generate")
+    async def generate(self, count: int = Body(...)) -> list:
+        return list(range(count))
+
+    @custom_handler(rest_path="/version", rest_method="GET")
+    def own_version(self) -> str:
+        return "tallies 1"
+
+    @custom_handler(rest_path="/health")
+    def check_health(self, limit: int = Body(...)) -> int:
+        return limit
+
+    @custom_handler(rest_path="/v2", rest_method="GET")
+    def never(self) -> None: ...
+
     @custom_handler(rest_path="/broken")
     async def broken(self, payload: dict) -> dict:
         return {"answer": 1 / payload["zero"]}

@@ -46,6 +46,13 @@ class TensorData:
     def of(cls, value: Any) -> "TensorData":
         return value if isinstance(value, TensorData) else cls(value)
 
+    @classmethod
+    def model_validate(cls, value: Any) -> "TensorData":
+        return cls.of(value)
+
+    def model_dump(self, **_: Any) -> Any:
+        return self.plain()
+
     def plain(self) -> Any:
         found = elements(self.tensor) if self.tensor is not None else self._root
         found = found.tolist() if hasattr(found, "tolist") else found
