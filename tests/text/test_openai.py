@@ -327,11 +327,61 @@ async def test_messages_are_normalized_for_templates(server: TextServer) -> None
         ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a", "b"]')),
         ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
         ({"guided_json": '{"type": "object"}'}, Grammar("json_schema", '{"type": "object"}')),
+        ({"structured_outputs": {"grammar": "start: /::=/"}}, Grammar("lark", "start: /::=/")),
+        ({"guided_grammar": '# a comment\nroot ::= "a"'}, Grammar("gbnf", '# a comment\nroot ::= "a"')),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            Grammar("structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}'),
+        ),
+        ({"structured_outputs": {"structural_tag": '{"format": {}}'}}, Grammar("structural_tag", '{"format": {}}')),
     ],
 )
 async def test_grammars(server: TextServer, form: Any, grammar: Grammar | None) -> None:
     await chat(server, **form)
     assert server.model().calls[-1].sampling.grammar == grammar
+
+
+UNIQUE: Any = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True}
+REDUCED = {"type": "array", "items": {"type": "integer"}}
+
+
+def _format(**options: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": UNIQUE, **options}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "ignored"),
+    [
+        (_format(), "response_format.uniqueItems, response_format.not"),
+        (_format(strict=False) | {"unknown": 1}, "unknown, response_format.uniqueItems, response_format.not"),
+        ({"guided_json": UNIQUE}, "guided_json.uniqueItems, guided_json.not"),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs.uniqueItems, structured_outputs.not"),
+    ],
+)
+async def test_keywords_of_a_schema_that_are_not_enforced_are_named(
+    server: TextServer, form: Any, ignored: str
+) -> None:
+    for stream in (False, True):
+        body = {"model": "ReverseModel", "messages": HELLO, **form, "stream": stream}
+        response = await server.post("/v1/chat/completions", body)
+        assert (response.status, response.headers["x-ignored-parameters"]) == (200, ignored)
+        assert server.model().calls[-1].sampling.grammar == Grammar("json_schema", json.dumps(REDUCED))
+
+
+async def test_keywords_that_cannot_be_enforced_are_rejected_in_strict_mode(server: TextServer) -> None:
+    body = {"model": "ReverseModel", "messages": HELLO}
+    message = '`{}` must not contain keywords that cannot be enforced, with strict validation; got "uniqueItems", "not"'
+    response = await server.post("/v1/chat/completions", {**body, **_format(strict=True)})
+    assert (response.status, response.json["error"]["message"]) == (400, message.format("response_format"))
+    tool = {"type": "function", "function": {"name": "f", "parameters": UNIQUE}}
+    response = await server.post("/v1/chat/completions", {**body, "tools": [tool], "tool_choice": "required"})
+    assert response.headers["x-ignored-parameters"] == "tools.uniqueItems, tools.not"
+    strict = {"type": "function", "function": {"name": "f", "parameters": UNIQUE, "strict": True}}
+    response = await server.post("/v1/chat/completions", {**body, "tools": [strict], "tool_choice": "required"})
+    assert (response.status, response.json["error"]["message"]) == (400, message.format("tools"))
+    async with serve(strict_parameters=True) as other:
+        response = await other.post("/v1/chat/completions", {**body, **_format()})
+        assert (response.status, response.json["error"]["message"]) == (400, message.format("response_format"))
 
 
 async def test_detokenize(server: TextServer) -> None:

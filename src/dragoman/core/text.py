@@ -41,10 +41,11 @@ class Grammar:
     """A constraint on a completion; `kind` is the format of `text`.
 
     "json_schema": a JSON schema. "json_object": any JSON object (`text` is empty). "regex": a regular expression.
-    "lark": a grammar in Lark format. "choice": a JSON list of allowed texts.
+    "lark", "gbnf": a grammar in the format of Lark, or of llama.cpp. "choice": a JSON list of allowed texts.
+    "structural_tag": JSON of vLLM's structural tags, text in which some parts follow a schema.
     """
 
-    kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
+    kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf", "choice", "structural_tag"]
     text: str = ""
 
 

@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.generation.gbnf import literal, to_lark
 from dragoman.generation.json_schema import with_bounded_space
+from dragoman.generation.structural_tags import to_grammars
 
 # Limits of llguidance. With its default lexer fuel of 1,000,000, nested repetitions take a second and 60 MiB; 300,000
 # suffices for 20,000 alternatives. A lexer state takes 1 to 2 KB. Tokens are consumed with the interpreter lock held,
@@ -68,10 +70,14 @@ def grammar_text(kind: str, text: str) -> str:
             result = Matcher.grammar_from_regex(text)
         case "lark":
             result = Matcher.grammar_from_lark(text)
+        case "gbnf":
+            result = Matcher.grammar_from_lark(to_lark(text))
         case "choice":
             result = Matcher.grammar_from_lark(_choice(text))
+        case "structural_tag":
+            result = to_grammars(text)
         case _:
-            raise ValueError(f"expected one of json_schema, json_object, regex, lark, choice, got {kind!r}")
+            raise ValueError(f"unknown kind of grammar: {kind!r}")
     return result
 
 
@@ -79,12 +85,7 @@ def _choice(text: str) -> str:
     options = json.loads(text)
     if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
         raise ValueError("expected a list of non-empty texts")
-    return "start: " + " | ".join(map(_literal, options))
-
-
-def _literal(text: str) -> str:
-    """Return a Lark literal: JSON's escapes, and one for the control character that JSON does not escape."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "start: " + " | ".join(map(literal, options))
 
 
 def matcher(tokenizer: Any, text: str) -> Any:

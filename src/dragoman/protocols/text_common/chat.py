@@ -26,6 +26,7 @@ from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
     build_request,
+    enforceable,
     get_object,
     option,
     sets,
@@ -133,7 +134,8 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     grammar = tools.grammar()
     if grammar is not None:
         _check_alone(parameters)
-        fields["grammar"] = grammar
+        fields["grammar"], unenforced = enforceable("tools", grammar, policy, strict=tools.is_strict)
+        parameters = replace(parameters, ignored=(*parameters.ignored, *unenforced))
         parameters.names["grammar"] = "tools"
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)

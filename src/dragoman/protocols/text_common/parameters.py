@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_va
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
+from dragoman.protocols.text_common.schema_keywords import remove_unenforced
 from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
 from dragoman.system.request_context import client_request_id
 
@@ -161,7 +163,7 @@ def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], 
     Two names of one list are joined. Raises InvalidInput naming the parameter, the expected and the actual value; also
     for two constraints on the output, and in strict mode for unknown parameters.
     """
-    parsed, ignored = ParsedParameters(), []
+    parsed, ignored, unenforced = ParsedParameters(), [], []
     for name, value in values.items():
         parameter = table.get(name)
         if value is None:
@@ -179,10 +181,40 @@ def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], 
             )
         if converted is None:  # as of a format that is any text
             continue
+        if isinstance(converted, Grammar):
+            converted, names = enforceable(name, converted, policy, strict=_is_strict(value))
+            unenforced += names
         target[parameter.to] = converted
         parsed.names[parameter.to] = name
     reject_unknown(ignored, table, policy)
-    return ParsedParameters(parsed.fields, parsed.options, parsed.names, tuple(ignored))
+    return ParsedParameters(parsed.fields, parsed.options, parsed.names, (*ignored, *unenforced))
+
+
+def enforceable(name: str, grammar: Grammar, policy: Policy, *, strict: bool = False) -> tuple[Grammar, list[str]]:
+    """Return the grammar in the parameter `name` without keywords of JSON Schema that cannot be enforced, and these as
+    ignored parameters, such as `response_format.uniqueItems`.
+
+    Raises InvalidInput naming them instead with `strict`, or if the server rejects parameters without effect.
+    """
+    if grammar.kind != "json_schema":
+        return grammar, []
+    text, keywords = remove_unenforced(grammar.text)
+    if keywords and (strict or policy.strict_parameters):
+        found = ", ".join(f'"{keyword}"' for keyword in keywords)
+        raise InvalidInput(
+            f"`{name}` must not contain keywords that cannot be enforced, with strict validation; got {found}"
+        )
+    reduced = grammar if text is grammar.text else Grammar("json_schema", text)
+    return reduced, [f"{name}.{keyword}" for keyword in keywords]
+
+
+def _is_strict(value: Any) -> bool:
+    """Return whether a response format asks that all of its schema is enforced."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("json_schema"), dict)
+        and (value["json_schema"].get("strict") is True)
+    )
 
 
 def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Policy) -> None:
@@ -266,10 +298,20 @@ def _parse_regex(value: Any) -> Grammar:
     return Grammar("regex", value)
 
 
-def _parse_lark(value: Any) -> Grammar:
+# The first rule of a grammar in GBNF or EBNF.
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+
+
+def _parse_grammar(value: Any) -> Grammar:
+    """Parse a grammar in the format of Lark, or in GBNF (llama.cpp) or EBNF (xgrammar), whose rules contain `::=`."""
     if not isinstance(value, str) or not value:
         raise InvalidValueError
-    return Grammar("lark", value)
+    return Grammar("gbnf" if _GBNF_RULE.search(value) else "lark", value)
+
+
+def _parse_structural_tag(value: Any) -> Grammar:
+    """Parse structural tags, an object or its JSON string."""
+    return Grammar("structural_tag", _parse_schema(value).text)
 
 
 def _parse_choice(value: Any) -> Grammar:
@@ -289,7 +331,8 @@ _STRUCTURED: Mapping[str, Callable[[Any], Grammar | None]] = {
     "json_object": _parse_object,
     "regex": _parse_regex,
     "choice": _parse_choice,
-    "grammar": _parse_lark,
+    "grammar": _parse_grammar,
+    "structural_tag": _parse_structural_tag,
 }
 
 
@@ -319,13 +362,16 @@ def _parse_typed(value: Any) -> Grammar | None:
             return _parse_schema(schema)
         case {"type": "json_object"}:
             return Grammar("json_object")
+        case {"type": "structural_tag"}:
+            return _parse_structural_tag(value)
         case {"type": "regex", "value": regex}:
             return _parse_regex(regex)
     raise InvalidValueError
 
 
 RESPONSE_FORMAT = ValueKind(
-    'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}',
+    'an object: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}} '
+    'or {"type": "structural_tag", "format": {...}}',
     _parse_typed,
 )
 GRAMMAR = ValueKind(
@@ -338,6 +384,6 @@ GUIDED: Mapping[str, Parameter] = {
     "guided_json": sets("grammar", ValueKind("a JSON schema", _parse_schema)),
     "guided_regex": sets("grammar", ValueKind("a regular expression", _parse_regex)),
     "guided_choice": sets("grammar", ValueKind("a list of texts", _parse_choice)),
-    "guided_grammar": sets("grammar", ValueKind("a grammar in the Lark format", _parse_lark)),
+    "guided_grammar": sets("grammar", ValueKind("a grammar in the format of Lark or GBNF", _parse_grammar)),
     "structured_outputs": sets("grammar", _STRUCTURED_OUTPUTS),
 }

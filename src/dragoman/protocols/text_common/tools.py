@@ -44,6 +44,11 @@ class Tools:
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.offered)
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a tool asks that all of its schema is enforced."""
+        return any(tool["function"].get("strict") is True for tool in self.offered)
+
     def grammar(self) -> Grammar | None:
         """Return the grammar of the output if a call is required."""
         if self.only:

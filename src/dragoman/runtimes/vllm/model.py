@@ -100,6 +100,8 @@ def grammar_parameters(grammar: Grammar) -> dict[str, Any]:
         "json_object": lambda _: {"json_object": True},
         "regex": lambda text: {"regex": text},
         "lark": lambda text: {"grammar": text},
+        "gbnf": lambda text: {"grammar": text},
+        "structural_tag": lambda text: {"structural_tag": text},
         "choice": lambda text: {"choice": json.loads(text)},
     }
     return formats[grammar.kind](grammar.text)
