@@ -1,6 +1,7 @@
 """Drawings of graphs: every box and line is there, nothing overlaps, and the command reports errors."""
 
 import itertools
+import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -69,6 +70,27 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert title == tmp_path.name  # not the folders above it
     assert {"x", "a", "b", "c", "exp", "sin", "sum", "2", "E G J H"} <= names
     assert len([*root.iter("{http://www.w3.org/2000/svg}path")]) == 1 + 5  # the arrow's head, and a line each
+
+
+def test_the_command_describes_a_graph_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "graph.toml").write_text(TEXT.replace('inputs = { x = "a" }', '[bind]\n"a.0" = [1, 0.5]'))
+    assert main(["graph", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["inputs"], found["outputs"]) == (tmp_path.name, [], [{"name": "c", "size": 2}])
+    assert [(node["name"], node["label"], node["abilities"]["gradient"]) for node in found["nodes"]] == [
+        ("a", "exp", "built in"),
+        ("b", "sin", "built in"),
+        ("c", "sum", "built in"),
+    ]
+    assert found["abilities"]["evaluate"] == "graph"
+    assert (found["missing"], found["vectorised"]) == ({}, False)
+    assert found["edges"] == [
+        {"from": {"value": [1.0, 0.5]}, "to": {"node": "a", "input": 0}, "size": 2},
+        {"from": {"node": "a", "output": 0}, "to": {"node": "b", "input": 0}, "size": 2},
+        {"from": {"node": "b", "output": 0}, "to": {"node": "c", "input": 0}, "size": 2},
+        {"from": {"node": "a", "output": 0}, "to": {"node": "c", "input": 1}, "size": 2},
+        {"from": {"node": "c", "output": 0}, "to": {"output": "c"}, "size": 2},
+    ]
 
 
 def test_the_command_draws_graphs_built_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,13 @@
 """The command `dragoman` and its subcommands."""
 
 import argparse
+import errno
 import importlib
 import os
 import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from dragoman._version import __version__
@@ -32,6 +33,9 @@ _COMMANDS = {
     "completion": "print a completion script for bash, zsh or fish",
 }
 
+# Errors of an output that cannot take more: a full disk, a quota, a limit of file sizes, a device that fails.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 # Metavariables of arguments that name files or folders.
 _FILES = ("PATH", "FILE", "FOLDER", "MODEL", "OUT")
 
@@ -39,16 +43,55 @@ _FILES = ("PATH", "FILE", "FOLDER", "MODEL", "OUT")
 class CommandParser(argparse.ArgumentParser):
     """A parser that suggests the closest option or choice for a misspelled one.
 
-    `file_type` is the type that shtab completes as file names. Positional arguments may stand after options, unless
-    the parser `has_commands`.
+    `--help` prints the help, `--help=WORD` the arguments that contain a word; `search` replaces both, with None for no
+    word. `file_type` is the type that shtab completes as file names. Positional arguments may stand after options,
+    unless the parser `has_commands`.
     """
 
     file_type: Any = None
     has_commands = False
+    search: Callable[[str | None], str] | None = None
 
     def __init__(self, **options: Any) -> None:
-        # A command may declare a `--help` of its own.
-        super().__init__(allow_abbrev=False, conflict_handler="resolve", **options)
+        super().__init__(allow_abbrev=False, add_help=False, **options)
+        self._add_help(self, "show this help; --help=WORD: the arguments that contain a word")
+
+    @staticmethod
+    def _add_help(parser: argparse.ArgumentParser, text: str) -> None:
+        parser.add_argument("-h", "--help", nargs="?", const="", metavar="WORD", default=argparse.SUPPRESS, help=text)
+
+    def _print_help(self, words: Sequence[str]) -> None:
+        """Print the help and exit, if the words ask for it.
+
+        Other arguments may be missing or wrong then. (argparse prints the help in the midst of parsing, when intermixed
+        parsing has removed what it prints of positional arguments, and ignores that it cannot be written.)
+        """
+        asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        self._add_help(asked, "")
+        found, _ = asked.parse_known_args(words)
+        if not hasattr(found, "help"):
+            return
+        word = found.help or None
+        if self.search is not None:
+            print(self.search(word))
+        elif word is None:
+            print(self.format_help(), end="")
+        else:
+            print(self._search_help(word))
+        sys.exit(0)
+
+    def _search_help(self, word: str) -> str:
+        """Return the arguments of the help, under their titles, whose entry contains the word."""
+        epilog, self.epilog = self.epilog, None
+        text = self.format_help()
+        self.epilog = epilog
+        shown: list[str] = []
+        for section in re.findall(r"^(\S.*:)\n((?:  .*\n|\n(?=  ))+)", text, re.M):
+            entries = [e for e in re.findall(r"^  \S.*\n(?:   +.*\n)*", section[1], re.M) if word.lower() in e.lower()]
+            shown += [section[0] + "\n" + "".join(entries)] if entries else []
+        if not shown:
+            self.error(f"no argument contains '{word}'; {self.prog} --help shows all")
+        return "\n".join(shown).rstrip()
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
@@ -57,6 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         return action
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._print_help(sys.argv[1:] if args is None else args)
         parse = self.parse_known_args if self.has_commands else self.parse_known_intermixed_args
         found, unknown = parse(args, namespace)
         if unknown:
@@ -75,17 +119,28 @@ class CommandParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status.
 
-    0 success, 1 failure, 2 wrong arguments or settings, 130 after Ctrl-C, 141 if the output was closed by its reader.
+    0 success, 1 failure, also of the output's disk, 2 wrong arguments or settings, 130 after Ctrl-C, 141 if the output
+    was closed by its reader.
     """
     try:
         try:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            print(end="", flush=True)
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None if its descriptor is closed
+                stream.flush()
     except BrokenPipeError:
         if not _discard_unread_output():
             raise
         return 141
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        _discard([sys.stdout.fileno()])
+        try:
+            print(f"dragoman: the output cannot be written: {error.strerror}", file=sys.stderr)
+        except OSError:
+            _discard([sys.stderr.fileno()])
+        return 1
 
 
 def _discard_unread_output() -> bool:
@@ -94,16 +149,24 @@ def _discard_unread_output() -> bool:
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)  # errors and hang-ups only
     closed = [descriptor for descriptor, _ in poll.poll(0)]
-    with open(os.devnull, "wb") as null:
-        for descriptor in closed:
-            os.dup2(null.fileno(), descriptor)
+    _discard(closed)
     return bool(closed)
+
+
+def _discard(descriptors: Sequence[int]) -> None:
+    """Redirect descriptors to the null device, so that the interpreter can flush their streams at its end."""
+    with open(os.devnull, "wb") as null:
+        for descriptor in descriptors:
+            os.dup2(null.fileno(), descriptor)
 
 
 def _run(words: list[str]) -> int:
     if not words:
         main_parser().print_help(sys.stderr)
         return 2
+    if words[0] == "--version":  # argparse ignores that its output cannot be written
+        print(f"dragoman {__version__}")
+        return 0
     if words[0] not in _COMMANDS:
         main_parser().parse_args(words)
     command = _command(words[0])

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from dragoman.engine_setup import open_engine
 from dragoman.graphs.draw import draw_svg, draw_text
 from dragoman.graphs.function import GraphFunction
 from dragoman.graphs.graph import vector_function
-from dragoman.graphs.layout import make_picture, summarize
+from dragoman.graphs.layout import describe, make_picture, summarize
 from dragoman.runtimes.graph.model import load_graph, read_graph
 from dragoman.settings import from_environment
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("file", metavar="FILE", help="the graph")
     parser.add_argument("--svg", metavar="OUT", help="also write the drawing to an SVG file")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
         "--with", metavar="PATH", nargs="+", dest="models", default=[], help="models that nodes name by `served`"
     )
@@ -54,13 +56,14 @@ async def _show_with_models(arguments: argparse.Namespace) -> int:
 def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
     try:
         picture = make_picture(graph)
-        print(draw_text(picture))
-        print()
-        print("\n".join(summarize(graph)))
+        name = graph.name or Path(arguments.file).resolve().name
+        if arguments.json:
+            print(json.dumps({"name": name, **describe(graph)}, indent=2))
+        else:
+            print(draw_text(picture), "", *summarize(graph), sep="\n")
         if arguments.svg:
             try:
-                title = graph.name or Path(arguments.file).resolve().name
-                Path(arguments.svg).write_text(draw_svg(picture, title), encoding="utf-8")
+                Path(arguments.svg).write_text(draw_svg(picture, name), encoding="utf-8")
             except OSError as error:
                 raise InvalidInput(f"'{arguments.svg}' cannot be written: {error}") from error
     finally:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calls-per-s", type=float, default=0.0, metavar="X", help="limit of its rate (default: none)")
     add("--max-concurrent", type=int, default=0, metavar="N", help="limit of its concurrent calls (default: none)")
     add("--expires-days", type=float, default=0.0, metavar="X", help="days until it expires (default: never)")
-    add("--json", action="store_true", help="print the list as JSON, for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         _create(path, stored, arguments)
     else:
         _delete(path, stored, arguments.name)
+        if arguments.json:
+            print(json.dumps({"deleted": arguments.name}))
     return 0
 
 
@@ -77,9 +79,11 @@ def _create(path: Path, stored: list[StoredKey], arguments: argparse.Namespace) 
         arguments.max_concurrent,
         expires_s,
     )
-    write_keys(path, [*stored, StoredKey(digest_of(key), grant)])
+    added = StoredKey(digest_of(key), grant)
+    # First, so that no key is added that nobody has seen, as on a full disk.
+    print(json.dumps({**_fields(added), "key": key}, indent=2) if arguments.json else key, flush=True)
+    write_keys(path, [*stored, added])
     print(f"key '{grant.name}' added to {path}; it is shown only now", file=sys.stderr)
-    print(key)
 
 
 def _delete(path: Path, stored: list[StoredKey], name: str) -> None:

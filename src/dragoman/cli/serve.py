@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from dragoman.core.options import Option, suggestion
 from dragoman.settings import GROUPS, PREFIX, SETTINGS
@@ -32,20 +32,20 @@ _RULE = """\
 Each flag is also an environment variable (--http-port is DRAGOMAN_HTTP_PORT) and a key in the [server] table of a
 dragoman.toml in a folder given as PATH. A flag overrides the variable, which overrides the file.
 """
+_JSON_HELP = "as --log-format json"
 _ALL = "all"
 # Columns of flags and of help lines.
 _FLAG_COLUMNS = 24
 _MAX_COLUMNS = 110
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Any) -> None:
     """Declare the arguments of the command: paths, and a flag for each setting."""
     parser.usage = _USAGE
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "-h", "--help", action=SettingsHelp, nargs="?", metavar="WORD", help="show settings, those with WORD, or all"
-    )
+    parser.search = lambda word: _settings_help(parser, word)
     parser.add_argument("paths", nargs="*", metavar="PATH", help="a model file, a folder, or module:object")
+    parser.add_argument("--json", action="store_const", const="json", dest="log_format", help=_JSON_HELP)
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS}
     for option in SETTINGS.values():
         if not option.secret:
@@ -74,24 +74,18 @@ def _metavar(option: Option) -> str:
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-class SettingsHelp(argparse.Action):
-    """Print the settings most used and exit; `--help=WORD`: those whose name, help or group contains the word."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
-
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, _flag: Any = None) -> NoReturn:
-        shown = [option for option in SETTINGS.values() if not option.secret]
-        if word is None:
-            lines = [f"usage: {_USAGE}", "", _DESCRIPTION, "", _PATHS, *_short_help(shown), "", _EXAMPLES]
-        else:
-            found = shown if word.lower() == _ALL else [each for each in shown if _contains(each, word.lower())]
-            if not found:
-                hint = suggestion(word.lower(), [part for each in shown for part in each.name.split("_")])
-                parser.error(f"no setting contains '{word}'{hint or '; --help=all shows all settings'}")
-            lines = [*_grouped_help(found), "", _RULE.rstrip()]
-        print("\n".join(lines).rstrip())
-        sys.exit(0)
+def _settings_help(parser: argparse.ArgumentParser, word: str | None) -> str:
+    """Return help on the settings most used; with a word, on those whose name, help or group contains it."""
+    shown = [option for option in SETTINGS.values() if not option.secret]
+    if word is None:
+        lines = [f"usage: {_USAGE}", "", _DESCRIPTION, "", _PATHS, *_short_help(shown), "", _EXAMPLES]
+    else:
+        found = shown if word.lower() == _ALL else [each for each in shown if _contains(each, word.lower())]
+        if not found:
+            hint = suggestion(word.lower(), [part for each in shown for part in each.name.split("_")])
+            parser.error(f"no setting contains '{word}'{hint or '; --help=all shows all settings'}")
+        lines = [*_grouped_help(found), "", _RULE.rstrip()]
+    return "\n".join(lines).rstrip()
 
 
 def _contains(option: Option, word: str) -> bool:
@@ -110,6 +104,7 @@ def _short_help(options: Sequence[Option]) -> Iterator[str]:
     for option in sorted(options, key=lambda each: GROUPS.index(each.group)):
         if option.common:
             yield from _describe(option)
+    yield f"  {'--json':<{_FLAG_COLUMNS - 2}}{_JSON_HELP}"
     yield ""
     yield "further settings:"
     for group in GROUPS:

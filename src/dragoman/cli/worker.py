@@ -1,12 +1,12 @@
 """`dragoman worker --join HOST:PORT`: run a model for a server, which may be on another machine."""
 
 import argparse
-import logging
 import os
 import sys
 from pathlib import Path
 
 from dragoman.core.options import forget_secrets
+from dragoman.system import logs
 from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
 from dragoman.workers.process_group import start_guard
 
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-gib", metavar="GIB", type=float, default=64.0, help="most that is kept there (default: 64)"
     )
+    parser.add_argument("--json", action="store_true", help="log JSON objects, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     host, port, ticket = parse_address(arguments.join)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that `module:object` finds modules of the working directory
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logs.set_up("json" if arguments.json else "text")
     options = JoinOptions(
         host=host,
         port=port,

@@ -7,7 +7,7 @@ by isotonic regression.)
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dragoman.core.vectors import ABILITIES, Ability
 from dragoman.graphs.function import GraphFunction
@@ -80,6 +80,45 @@ def summarize(graph: GraphFunction) -> list[str]:
             lines.append(f"no {ability}: node '{step.node}' has no {step.ability}")
     letters = ", ".join(f"{letter} {ability}" for ability, letter in LETTERS.items())
     return [*lines, f"nodes    {letters}, - missing"]
+
+
+def describe(graph: GraphFunction) -> dict[str, Any]:
+    """Return a graph as JSON values: vectors with their sizes, nodes, edges, and why abilities are missing."""
+    wiring, sizes = graph.wiring, graph.sizes({})
+    steps = {ability: graph.missing_step(ability) for ability in ABILITIES}
+    return {
+        "inputs": _named_sizes(graph.input_names, sizes.inputs),
+        "outputs": _named_sizes(graph.output_names, sizes.outputs),
+        "abilities": dict(graph.sources()),
+        "missing": {
+            ability: {"node": step.node, "ability": step.ability} for ability, step in steps.items() if step is not None
+        },
+        "vectorised": graph.vectorised,
+        "nodes": [
+            {"name": name, "label": node.label or name, "abilities": dict(node.function.sources())}
+            for name, node in wiring.nodes.items()
+        ],
+        "edges": [*_edges(wiring, sizes)],
+    }
+
+
+def _edges(wiring: Wiring, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    for name in wiring.nodes:
+        for i, source in enumerate(wiring.sources[name]):
+            match source:
+                case Port():
+                    start: dict[str, Any] = {"node": source.node, "output": source.index}
+                case GraphInput():
+                    start = {"input": wiring.input_names[source.index]}
+                case _:
+                    start = {"value": [*map(float, source.value)]}
+            yield {"from": start, "to": {"node": name, "input": i}, "size": sizes.node_inputs[name][i]}
+    for name, port, size in zip(wiring.output_names, wiring.outputs, sizes.outputs, strict=True):
+        yield {"from": {"node": port.node, "output": port.index}, "to": {"output": name}, "size": size}
+
+
+def _named_sizes(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)]
 
 
 def _origin(source: Source, end: Port, wiring: Wiring) -> tuple[str, int, Box | None]:

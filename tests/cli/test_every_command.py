@@ -1,0 +1,149 @@
+"""What every command has: help with a search, JSON, completion, and a sentence for an output that cannot be written."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dragoman
+from dragoman.cli import main
+from rest.rest_server import DEFAULTS
+from text.text_server import ReverseModel
+
+COMMANDS = (
+    "serve", "init", "models", "infer", "chat", "status", "worker", "doctor", "graph", "check", "bench", "keys",
+    "completion",
+)  # fmt: skip
+
+
+def print_help(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    assert exited.value.code == status
+    return capsys.readouterr().out if status == 0 else capsys.readouterr().err
+
+
+def test_the_commands_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = print_help(capsys, "--help").partition("commands:")[2]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line[4] != " "] == [*COMMANDS]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_its_search(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that the help is printed wherever it stands, and has no more than the arguments that contain a word."""
+    text = print_help(capsys, command, "--help")
+    assert text.startswith(f"usage: dragoman {command}")
+    assert text == print_help(capsys, command, "-h")
+    assert text == print_help(capsys, command, "--no-such-flag", "a", "b", "c", "d", "--help")
+    word = "json" if command != "completion" else "SHELL"
+    found = print_help(capsys, command, f"--help={word}")
+    entries = [line for line in found.partition("\n\nEach flag")[0].splitlines() if line.startswith("  -")]
+    assert all(word in found[found.index(line) :].lower() for line in entries)
+    assert len(found) < len(text)
+    assert "'qqq'" in print_help(capsys, command, "--help=qqq", status=2)
+
+
+def test_the_search_shows_titles_and_whole_entries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_help(capsys, "bench", "--help=CLIENTS") == (
+        "load:\n  --concurrency N,...   closed loops of N clients (default: 1,4,16)\n"
+    )
+    assert print_help(capsys, "keys", "--help=expires").count("\n") == 2
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])  # its output is a script
+def test_json_is_an_option_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\n  --json" in print_help(capsys, command, "--help")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_has_every_command_and_its_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command in script
+    for flag in ("http-port", "dry-run", "time-limit-s", "expires-days", "concurrency", "svg", "example"):
+        assert flag in script, flag
+
+
+def test_keys_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--file", str(tmp_path / "keys.toml"), "--json"]
+    assert main(["keys", "create", "a", "--roles", "read", *words]) == 0
+    created = json.loads(capsys.readouterr().out)
+    assert len(created.pop("key")) > 20
+    assert main(["keys", "list", *words]) == 0
+    assert json.loads(capsys.readouterr().out) == [created]
+    assert main(["keys", "delete", "a", *words]) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": "a"}
+
+
+FULL_DISK = """
+import json, os, sys
+from dragoman.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    print(status, file=sys.stderr)
+"""
+GRAPH = """\
+nodes = { a = { builtin = "exp", dim = 2 } }
+edges = []
+"""
+
+
+class Rows(dragoman.Model):
+    """Sums of rows."""
+
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1, 2)),)
+    outputs = (dragoman.TensorSpec("sum", dragoman.FP64, (-1,)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return {"sum": call.inputs["x"].data.sum(axis=1)}
+
+
+def full_disk_commands(folder: Path, url: str) -> Iterator[list[str]]:
+    """Yield a command line of each command that prints to standard output."""
+    (folder / "graph.toml").write_text(GRAPH)
+    (folder / "run.json").write_text('{"measurements": []}')
+    keys = str(folder / "keys.toml")
+    yield from ([], ["--help"], ["--version"], ["serve", "--help=all"], ["worker", "--help"], ["completion", "bash"])
+    yield from (["init", str(folder / "new")], ["doctor", str(folder), "--dry-run"], ["graph", str(folder)])
+    yield from (["keys", "create", "a", "--file", keys], ["models", url], ["status", url], ["models", url, "--json"])
+    yield from (["infer", url, "Rows", "1,2"], ["chat", url, "--message", "one two"])
+    yield ["check", url, "--protocol", "umbridge"]
+    yield ["bench", url, "Rows", "--concurrency", "1", "--seconds", "0.05", "--warmup-s", "0"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_ends_a_command_with_a_sentence(unbuffered: str, tmp_path: Path) -> None:
+    with dragoman.Server(Rows, ReverseModel, **DEFAULTS) as server:
+        commands = [*full_disk_commands(tmp_path, server.http_url)][: 8 if unbuffered else None]
+        process = subprocess.run(
+            [sys.executable, "-c", FULL_DISK, json.dumps(commands)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
+    lines = process.stderr.splitlines()
+    sentence = "dragoman: the output cannot be written: No space left on device"
+    usage = lines[: lines.index("2")]
+    assert usage[0].startswith("usage: dragoman")  # of no command, on standard error
+    assert lines[len(usage) :] == ["2", *[sentence, "1"] * (len(commands) - 1)]
+    assert process.returncode == 0  # nothing is left that the interpreter cannot write at its end
+    assert not (tmp_path / "keys.toml").exists()  # a key that could not be shown
+
+
+def test_a_full_disk_of_messages_keeps_the_exit_status() -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run([sys.executable, "-m", "dragoman", "models", "ftp://x"], stderr=full, check=False)
+    assert process.returncode == 1
