@@ -481,7 +481,6 @@ async def test_a_closed_pipe_ends_a_command_silently(server: Server) -> None:
             (["--timeout-s", each], f"--timeout-s: expected seconds above 0, got {each}")
             for each in ("0", "nan", "inf")
         ),
-        (["--api-key", "a\nb"], "--api-key: expected a key of ASCII characters without spaces"),
         (["--key-file", "key"], "--key-file: expected a key of ASCII characters without spaces"),
         (["--ca", "none.pem"], "--ca: 'none.pem' cannot be read: No such file or directory"),
         (["--ca", "key"], "--ca: expected certificates (PEM) in 'key'"),

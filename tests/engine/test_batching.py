@@ -135,6 +135,7 @@ class RecordingPool:
         self.ready = True
         self.unavailable = self.waiting = ""
         self.capacity = 1
+        self.on_capacity: Callable[[], None] = lambda: None
         self.is_replicated = False
 
     async def start(self) -> Loaded:

@@ -39,8 +39,11 @@ async def test_a_server_with_keys_needs_one(
         url = server.dragoman.http_url
         assert await run(url) == 2
         assert f"dragoman: {url} responds with 401: " in capsys.readouterr().err
-        assert await run(url, "--api-key", infers) == 2
+        file = tmp_path / "key"
+        file.write_text(infers)
+        assert await run(url, "--key-file", str(file)) == 2
         assert "does not have the role 'read'" in capsys.readouterr().err
-        assert await run(url, "--token", key) == 0
+        file.write_text(f"{key}\n")
+        assert await run(url, "--key-file", str(file)) == 0
         monkeypatch.setenv("DRAGOMAN_API_KEY", key)
         assert await run(url) == 0

@@ -7,12 +7,16 @@ import asyncio
 import os
 import shutil
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -24,7 +28,7 @@ from dragoman.core.errors import InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Chat, Generation, Prompt, Sampling, merge_chunks
 from dragoman.engine.engine import Engine
-from dragoman.engine_setup import open_engine
+from dragoman.server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,15 +37,20 @@ CONFIG = f"[model]\nmax_queue = 16\n{PARAMETERS}[model.placement]\nreplicas = 2\
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    """An engine with the same untrained model twice: `one` is in this process, `two` in two worker processes."""
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """A server with the same untrained model twice: `one` is in this process, `two` in two worker processes."""
     root = tmp_path_factory.mktemp("replicas")
     text_models.make_model(root / "one", steps=1)
     shutil.copytree(root / "one", root / "two")
     (root / "one" / "dragoman.toml").write_text(f"[model]\n{PARAMETERS}")
     (root / "two" / "dragoman.toml").write_text(CONFIG)
-    async with open_engine(str(root)) as engine:
-        yield engine
+    async with Server(str(root), http_port=0, grpc_port=-1, metrics_as="vllm") as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(server: Server) -> Engine:
+    return server.engine
 
 
 def request(model: str, *prompts: Prompt, stream: bool = False, **sampling: Any) -> Request[Generation]:
@@ -97,6 +106,39 @@ async def test_equal_prefixes_go_to_the_same_worker(engine: Engine) -> None:
     for turn in "xyz":
         found = [await cached(engine, f"{document(name)} Question {turn}?") for name in names]
         assert min(found) >= 32, found
+
+
+async def test_the_metrics_of_each_worker_are_exported(server: Server) -> None:
+    """Those of the engine in the server's process have no label `replica`. vLLM's names have the label `engine`."""
+
+    async def scrape(name: str, label: str) -> dict[tuple[str, str], float]:
+        """Return the sums of a metric by model and replica."""
+        text = (await asyncio.to_thread(requests.get, f"{server.http_url}/metrics", timeout=30)).text
+        lines = [line.rpartition(" ")[0] for line in text.splitlines()]
+        assert len(set(lines)) == len(lines)  # no sample twice
+        found: Counter[tuple[str, str]] = Counter()
+        for sample in (s for family in text_string_to_metric_families(text) for s in family.samples):
+            if sample.name == name:
+                model = sample.labels.get("model") or sample.labels["model_name"]
+                found[model, sample.labels.get(label, "")] += sample.value
+        return dict(found)
+
+    steps = "dragoman_text_steps_total"
+    before = await scrape(steps, "replica")
+    for letter in "mn":  # idle workers take turns
+        await generate(server.engine, document(f"{letter}etrics"))
+    end_s = time.monotonic() + 20
+    after = before
+    while sum(count > before.get(key, 0) for key, count in after.items()) < 2:
+        assert time.monotonic() < end_s, after
+        await asyncio.sleep(0.1)
+        after = await scrape(steps, "replica")
+    assert sorted(after) == [("one", ""), ("two", "0"), ("two", "1")]
+    assert sum(after.values()) - sum(before.values()) >= 16  # a step for each token
+    assert after["one", ""] == before["one", ""]
+    usage = await scrape("vllm:kv_cache_usage_perc", "engine")
+    assert sorted(usage) == [("one", "0"), ("two", "0"), ("two", "1")]
+    assert all(0 <= value <= 1 for value in usage.values())
 
 
 async def test_prompts_of_other_kinds_have_prefixes(engine: Engine) -> None:

@@ -153,6 +153,51 @@ async def test_calls_go_to_the_worker_that_is_expected_to_answer_first() -> None
         assert 0 < Counter(many)[0] < 20  # now the slow one helps
 
 
+async def test_a_slow_worker_that_is_idle_is_tried_again() -> None:
+    """Its estimated time per call shrinks until it is below that of the other one."""
+    launch = LaunchOptions(replicas=2, min_ready=2, devices=("0", "1"))
+    async with processes("OnDevice", launch=launch, replicas=2, heartbeat_s=0.05) as pool:
+
+        async def device(times_s: dict[str, Any]) -> int:
+            return first_value(await call(pool, **times_s))
+
+        slow = {"0": 0.3, "1": 0.02}
+        while any(not worker.mean_s for worker in pool.workers()):
+            await device(slow)
+        assert max(worker.mean_s for worker in pool.workers()) > 0.25
+        end_s = time.monotonic() + 15
+        while await device({"1": 0.02}) != 0:  # it would be quick now
+            assert time.monotonic() < end_s
+
+
+async def test_batches_start_workers(tmp_path: Path) -> None:
+    """A batch that waits for a worker makes the pool grow, and a worker that has started gets one at once."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.py").write_text(BATCHED)
+    (tmp_path / "m" / "dragoman.toml").write_text(CONFIG.format(folder=tmp_path / "m"))
+    async with open_engine(str(tmp_path), max_batch_size=4) as engine:
+        (deployment,) = engine.deployments()
+        (pool,) = deployment.pools
+        block = tmp_path / "m" / "block"
+
+        async def client(n: int) -> tuple[float, int, int]:
+            call = Infer({"x": Tensor.of(np.array([[float(n)]]))})
+            answer = (await engine.call(Request(call, "m"))).answer.outputs["y"].data
+            assert answer.shape == (1, 3)
+            return tuple(answer[0])
+
+        await wait_until(lambda: not children())
+        block.touch()
+        clients = [asyncio.create_task(client(n)) for n in range(12)]
+        await wait_until(lambda: [worker.state for worker in pool.workers()] == ["busy", "busy"])
+        block.unlink()
+        found = await asyncio.gather(*clients)
+        assert [value for value, _, _ in found] == [2.0 * n for n in range(12)]
+        assert max(rows for _, rows, _ in found) > 1
+        assert len({pid for _, _, pid in found}) == 2
+        assert pool.ready
+
+
 async def test_a_call_waits_until_its_deadline_and_the_index_says_for_what(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "model.py").write_text(MODEL)
@@ -191,6 +236,19 @@ class Double(dragoman.Model):
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         return 2 * x
+"""
+BATCHED = """
+import os, pathlib, time
+import dragoman
+import numpy as np
+
+class Double(dragoman.Model):
+    batched = True
+
+    def predict(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        while pathlib.Path(__file__).with_name("block").exists():
+            time.sleep(0.01)
+        return {"y": np.array([[2 * n, len(x), os.getpid()] for n in x[:, 0]])}
 """
 CONFIG = """
 [model]

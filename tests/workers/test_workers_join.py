@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 from test_workers_frames import every_tensor
-from workers_harness import call, first_value, make_request, print_outcomes, spec_of, wait_until
+from workers_harness import MODELS, call, first_value, make_request, print_outcomes, spec_of, wait_until
 
 from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import DeadlineExceeded, InvalidInput, ModelFailed, NotReady, WorkerLost
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.engine_setup import make_engine
+from dragoman.settings import Settings
 from dragoman.system.coroutines import complete
 from dragoman.workers import worker_port
 from dragoman.workers.drain import parse_duration_s, slurm_time_left_s
@@ -582,6 +584,49 @@ async def test_a_new_launcher_does_not_report_the_failure_of_an_earlier_one() ->
         new = ProcessPool(spec_of("Echo", launch=replace(launch, command="true"), worker_port=port), lambda: None)
         assert new.waiting.startswith("waiting for workers that 'true' starts to join ")
         assert "'false'" not in new.waiting
+
+
+async def test_the_reason_of_the_last_failed_start_stays_while_a_start_is_repeated(tmp_path: Path) -> None:
+    """Until a start succeeds: the command fails once, then it waits until `go` exists."""
+    script, tried, go = (tmp_path / name for name in ("start.sh", "tried", "go"))
+    script.write_text(
+        f"if test ! -e {tried}; then touch {tried}; exit 3; fi\nwhile test ! -e {go}; do sleep 0.1; done\nexec $1\n"
+    )
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "dragoman.toml").write_text(
+        f'[model]\nruntime = "{MODELS}:Echo"\n[model.placement]\nlauncher = "command"\n'
+        f"command = \"sh {script} '{JOIN}'\"\n"
+    )
+    async with open_port() as port, make_engine([str(tmp_path / "m")], [], Settings(), worker_port=port) as engine:
+        (deployment,) = engine.deployments()
+        failure = "failed to load 'm', its command 'sh' ended with exit code 3 before its worker joined"
+        assert (deployment.state, deployment.reported_reason) == ("UNAVAILABLE", failure)
+        await wait_until(lambda: deployment.state == "LOADING")
+        waiting = f"waiting for workers that 'sh' starts to join {port.address}: 0 of 1 are loaded"
+        assert deployment.reported_reason == f"{waiting}; the last attempt failed: {failure}"
+        go.touch()
+        await wait_until(lambda: deployment.ready)
+        assert deployment.reported_reason == ""
+
+
+async def test_the_reason_why_a_lost_worker_cannot_be_replaced_is_reported(tmp_path: Path) -> None:
+    repaired = tmp_path / "repaired"
+    parameters = {"loaded": str(tmp_path / "loaded"), "repaired": str(repaired)}
+    async with open_port() as port, joined(port, "LoadsOnce", parameters=parameters) as pool:
+        os.kill(*await pids(pool, 1), signal.SIGKILL)
+        failure = "the last start failed: RuntimeError: the weights are gone"
+        await wait_until(lambda: failure in pool.waiting)
+        assert not pool.ready
+        repaired.touch()
+        await wait_until(lambda: pool.ready)
+        assert pool.waiting == ""
+
+
+async def test_control_characters_of_an_address_are_not_printed() -> None:
+    code, output = await end_of(start_worker("a\x1b[31mb:1", "--connect-timeout-s", "0.1"))
+    assert code == 2
+    assert "[31mb:1 within 0.1 s" in output
+    assert "\x1b" not in output
 
 
 async def test_an_unknown_launcher() -> None:

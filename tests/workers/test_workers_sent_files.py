@@ -18,7 +18,7 @@ from dragoman.core.spec import FileContent, LaunchOptions, ModelSpec
 from dragoman.engine.model_files import model_settings
 from dragoman.workers.channel import Channel, socket_pair
 from dragoman.workers.file_cache import FileCache
-from dragoman.workers.file_contents import file_contents, send_files
+from dragoman.workers.file_contents import check_contents, file_contents, send_files
 from dragoman.workers.frames import Frame, FrameKind
 from dragoman.workers.process import ProcessPool
 from dragoman.workers.worker_port import WorkerPort
@@ -238,6 +238,21 @@ def test_a_folder_with_the_name_of_the_runtime_is_not_sent(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     contents = file_contents(ModelSpec(name="m", uri=f"{tmp_path}/model", runtime="onnx"))
     assert [file.path for file in contents] == [f"{tmp_path}/model/weights"]
+
+
+@pytest.mark.parametrize("position", [0, 31 << 20, (66 << 20) - 1])
+def test_a_large_file_is_compared_by_blocks_from_its_beginning_to_its_end(position: int, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    with weights.open("wb") as file:
+        file.truncate(66 << 20)  # without blocks on disk
+    spec = ModelSpec(name="m", uri=str(weights), runtime="onnx")
+    on_server = replace(spec, contents=file_contents(spec))
+    check_contents(on_server)
+    with weights.open("r+b") as file:
+        file.seek(position)
+        file.write(b"x")
+    with pytest.raises(ModelFailed, match="its file 'weights' has other content on worker host"):
+        check_contents(on_server)
 
 
 def test_executable_files_stay_executable(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from dragoman.cli.connection import add_credentials
+
 # Also in dragoman.load_test.jobs, which --help must not import; a test compares them.
 PROTOCOL_NAMES = ("rest", "rest-binary", "grpc", "umbridge", "openai-chat", "openai-completions", "tgi", "lmi")
 
@@ -58,9 +60,7 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", default="", metavar="TEXT", help="prompt for text models")
     add("--max-tokens", type=int, default=64, metavar="N", help="most tokens of a response (default 64)")
     add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
-    add("--key-file", metavar="FILE", default="", help="file with an API key or token (default: $DRAGOMAN_API_KEY)")
-    add("--api-key", default="", metavar="KEY", help="the key itself, which other users of the machine can see in argv")
-    add("--ca", metavar="FILE", default="", help="certificate authority of the server")
+    add_credentials(add)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 
+from dragoman.cli.connection import add_credentials
 from dragoman.core.errors import InvalidInput
 
 # Checked here again by a test: the names of dragoman.conformance.runner.PROTOCOLS, which --help must not import.
@@ -58,9 +59,7 @@ def _add_conformance_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
     add("--request", default="", metavar="FILE", help="V2 request in JSON that the model accepts")
     add("--allow-changes", action="store_true", help="load and unload the model too")
-    add("--key-file", metavar="FILE", default="", help="file with an API key or token (default: $DRAGOMAN_API_KEY)")
-    add("--api-key", default="", metavar="KEY", help="the key itself, which other users of the machine can see in argv")
-    add("--ca", metavar="FILE", default="", help="certificate authority of the server")
+    add_credentials(add)
     add("--timeout-s", type=float, default=30.0, metavar="S", help="time limit of one request (default 30)")
     add("--json", action="store_true", help="print the results as JSON")
     add("--junit", default="", metavar="FILE", help="write the results as JUnit XML")

@@ -108,7 +108,7 @@ def _summary(results: Sequence[Result]) -> str:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    key = Connection.of(arguments, checked_url(arguments.what), arguments.api_key).key
+    key = Connection.of(arguments, checked_url(arguments.what)).key
     return replace(
         server_target(arguments.what, arguments.grpc, key, arguments.ca, arguments.timeout_s),
         models=arguments.model or (),

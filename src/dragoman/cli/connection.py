@@ -9,7 +9,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,17 @@ def add_connection_arguments(parser: argparse.ArgumentParser, timeout_s: float) 
     """Declare the arguments of a connection, and --json."""
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON, for programs")
+    add_credentials(add)
+    add("--timeout-s", type=float, default=timeout_s, metavar="S", help="how long to wait (default: %(default)g)")
+
+
+def add_credentials(add: Callable[..., Any]) -> None:
+    """Declare the file of the key, and the certificate authority.
+
+    No command takes the key itself: other users of the machine can see the arguments of programs.
+    """
     add("--key-file", metavar="FILE", default="", help=f"file with an API key or token (default: ${KEY_VARIABLES[0]})")
     add("--ca", metavar="FILE", default="", help="certificate authority of the server (default: those of the system)")
-    add("--timeout-s", type=float, default=timeout_s, metavar="S", help="how long to wait (default: %(default)g)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Connection:
     timeout_s: float
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, url: str, key: str = "") -> "Connection":
+    def of(cls, arguments: argparse.Namespace, url: str) -> "Connection":
         """Return the connection. Raises InvalidInput for an invalid URL, key, timeout or file of certificates."""
         url = (url if "://" in url else f"http://{url}").rstrip("/")
         parts = urlsplit(url)
@@ -60,7 +68,7 @@ class Connection:
             raise InvalidInput(f"--timeout-s: expected seconds above 0, got {arguments.timeout_s:g}")
         if arguments.ca:
             _check_certificates(arguments.ca)
-        return cls(url, _find_key(key, arguments.key_file), arguments.ca, arguments.timeout_s)
+        return cls(url, _find_key(arguments.key_file), arguments.ca, arguments.timeout_s)
 
     @contextmanager
     def client(self) -> Iterator[Any]:
@@ -144,10 +152,10 @@ def _check_certificates(file: str) -> None:
         raise InvalidInput(f"--ca: '{file}' cannot be read: {error.strerror}") from error
 
 
-def _find_key(key: str, file: str) -> str:
-    """Return the given key, else that of a file, else that of the environment, else ""."""
-    source = "--api-key" if key else "--key-file" if file else next(filter(os.environ.get, KEY_VARIABLES), "")
-    key = key or (_read_key(file) if file else os.environ.get(source, ""))
+def _find_key(file: str) -> str:
+    """Return the key of a file, else that of the environment, else ""."""
+    source = "--key-file" if file else next(filter(os.environ.get, KEY_VARIABLES), "")
+    key = _read_key(file) if file else os.environ.get(source, "")
     if not re.fullmatch(r"[!-~]*", key):
         raise InvalidInput(f"{source}: expected a key of ASCII characters without spaces")
     return key

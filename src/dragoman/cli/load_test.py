@@ -150,7 +150,7 @@ def _target(arguments: argparse.Namespace) -> Target:
     url = checked_url(arguments.url)
     if url.startswith("grpc:"):
         raise InvalidInput("expected the HTTP address as URL, and the gRPC address in --grpc HOST:PORT")
-    key = Connection.of(arguments, url, arguments.api_key).key
+    key = Connection.of(arguments, url).key
     return server_target(url, arguments.grpc, key, arguments.ca, arguments.timeout_s)
 
 

@@ -31,13 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
-    add("--api-key", "--token", metavar="KEY", default="", help="the key itself, which other users of the machine see")
     add_connection_arguments(parser, timeout_s=10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; return the exit status."""
-    connection = Connection.of(arguments, arguments.url, arguments.api_key)
+    connection = Connection.of(arguments, arguments.url)
     body = _read_status(connection)
     try:
         response = json.loads(body)

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from dragoman.cli.terminal import printable
 from dragoman.core.options import forget_secrets
 from dragoman.system import logs
 from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
@@ -89,5 +90,5 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return 0 if join(options) else 1
     except JoinError as error:
-        print(f"dragoman: {error.message}", file=sys.stderr)
+        print(f"dragoman: {printable(error.message)}", file=sys.stderr)
         return 2

@@ -166,6 +166,7 @@ class Batcher:
         self._running: dict[asyncio.Task[None], _Batch] = {}
         self._timer: asyncio.Handle | None = None
         self._soon = False
+        pool.on_capacity = self._dispatch_soon
 
     def accepts(self, request: Request[Any]) -> bool:
         """Return whether a call may be merged with others."""

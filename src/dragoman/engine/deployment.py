@@ -222,9 +222,11 @@ class Deployment:
         """Why the model is not ready, or not as it is on disk; "" if it is ready or its state explains it."""
         running = self._pool if self.state == "READY" else None
         reason = self.reason if running is None else running.unavailable or running.waiting
-        if self.loads_on_demand and self.state in ("UNLOADED", "LOADING"):
-            reason = "loading" if self.state == "LOADING" else "not loaded: the next request loads it"
-        reason = (self.state == "LOADING" and self._starting is not None and self._starting.waiting) or reason
+        if self.loads_on_demand and self.state == "UNLOADED":
+            reason = "not loaded: the next request loads it"
+        waiting = (self._starting and self._starting.waiting) or ("loading" if self.loads_on_demand else "")
+        if self.state == "LOADING" and waiting:
+            reason = f"{waiting}; the last attempt failed: {reason}" if reason else waiting
         return reason or (f"update failed: {self.update_error}" if self.update_error else "")
 
     @property

@@ -59,6 +59,7 @@ class SequencePool:
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
+        self.on_capacity: Callable[[], None] = lambda: None  # it never grows
         self.counters = BatchCounters(lambda: sum(len(s.turns) for s in self._sequences.values()))
 
     # --- the interface of a pool -------------------------------------------------------------------------------

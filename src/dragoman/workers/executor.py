@@ -82,6 +82,7 @@ class Executor:
     """One loaded model. The kind of each method (function, generator, `async`) is determined once.
 
     is_lost: whether the model can never answer again in this process, as of the last `unavailable()`.
+    has_measurements: whether the model reports metrics.
     """
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
@@ -98,6 +99,7 @@ class Executor:
             for call, (method, convert) in _METHODS.items()
             if call in self.loaded.calls and self._kinds[call] == "value"
         }
+        self.has_measurements = type(model).measurements is not Model.measurements
         self._states = SequenceStates(spec.name) if self.loaded.sequences is not None else None
         if self._states is not None and Infer in self._functions:
             method, convert, takes_request = self._functions[Infer]

@@ -42,6 +42,7 @@ class InlinePool:
     def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None:
         self._spec = spec
         self._on_change = on_change
+        self.on_capacity: Callable[[], None] = lambda: None  # it never grows
         self._executor: Executor | None = None
         self._availability = Availability(on_change)
         self._running: set[asyncio.Task[Any]] = set()
@@ -191,6 +192,7 @@ class ThreadPool(JobRunner):
         super().__init__()
         self._spec = spec
         self._on_change = on_change
+        self.on_capacity: Callable[[], None] = lambda: None  # it never grows
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: deque[tuple[Job, Any, BaseException | None, bool]] = deque()
         self._is_flush_scheduled = False

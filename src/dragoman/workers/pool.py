@@ -83,7 +83,10 @@ class Pool(Protocol):
     """A model in one or more replicas. All methods run on the event loop.
 
     A pool is created with the spec of its model and a function that it calls whenever `ready` changes.
+    on_capacity: called when `capacity` has grown.
     """
+
+    on_capacity: Callable[[], None]
 
     def __init__(self, spec: ModelSpec, on_change: Callable[[], None]) -> None: ...
 
@@ -112,7 +115,7 @@ class Pool(Protocol):
         later, or WrongPlacement."""
 
     def measurements(self) -> Sequence[Family]:
-        """Return the metrics of the replicas in this process; those of other processes are not available."""
+        """Return the metrics of the replicas; those of other processes are up to a second old."""
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Return its worker processes, first those that run; none if the model runs in this process."""

@@ -51,6 +51,7 @@ class ProcessPool(JobRunner):
         super().__init__()
         self._spec = spec
         self._on_change = on_change
+        self.on_capacity: Callable[[], None] = lambda: None
         self._queue: deque[Job] = deque()
         self._was_ready = False
         self._restarts = 0
@@ -66,7 +67,7 @@ class ProcessPool(JobRunner):
         self._initial = max(1, (spec.launch.min_replicas or 0) if is_elastic and spec.launch else spec.replicas)
         self.supervisor = Supervisor(
             max(1, spec.replicas),
-            lambda _number: Replica(self._spec, self._launcher, self._dispatch),
+            lambda number: Replica(self._spec, self._launcher, self._dispatch, number),
             on_exit=self._handle_exit,
             on_restart=self._handle_restart,
             on_restart_failed=self._reject_if_given_up,
@@ -126,7 +127,9 @@ class ProcessPool(JobRunner):
         if self._spec.launch is None or (self._open and (count or not starting) and count >= self._min_ready):
             return ""
         wanted = max(self._initial, count + starting)
-        return f"waiting for {self._launcher.waiting_for}: {count} of {wanted} are loaded"
+        waiting = f"waiting for {self._launcher.waiting_for}: {count} of {wanted} are loaded"
+        error = self.supervisor.start_error.removeprefix(f"failed to load '{self._spec.name}', ")
+        return waiting if error in waiting else f"{waiting}; the last start failed: {error}"
 
     def _crash_reason(self) -> str:
         """Return why no process runs."""
@@ -174,7 +177,7 @@ class ProcessPool(JobRunner):
             states = (("loaded", len(self.supervisor.running)), ("waiting", starting))
             samples = tuple(Sample(name, {"state": state}, count) for state, count in states)
             families.append(Family(name, "gauge", "Workers of a launcher that are loaded, or awaited.", samples))
-        return families
+        return [*families, *(family for replica in self.supervisor.running for family in replica.measurements)]
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         waiting = WorkerStatus("", "", "waiting", self.waiting or f"waiting for {self._launcher.waiting_for}")
@@ -338,6 +341,7 @@ class ProcessPool(JobRunner):
         self._restarts = min(self._restarts + 1, self._exits)  # others have started late
         self._report_readiness()
         self._dispatch()
+        self.on_capacity()
 
     def _handle_exit(self, replica: Replica) -> None:
         if replica.leaving and not replica.has_failed:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, OutOfMemory, WorkerLost
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.spec import FileContent, ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.system.load_steps import LoadStep, current_observer, report_step
@@ -20,6 +21,7 @@ from dragoman.workers.launcher import Launcher
 from dragoman.workers.pool import CONCURRENT, Loaded, WrongPlacement
 from dragoman.workers.shared_blocks import close_files
 from dragoman.workers.supervisor import Heartbeat
+from dragoman.workers.worker_messages import Measurements
 
 log = logging.getLogger("dragoman.worker")
 
@@ -43,10 +45,13 @@ class Replica(JobSender):
     mean_s: running estimate of the time per call, 0 while it is unknown. start_s: how long it took to start.
     leaving: why the process takes no further jobs and is ended after those that it has; "" while it stays.
     has_failed: whether that is because its model can never answer again.
+    measurements: the metrics of its model, with the label `replica`, as of the last second.
     """
 
-    def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, launcher: Launcher, on_done: Callable[[], None], number: int = 0) -> None:
         super().__init__()
+        self._number = number
+        self.measurements: tuple[Family, ...] = ()
         self._spec = spec
         self._launcher = launcher
         self._on_done = on_done
@@ -197,6 +202,8 @@ class Replica(JobSender):
             self._leave(self.decode(frame)[0])
         elif frame.kind == FrameKind.STEP:
             self._report_step(*self.decode(frame))
+        elif frame.kind == FrameKind.METRICS:
+            self._set_measurements(self.decode(frame)[0])
         elif frame.kind == FrameKind.FILES:
             self._send_files(self.decode(frame)[0])
         elif frame.job not in self.held:
@@ -235,6 +242,15 @@ class Replica(JobSender):
     def _report_step(self, step: Any, _error: DragomanError | None) -> None:
         if isinstance(step, LoadStep) and self._observer is not None:
             self._observer(step)
+
+    def _set_measurements(self, found: Any) -> None:
+        """Store metrics; none if they cannot be decoded."""
+        label = {"replica": str(self._number)}
+        families = found.families if isinstance(found, Measurements) else ()
+        self.measurements = tuple(
+            replace(f, samples=tuple(Sample(s.name, {**s.labels, **label}, s.value) for s in f.samples))
+            for f in families
+        )
 
     def _settle_loaded(self, loaded: Loaded | Placement, error: DragomanError | None) -> None:
         if self._loaded.done():

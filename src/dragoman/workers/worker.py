@@ -28,9 +28,12 @@ from dragoman.workers.frames import Buffer, Frame, FrameKind, Serializer, encode
 from dragoman.workers.pool import WINDOW, WrongPlacement
 from dragoman.workers.results import copy_outputs
 from dragoman.workers.shared_blocks import close_files
-from dragoman.workers.worker_messages import serialize_message
+from dragoman.workers.worker_messages import Measurements, serialize_message
 
 log = logging.getLogger("dragoman.worker")
+
+# How often the metrics of a model are sent, if they have changed.
+_METRICS_INTERVAL_S = 1.0
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
@@ -97,8 +100,27 @@ async def serve_model(
         return
     send(loaded)
     files = (memory[1], memory[0]) if memory else None
-    await Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock).serve()
+    worker = Worker(executor, sock, files, executor.loaded.concurrent, has_own_clock=has_own_clock)
+    measuring = asyncio.create_task(_send_measurements(worker, executor)) if executor.has_measurements else None
+    await worker.serve()
+    if measuring is not None:
+        measuring.cancel()
     await executor.close()
+
+
+async def _send_measurements(worker: "Worker", executor: Executor) -> None:
+    """Send the metrics of the model at intervals, if they have changed, until this is cancelled."""
+    sent: Measurements | None = None
+    while True:
+        found = Measurements(tuple(executor.measurements()))
+        try:
+            if found != sent:
+                worker.send(FrameKind.METRICS, found)
+        except Exception as error:
+            log.error("model '%s': its metrics cannot be sent from the worker process: %s", executor.name, error)
+            return
+        sent = found
+        await asyncio.sleep(_METRICS_INTERVAL_S)
 
 
 class _StepSender:

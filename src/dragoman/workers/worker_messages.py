@@ -18,6 +18,7 @@ from dragoman.core.bytes_tensor import GAP, MANY, BytesTensor, came_as_text
 from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, ModelFailed
+from dragoman.core.metrics import Family, Kind, Sample
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
@@ -47,6 +48,11 @@ _Ages = tuple[
     float | None,
     list[tuple[str, str, float | None, float | None, Any]],
 ]
+
+_MetricName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
+_LabelName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")]
+# Name, kind, help, and the names, labels and values of the samples.
+_FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelName, str], float]]]
 
 _DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
     (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
@@ -240,6 +246,23 @@ def _loaded(row: tuple[Any, ...], _arrays: Iterator[memoryview]) -> Loaded:
     return Loaded(_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest)
 
 
+class Measurements(NamedTuple):
+    """The metrics of the model in a worker process."""
+
+    families: tuple[Family, ...]
+
+
+def _measurements_rows(value: Measurements, _arrays: list[Any]) -> list[tuple[Any, ...]]:
+    rows = ((f, [(s.name, s.labels, s.value) for s in f.samples]) for f in value.families)
+    return [(family.name, family.kind, family.help, samples) for family, samples in rows]
+
+
+def _measurements(rows: list[_FamilyRow], _arrays: Iterator[memoryview]) -> Measurements:
+    return Measurements(
+        tuple(Family(name, kind, text, tuple(Sample(*each) for each in samples)) for name, kind, text, samples in rows)
+    )
+
+
 # --- the types of values -----------------------------------------------------------------------------------
 
 
@@ -299,6 +322,7 @@ _TYPES: Mapping[type, _Form] = {
     str: _Form(_decoder(str)),
     list: _Form(_decoder(list[int])),
     LoadStep: _Form(_decoder(LoadStep)),
+    Measurements: _Form(_decoder(list[_FamilyRow]), _measurements_rows, _measurements),
 }
 _BY_TAG = [_Form(_decoder(None)), *_TYPES.values()]
 # The first byte of a value is the number of its type. None is the first byte of a pickle, 0x80.

@@ -55,7 +55,7 @@ def _family(name: str, kind: Kind, line: str, samples: Iterable[tuple[str, Mappi
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Return vLLM's labels of a model."""
     bounds = {"le": labels["le"]} if "le" in labels else {}
-    return {"model_name": labels["model"], "engine": "0", **bounds}
+    return {"model_name": labels["model"], "engine": labels.get("replica", "0"), **bounds}
 
 
 def _sizes(blocks: Sample) -> dict[str, str]:
