@@ -613,7 +613,7 @@ async def test_the_reason_why_a_lost_worker_cannot_be_replaced_is_reported(tmp_p
     repaired = tmp_path / "repaired"
     parameters = {"loaded": str(tmp_path / "loaded"), "repaired": str(repaired)}
     async with open_port() as port, joined(port, "LoadsOnce", parameters=parameters) as pool:
-        os.kill(*await pids(pool, 1), signal.SIGKILL)
+        os.kill((await pids(pool, 1))[0], signal.SIGKILL)
         failure = "the last start failed: RuntimeError: the weights are gone"
         await wait_until(lambda: failure in pool.waiting)
         assert not pool.ready
