@@ -241,6 +241,7 @@ async def test_levels_are_switched_one_by_one(written: io.StringIO, plain: RestS
     assert await log(plain, {"log_warning": False, "log_info": None}) == {**LOG, "log_warning": False}
     assert lines(written) == ["info", "error"]
     assert await log(plain, {"log_verbose_level": 3}) == {**LOG, "log_warning": False, "log_verbose_level": 3}
+    assert (await log(plain, {"log_verbose_level": 2.0}))["log_verbose_level"] == 2
     assert lines(written) == ["debug", "info", "error"]
     none = {"log_info": False, "log_warning": False, "log_error": False, "log_verbose_level": 0}
     assert await log(plain, none) == {**LOG, **none}

@@ -97,18 +97,31 @@ class Readiness(msgspec.Struct, omit_defaults=True):
 
 
 class GenerateRequest(msgspec.Struct):
-    """A prompt and parameters of generation: `max_tokens`, `temperature`, `top_p`, `stop` and others."""
+    """A prompt and parameters of generation: `max_tokens`, `temperature`, `top_p`, `stop` and others.
 
-    text_input: Annotated[str, msgspec.Meta(min_length=1)]
+    Models that do not generate text take their input tensors by name instead, and return their outputs by name.
+    """
+
+    text_input: Annotated[str, msgspec.Meta(min_length=1)] | msgspec.UnsetType = msgspec.UNSET
     parameters: Mapping[str, Any] | None = None
     id: str | None = None
 
 
 class GenerateResponse(msgspec.Struct):
-    text_output: str
     model_name: str
+    text_output: str | msgspec.UnsetType = msgspec.UNSET
     model_version: str = ""
     id: str = ""
+
+
+class LogSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """Triton's log settings; `null` changes nothing. `log_file` cannot be changed."""
+
+    log_info: bool | None = None
+    log_warning: bool | None = None
+    log_error: bool | None = None
+    log_verbose_level: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
+    log_format: Literal["default", "ISO8601"] | None = None
 
 
 class ErrorMessage(msgspec.Struct):

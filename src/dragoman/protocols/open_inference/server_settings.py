@@ -12,6 +12,7 @@ from dragoman.formats import oip_messages as m
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.open_inference.extensions import authorized_call
+from dragoman.protocols.open_inference.messages import LogSettings
 from dragoman.protocols.wire import (
     JSON,
     EngineCall,
@@ -35,19 +36,20 @@ _LEVELS = ("OFF", "TIMESTAMPS")
 _LOG_FORMATS = ("default", "ISO8601")
 _FLAGS = ("log_info", "log_warning", "log_error")
 _MODE = "opentelemetry"
+_TRACE_CHANGES = dict[str, str | list[str] | None]
 
 
 def routes(policy: Policy) -> list[Route]:
     """Return the routes of REST."""
     found = []
-    for path, subject, read_and_change in (
-        ("/v2/trace/setting", "Trace settings", _trace_response),
-        ("/v2/models/{model}/trace/setting", "Trace settings of a model", _trace_response),
-        ("/v2/logging", "Log settings", _log_response),
+    for path, subject, read_and_change, settings in (
+        ("/v2/trace/setting", "Trace settings", _trace_response, _TRACE_CHANGES),
+        ("/v2/models/{model}/trace/setting", "Trace settings of a model", _trace_response, _TRACE_CHANGES),
+        ("/v2/logging", "Log settings", _log_response, LogSettings),
     ):
         body = {200: {JSON: dict[str, Any]}}
         get = Operation(f"{subject}: read", body)
-        post = Operation(f"{subject}: change", body, {JSON: dict[str, Any]}, is_body_required=False)
+        post = Operation(f"{subject}: change", body, {JSON: settings}, is_body_required=False)
         endpoint = partial(_rest_call, policy, read_and_change)
         found += [Route("GET", path, endpoint, operation=get), Route("POST", path, endpoint, operation=post)]
     return found
@@ -240,9 +242,10 @@ def _change_option(options: LogOptions, name: str, value: Any) -> LogOptions:
             raise InvalidInput(f"expect boolean for '{name}'")
         return replace(options, **{name.removeprefix("log_"): value})
     if name == "log_verbose_level":
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_RATE:
+        is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())  # 2.0 is an integer in JSON
+        if not is_whole or not 0 <= value <= _MAX_RATE:
             raise InvalidInput(f"expect int32 for '{name}'")
-        return replace(options, debug=value)
+        return replace(options, debug=int(value))
     if name == "log_format":
         if not isinstance(value, str):
             raise InvalidInput(f"expect string for '{name}'")
