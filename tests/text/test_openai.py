@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman import Generate, errors
 from dragoman.core.text import Generation, Grammar, PromptInfo, RawPrompt, Text, Token, merge_chunks
-from dragoman.protocols.text_common.chat_response import parser_for
+from dragoman.protocols.text_common.completion_parser import parser_for
 from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import format_logprob, format_prompt_logprobs
-from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
+from dragoman.protocols.text_common.tools import ChatChunk, collect_calls, parse_tools
 
 from .text_server import ReverseModel, TextServer, events, serve
 
@@ -491,14 +491,14 @@ async def test_tool_choice_required(server: TextServer) -> None:
 REQUIRED = f'[ {{ "name": "time", "arguments": {{}} }}, {{"name":"weather","arguments":{OSLO} }} ]'
 
 
-def feed_characters(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[ToolChunk]:
+def feed_characters(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[ChatChunk]:
     """Parse a text one character at a time."""
     parser = parser_for(replace(parse_tools(TOOLS, choice), **tools))
     return [parser.feed(c, last=i + 1 == len(text), cut=cut) for i, c in enumerate(text)]
 
 
-def merge_deltas(chunks: list[ToolChunk]) -> ToolChunk:
-    return ToolChunk("".join(chunk.content for chunk in chunks), [delta for chunk in chunks for delta in chunk.deltas])
+def merge_deltas(chunks: list[ChatChunk]) -> ChatChunk:
+    return ChatChunk([part for chunk in chunks for part in chunk.parts])
 
 
 @pytest.mark.parametrize(

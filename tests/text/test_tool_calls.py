@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.chat_response import parser_for
-from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
+from dragoman.protocols.text_common.completion_parser import parser_for
+from dragoman.protocols.text_common.tools import ChatChunk, collect_calls, parse_tools
 
 from .text_server import TextServer, events, serve
 
@@ -23,16 +23,14 @@ WEATHER = f'{{"name": "weather", "arguments": {OSLO}}}'
 TIME = '{"name":"time","parameters":{}}'
 
 
-def parse_chunks(chunks: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ToolChunk]:
+def parse_chunks(chunks: Sequence[str], *, cut: bool = False, single: bool = False) -> list[ChatChunk]:
     parser = parser_for(replace(parse_tools(TOOLS, None), single=single))
     return [parser.feed(text_chunk, last=i + 1 == len(chunks), cut=cut) for i, text_chunk in enumerate(chunks)]
 
 
 def parse(chunks: Sequence[str], **options: bool) -> tuple[str, list[tuple[str, str]]]:
     results = parse_chunks(chunks, **options)
-    whole = ToolChunk(
-        "".join(result.content for result in results), [delta for result in results for delta in result.deltas]
-    )
+    whole = ChatChunk([part for chunk in results for part in chunk.parts])
     return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 

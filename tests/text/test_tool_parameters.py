@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.protocols.text_common.chat_response import parser_for
-from dragoman.protocols.text_common.tools import ToolChunk, collect_calls, parse_tools
+from dragoman.protocols.text_common.completion_parser import parser_for
+from dragoman.protocols.text_common.tools import ChatChunk, collect_calls, parse_tools
 
 from .text_server import TextServer, events, serve
 
@@ -41,9 +41,7 @@ TOOLS: list[Any] = [
 def parse(text_chunks: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     parser = parser_for(parse_tools(TOOLS, None))
     chunks_ = [parser.feed(text, last=i + 1 == len(text_chunks), cut=cut) for i, text in enumerate(text_chunks)]
-    whole = ToolChunk(
-        "".join(chunk.content for chunk in chunks_), [delta for chunk in chunks_ for delta in chunk.deltas]
-    )
+    whole = ChatChunk([part for chunk in chunks_ for part in chunk.parts])
     return whole.content, [(call.name, call.arguments) for call in collect_calls(whole)]
 
 

@@ -36,6 +36,7 @@ from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, Htt
 
 _MOST_MESSAGES = 4096
 _LONGEST_TEMPLATE = 65_536
+_LONGEST_EFFORT = 32
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
 # vLLM also accepts these among the variables of a template.
 _AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
@@ -45,6 +46,7 @@ CONVERSATION: Mapping[str, Parameter] = {
     "tools": option("tools", anything()),
     "tool_choice": option("tool_choice", anything()),
     "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "reasoning_effort": option("reasoning_effort", anything()),
     "chat_template": option("chat_template", anything()),
     "chat_template_kwargs": option("chat_template_kwargs", anything()),
     "add_generation_prompt": option("add_generation_prompt", flag()),
@@ -55,6 +57,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "max_completion_tokens": sets("max_new_tokens"),
     "logprobs": option("logprobs", flag()),
     "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "include_reasoning": option("include_reasoning", flag()),
     **CONVERSATION,
 }
 
@@ -93,9 +96,20 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
         if generation_prompt:
             raise InvalidInput("`continue_final_message` must only be given with `add_generation_prompt`: false")
         variables["continue_final_message"] = True
+    if body.get("reasoning_effort") is not None:
+        variables = {**reasoning_variables(body["reasoning_effort"]), **variables}
     read = tuple(_message(message, i) for i, message in enumerate(messages))
     template = _template(body.get("chat_template"), policy)
     return Chat(read, tools.offered, variables, generation_prompt, special_tokens, template), tools
+
+
+def reasoning_variables(effort: Any) -> dict[str, Any]:
+    """Return the variables of chat templates for an effort of reasoning. Raises InvalidInput."""
+    if not isinstance(effort, str) or not 0 < len(effort) <= _LONGEST_EFFORT:
+        raise InvalidInput(
+            f'`reasoning_effort` must be a text such as "none", "low" or "high"; got {format_value(effort)}'
+        )
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def _template(value: Any, policy: Policy) -> str:
@@ -139,6 +153,7 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
         parameters.names["grammar"] = "tools"
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
+    options["splits_reasoning"] = "grammar" not in fields
     return ChatRequest(chat, parameters.sampling(policy), tools, parameters)
 
 
@@ -179,6 +194,8 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
         raise InvalidInput(f"{where} must be an object with `role` and `content`; got {format_value(message)}")
     calls = message.get("tool_calls")
+    if message.get("reasoning") is not None and message.get("reasoning_content") is None:
+        message = {**message, "reasoning_content": message["reasoning"]}  # the name that templates know
     fields = {name: value for name, value in message.items() if value is not None}
     fields["role"] = _ROLES.get(fields["role"], fields["role"])
     fields["content"] = _content(message.get("content"), where, optional=bool(calls))

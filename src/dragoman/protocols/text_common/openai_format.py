@@ -188,6 +188,11 @@ class Usage:
     prompt: int = 0
     cached: int = 0
     generated: dict[tuple[int, int], int] = field(default_factory=dict)
+    reasoning: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def completion(self) -> int:
+        return sum(self.generated.values())
 
     def add(self, generation: Generation) -> None:
         self.read(generation.prompts)
@@ -199,12 +204,13 @@ class Usage:
         self.cached += sum(info.cached for info in prompts)
 
     def to_json(self) -> dict[str, Any]:
-        completion = sum(self.generated.values())
+        reasoning = sum(self.reasoning.values())
         return {
             "prompt_tokens": self.prompt,
-            "completion_tokens": completion,
-            "total_tokens": self.prompt + completion,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
         }
 
 

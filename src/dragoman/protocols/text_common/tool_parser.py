@@ -21,7 +21,7 @@ from dragoman.protocols.text_common.tool_formats import (
     parse_call_start,
 )
 from dragoman.protocols.text_common.tool_values import XmlParameters
-from dragoman.protocols.text_common.tools import ToolCallDelta, ToolChunk, Tools, new_call
+from dragoman.protocols.text_common.tools import ChatChunk, ToolCallDelta, Tools, new_call
 from dragoman.protocols.wire import replace_surrogates
 
 _CHUNK = 4096
@@ -98,8 +98,7 @@ class ToolCallParser:
         self._text = ""  # not parsed yet
         self._state: Callable[[], bool] = self._parse_text
         self._last = self._truncated = False
-        self._content: list[str] = []
-        self._deltas: list[ToolCallDelta] = []
+        self._parts: list[str | ToolCallDelta] = []
         self._space = ""  # white space that may be at the end of the text
         self._started = self._has_content = False
         self._count = 0
@@ -110,17 +109,17 @@ class ToolCallParser:
         self._object_start = self._scanned = 0
         self._named_by_markup = self._in_list = self._has_calls = self._dropping = False
 
-    def feed(self, text: str, *, last: bool, cut: bool) -> ToolChunk:
+    def feed(self, text: str, *, last: bool, cut: bool) -> ChatChunk:
         """Parse a chunk. last: the text is complete; cut: it was truncated by the token limit."""
-        self._content, self._deltas = [], []
+        self._parts = []
         while len(text) > _CHUNK:  # each step copies the remaining text
             chunk, text = text[:_CHUNK], text[_CHUNK:]
             self._parse(chunk)
         self._last, self._truncated = last, cut
         self._parse(text)
         if last and not self._count:
-            self._content.append(self._space)
-        return ToolChunk("".join(self._content), self._deltas)
+            self._parts.append(self._space)
+        return ChatChunk(self._parts)
 
     def _parse(self, text: str) -> None:
         self._text += text
@@ -136,7 +135,8 @@ class ToolCallParser:
         content = text.rstrip()
         self._space = text[len(content) :]
         self._has_content = self._has_content or bool(content)
-        self._content.append(content)
+        if content:
+            self._parts.append(content)
 
     def _drop_markup(self, end: int) -> None:
         """Drop the markup up to `end` if it belongs to calls; otherwise it is text."""
@@ -151,12 +151,12 @@ class ToolCallParser:
         self._has_calls = True
         self._dropping = self._single and self._count > 0
         if not self._dropping:
-            self._deltas.append(ToolCallDelta(self._count, "", new_call(name)))
+            self._parts.append(ToolCallDelta(self._count, "", new_call(name)))
             self._count += 1
 
     def _emit_arguments(self, arguments: str) -> None:
         if arguments and not self._dropping:
-            self._deltas.append(ToolCallDelta(self._count - 1, arguments))
+            self._parts.append(ToolCallDelta(self._count - 1, arguments))
 
     # --- states ------------------------------------------------------------------------------------------------
 

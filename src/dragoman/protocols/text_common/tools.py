@@ -110,11 +110,29 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChunk:
-    """Text for the user, and chunks of tool calls."""
+class Reasoning:
+    """A chunk of the reasoning that precedes the text for the user."""
 
-    content: str = ""
-    deltas: Sequence[ToolCallDelta] = ()
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunk:
+    """Text for the user, reasoning and chunks of tool calls, in their order."""
+
+    parts: Sequence[str | Reasoning | ToolCallDelta] = ()
+
+    @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def deltas(self) -> list[ToolCallDelta]:
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
 
 
 def merge_deltas(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
@@ -126,7 +144,7 @@ def merge_deltas(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
     return list(merged.values())
 
 
-def collect_calls(part: ToolChunk) -> list[ToolCall]:
+def collect_calls(part: ChatChunk) -> list[ToolCall]:
     """Return the calls that begin in a chunk, with their arguments so far."""
     return [replace(delta.opens, arguments=delta.arguments) for delta in merge_deltas(part.deltas) if delta.opens]
 
