@@ -64,6 +64,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
         sources,
         watch_quiet_s=settings.watch_quiet_s if settings.watch else None,
         on_demand=load_limits(settings),
+        max_records=settings.max_stored_responses,
     )
 
 

@@ -64,6 +64,10 @@ class ProtocolOptions:
             "reject unknown parameters of text generation; else the header x-ignored-parameters names them", PROTOCOLS
         ),
     ] = False
+    max_stored_responses: Annotated[
+        int,
+        Option("stored responses of /v1/responses, in at most 64 MiB and for an hour; 0: none", PROTOCOLS),
+    ] = 1000
     lmi_http_codes: Annotated[str, Option("HTTP statuses of LMI's errors, as timeout=408", PROTOCOLS)] = ""
     trust_request_chat_template: Annotated[
         bool,
@@ -304,7 +308,6 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
         str,
         Option("folders, as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
     ] = ""
-
     keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS)] = True
     drain_s: Annotated[float, Option("seconds that requests in flight may take after SIGTERM", LIMITS)] = 30.0
     drain_delay_s: Annotated[
@@ -325,7 +328,6 @@ class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
     forward_headers: Annotated[
         str, Option("request headers that models receive, as x-user,x-trace-*; never credentials", PROTOCOLS)
     ] = ""
-
     cors_origins: Annotated[
         str, Option("origins whose pages may send requests, as https://a.org,https://b.org, or *", CORS)
     ] = ""

@@ -17,6 +17,7 @@ class SettingsArguments(TypedDict, total=False):
     metrics_as: Literal["", "vllm", "tgi", "triton"]
     responses_as: Literal["", "mlserver"]
     strict_parameters: bool
+    max_stored_responses: int
     lmi_http_codes: str
     trust_request_chat_template: bool
     allow_config_override: bool

@@ -254,3 +254,13 @@ def events(body: bytes) -> list[Any]:
     assert body.endswith(b"\n\n")
     fields = [event.removeprefix("data:").strip() for event in body.decode().removesuffix("\n\n").split("\n\n")]
     return [data if data == "[DONE]" else json.loads(data) for data in fields]
+
+
+def typed_events(body: bytes) -> list[Any]:
+    """Parse server-sent events whose names are the types of their data."""
+    found = []
+    for block in body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

@@ -5,12 +5,10 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from dragoman._version import __version__
 from dragoman.core.calls import (
     ApplyHessian,
     ApplyJacobian,
@@ -46,6 +44,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
 from dragoman.core.metrics import Family
+from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
@@ -55,10 +54,12 @@ from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
 from dragoman.engine.on_demand import LoadedModels, LoadLimits
+from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
 from dragoman.engine.response_cache import cache_families
 from dragoman.engine.search import SkippedFile
+from dragoman.engine.server_identity import ServerIdentity as ServerIdentity
 from dragoman.engine.siblings import SiblingRegistry
 from dragoman.engine.statistics import read_statistics
 from dragoman.engine.version_routing import share_family
@@ -72,34 +73,14 @@ _ANY_CALL: frozenset[type[Call[Any]]] = frozenset(
 log = logging.getLogger("dragoman.engine")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerIdentity:
-    """Name, version and extensions of the server, for its metadata.
-
-    `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
-    calls without a model name; "" leaves these to the only model that can. Without `load_at_start` models are
-    loaded on request only, and the server is ready without any. `loads_new_models`: whether `sync` loads models
-    that were not on disk before. `has_texts_of_mlserver`: errors about unknown models read as in MLServer.
-    """
-
-    name: str = "dragoman"
-    version: str = __version__
-    extensions: tuple[str, ...] = ()
-    control_token: str = ""
-    control_open: bool = False
-    default_model: str = ""
-    load_at_start: bool = True
-    loads_new_models: bool = True
-    has_texts_of_mlserver: bool = False
-
-
 class Engine:
     """Answers calls with the models of a repository.
 
     `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
-    these have not changed for so many seconds. With `on_demand` calls load the models, within these limits.
+    these have not changed for so many seconds. With `on_demand` calls load the models, within these limits. Protocols
+    can keep `max_records` values between requests.
     """
 
     is_remote = False
@@ -112,8 +93,10 @@ class Engine:
         *,
         watch_quiet_s: float | None = None,
         on_demand: LoadLimits | None = None,
+        max_records: int = 1000,
     ) -> None:
         self._identity = identity or ServerIdentity()
+        self._records = RecordStore(max_records)
         self._registry = ModelRegistry(has_texts_of_mlserver=self._identity.has_texts_of_mlserver)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
         self._siblings = SiblingRegistry(self._registry, self.wait_for_change, gate)
@@ -340,6 +323,8 @@ class Engine:
                 return ServerDescription(identity.name, identity.version, identity.extensions)
             case InFlight() | Measure() as call:
                 return self._measurements(call)
+            case SaveRecord() | ReadRecord() | DeleteRecord() as call:
+                return self._records.answer(call)
             case States():
                 return self._control.states()
             case ReadStatistics():

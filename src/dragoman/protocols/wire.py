@@ -76,7 +76,8 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
 
     An error before the first chunk has a status of its own: `format_error` formats it, or the protocol's own error
     format if that is None. A later one is sent in the stream, formatted by `format_late_error`. A stream without an
-    error ends with `format_last_chunk()`; `end` follows in either case.
+    error ends with `format_last_chunk()`; `end` follows in either case. Before that chunk is sent, the engine gets the
+    request of `final_request`, if there is one.
     """
 
     request: Request[A]
@@ -86,14 +87,16 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     headers: Headers = ()
     format_error: Callable[[DragomanError], HttpResponse] | None = None
     format_last_chunk: Callable[[], bytes] = bytes
+    final_request: Callable[[], Request[Any]] | None = None
 
 
 class PreliminaryCall(msgspec.Struct, Generic[A], frozen=True):
     """A request for the engine that a protocol needs before it can serve the client's; `then` goes on from its
-    response."""
+    response. `format_error` formats its error over HTTP; None uses the protocol's own error format."""
 
     request: Request[A]
     then: Callable[[Response[A]], Any]  # returns an EndpointResult, or a GrpcStream over gRPC
+    format_error: Callable[[DragomanError], HttpResponse] | None = None
 
 
 class BackgroundCall(msgspec.Struct, frozen=True):

@@ -210,7 +210,7 @@ class Application:
                     return response
                 progress = self._mark_compressible(response, isinstance(progress.request.call, ModelCall))
         except DragomanError as error:
-            format_error = progress.format_error if type(progress) is EngineCall else None
+            format_error = progress.format_error if isinstance(progress, EngineCall | PreliminaryCall) else None
             return (format_error or match.protocol.format_error)(error)
         except Exception as error:
             return match.protocol.format_error(error if isinstance(error, HttpError) else _internal_error())
@@ -269,10 +269,7 @@ class Application:
                 measured = self.counters.measure_endpoint(match.protocol.name, match.endpoint)
                 progress = await self._run_endpoint(measured, request)
             elif isinstance(progress, StartedCall) and isinstance(progress.call, PreliminaryCall):
-                response = await _resolve(progress.response)
-                progress = await self._resolve_preliminary(
-                    await self._parse(progress.call.then, response, request), request
-                )
+                progress = await self._resolve_preliminary(progress.call, request, progress.response)
             responding = (
                 self._use_store(progress, request)
                 if isinstance(progress, ResultPoll | BackgroundCall)
@@ -298,10 +295,22 @@ class Application:
     async def _run_endpoint(self, endpoint: Endpoint, request: HttpRequest) -> EndpointResult:
         return await self._resolve_preliminary(await self._parse(endpoint, request, request), request)
 
-    async def _resolve_preliminary(self, result: EndpointResult, request: HttpRequest) -> EndpointResult:
-        """Make preliminary calls until the endpoint gives another result."""
+    async def _resolve_preliminary(
+        self,
+        result: EndpointResult,
+        request: HttpRequest,
+        begun: Response[Any] | Awaitable[Response[Any]] | None = None,
+    ) -> EndpointResult:
+        """Make preliminary calls until the endpoint gives another result; `begun` is the response of the first one."""
         while isinstance(result, PreliminaryCall):
-            result = await self._parse(result.then, await self._engine.call(result.request), request)
+            try:
+                response = await _resolve(self._engine.begin(result.request) if begun is None else begun)
+            except DragomanError as error:
+                if result.format_error is None:
+                    raise
+                return result.format_error(error)
+            begun = None
+            result = await self._parse(result.then, response, request)
         return result
 
     async def _parse(
@@ -406,7 +415,10 @@ class Application:
         try:
             async for response in responses:
                 yield await self.executor.format(stream.format_chunk, response)
-            yield stream.format_last_chunk()
+            last = stream.format_last_chunk()
+            if stream.final_request is not None:
+                await self._engine.call(stream.final_request())
+            yield last
         except DragomanError as error:
             yield stream.format_late_error(error)
         except Exception:

@@ -7,7 +7,7 @@ import msgspec
 
 from dragoman.protocols.text_common.messages import EmbeddingList
 from dragoman.protocols.text_common.parameters import Parameter, body_schema
-from dragoman.protocols.wire import JSON, ErrorResponses, Operation
+from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
 
 
 class ModelCard(msgspec.Struct):
@@ -43,6 +43,50 @@ class ServerLoad(msgspec.Struct):
     server_load: int
 
 
+class ResponseUsage(msgspec.Struct):
+    """Tokens of input and output, those of reasoning included."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: Mapping[str, int]
+    output_tokens_details: Mapping[str, int]
+
+
+class StoredResponse(msgspec.Struct):
+    """A response of the Responses API; `output` has messages, function calls and reasoning."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    model: str
+    output: Sequence[Mapping[str, Any]]
+    parallel_tool_calls: bool
+    tool_choice: Any
+    tools: Sequence[Mapping[str, Any]]
+    store: bool
+    incomplete_details: Mapping[str, str] | None = None
+    error: Mapping[str, str] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    usage: ResponseUsage | None = None
+
+
+class InputItems(msgspec.Struct):
+    object: Literal["list"]
+    data: Sequence[Mapping[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(msgspec.Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
 class OpenAiError(msgspec.Struct):
     """`param` is the parameter that is wrong, `code` a reason for programs."""
 
@@ -68,6 +112,18 @@ def embed(parameters: Mapping[str, Parameter]) -> Operation:
     return Operation("Compute embeddings of texts", {200: {JSON: EmbeddingList}}, {JSON: body})
 
 
+def respond(parameters: Mapping[str, Parameter]) -> Operation:
+    """Return the description of the creation of responses with a table of parameters."""
+    items = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
+    body = body_schema(parameters, input={**items, "description": "a text, or a list of items"})
+    return Operation("Create a response", {200: {JSON: StoredResponse, EVENT_STREAM: None}}, {JSON: body})
+
+
+_PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}, "order": {"enum": ["asc", "desc"]}, "after": {}}
+RETRIEVE = Operation("Read a stored response", {200: {JSON: StoredResponse}})
+DELETE = Operation("Delete a stored response", {200: {JSON: DeletedResponse}})
+CANCEL = Operation("Cancel a response in the background, which this server has none of", {})
+ITEMS = Operation("List the input of a stored response", {200: {JSON: InputItems}}, query=_PAGE)
 MODELS = Operation("List the text models", {200: {JSON: ModelList}})
 MODEL = Operation("Describe a text model, or the readiness of another", {200: {JSON: (ModelCard, ModelReadiness)}})
 VERSION = Operation("Read the version of the server", {200: {JSON: ServerVersion}})

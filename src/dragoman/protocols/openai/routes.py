@@ -24,6 +24,8 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer
 from dragoman.protocols.openai import messages
+from dragoman.protocols.openai.response_routes import Responses
+from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
@@ -227,6 +229,16 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{base}/completions", at.completions, role="infer", operation=text_messages.COMPLETE),
             Route("POST", f"{base}/embeddings", at.embeddings, role="infer", operation=embed),
         ]
+    stored = Responses(policy, write_error)
+    respond = messages.respond(RESPONSE_PARAMETERS)
+    routes += [
+        Route("POST", "/v1/responses", stored.create, role="infer", operation=respond),
+        Route("POST", "/models/{model}/v1/responses", stored.create, role="infer", operation=respond),
+        Route("GET", "/v1/responses/{id}", stored.retrieve, role="infer", operation=messages.RETRIEVE),
+        Route("DELETE", "/v1/responses/{id}", stored.delete, role="infer", operation=messages.DELETE),
+        Route("POST", "/v1/responses/{id}/cancel", stored.cancel, role="infer", operation=messages.CANCEL),
+        Route("GET", "/v1/responses/{id}/input_items", stored.input_items, role="infer", operation=messages.ITEMS),
+    ]
     return HttpProtocol("OpenAI", tuple(routes), write_error, errors=messages.errors(STATUSES))
 
 

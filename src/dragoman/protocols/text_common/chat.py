@@ -142,9 +142,18 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     fields, options = parameters.fields, parameters.options
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])
-    resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
     _check_logprobs(parameters)
+    return build_chat_request(chat, tools, parameters, policy)
+
+
+def build_chat_request(
+    chat: Chat, tools: Tools, parameters: ParsedParameters, policy: Policy, **defaults: Any
+) -> ChatRequest:
+    """Return the request for a conversation, with the constraints that its tools need; `defaults` are fields of
+    Sampling. Raises InvalidInput if parameters contradict each other."""
+    fields, options = parameters.fields, parameters.options
+    resolve_options(fields, options)
     grammar = tools.grammar()
     if grammar is not None:
         _check_alone(parameters)
@@ -154,7 +163,7 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
     options["splits_reasoning"] = "grammar" not in fields
-    return ChatRequest(chat, parameters.sampling(policy), tools, parameters)
+    return ChatRequest(chat, parameters.sampling(policy, **defaults), tools, parameters)
 
 
 def _chat(

@@ -1,0 +1,175 @@
+"""Endpoints of OpenAI's Responses API: create, and read or delete what is stored."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from dragoman.core.calls import Generate, Request, Response
+from dragoman.core.errors import DragomanError, InvalidInput
+from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.sampling import format_value
+from dragoman.core.text import Generation
+from dragoman.protocols.openai.response_format import ResponseFormatter, new_id
+from dragoman.protocols.openai.responses import (
+    MOST_ITEMS,
+    build_request,
+    input_items,
+    parse_response_parameters,
+)
+from dragoman.protocols.text_common import parameters as common
+from dragoman.protocols.text_common.openai_format import resolve_model
+from dragoman.protocols.text_common.parameters import EVENT_STREAM, ParsedParameters, object_body
+from dragoman.protocols.wire import (
+    EndpointResult,
+    EngineCall,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+    PreliminaryCall,
+    bearer_token,
+    json_response,
+)
+
+_OFF = "this server stores no responses (setting max_stored_responses)"
+_PAGE, _MOST_PER_PAGE = 20, 100
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+class Responses:
+    """Endpoints of the Responses API. `write_error` formats errors.
+
+    Responses are stored for the key that created them: of requests with another key, or without, they are not found.
+    """
+
+    def __init__(self, policy: Policy, write_error: Callable[[DragomanError | HttpError], HttpResponse]) -> None:
+        self._policy, self._write_error = policy, write_error
+        self._has_store = policy.max_stored_responses > 0
+
+    def create(self, http: HttpRequest) -> EndpointResult:
+        body = object_body(http.body, self._policy)
+        parameters = parse_response_parameters(body, self._policy)
+        items = input_items(parameters.options.get("input"))
+        previous = parameters.options.get("previous_response_id")
+        if previous is None:
+            return self._respond(body, http, parameters, (), items)
+        if not self._has_store:
+            raise InvalidInput(f"`previous_response_id`: {_OFF}; send the earlier items as `input`")
+
+        def then(record: Mapping[str, Any]) -> EndpointResult:
+            history = [*record["input"], *record["response"]["output"]]
+            return self._respond(body, http, parameters, history, items)
+
+        return self._read(http, previous, then)
+
+    def _respond(
+        self,
+        body: Mapping[str, Any],
+        http: HttpRequest,
+        parameters: ParsedParameters,
+        history: Sequence[Mapping[str, Any]],
+        items: Sequence[Mapping[str, Any]],
+    ) -> EndpointResult:
+        if len(history) + len(items) > MOST_ITEMS:
+            raise InvalidInput(f"`input` and the earlier items must be at most {MOST_ITEMS}; got more")
+        chat = build_request(parameters, history, items, self._policy)
+        stored = self._has_store and parameters.options.get("store", True)
+        stream = parameters.options.get("stream", False)
+        formatter = ResponseFormatter(chat, stored=stored)
+        headers, format_error = parameters.headers, parameters.error_formatter(self._write_error)
+
+        def save() -> Request[None]:
+            all_items = [*history, *map(_with_id, items)]
+            value = orjson.dumps({"response": formatter.value, "input": all_items})
+            return Request(SaveRecord(_owner(http), formatter.value["id"], value))
+
+        def reply(response: Response[Generation]) -> EndpointResult:
+            result = json_response(formatter.complete(response), 200, headers)
+            return EngineCall(save(), lambda _: result) if stored else result
+
+        def then(model: str) -> EndpointResult:
+            call = Generate(prompts=(chat.chat,), sampling=chat.sampling, stream=stream)
+            request = common.build_request(call, http, self._policy, model)
+            if not stream:
+                return PreliminaryCall(request, reply, format_error)
+            return HttpStream(
+                request,
+                formatter.format_chunk,
+                formatter.format_late_error,
+                headers=(*EVENT_STREAM, *headers),
+                format_error=format_error,
+                format_last_chunk=formatter.format_last_chunk,
+                final_request=save if stored else None,
+            )
+
+        return resolve_model(body, http, then)
+
+    # --- stored responses ------------------------------------------------------------------------------------
+
+    def retrieve(self, http: HttpRequest) -> EndpointResult:
+        if parse_qs(http.query).get("stream", ["false"])[-1] not in ("", "false", "False"):
+            raise InvalidInput("`stream` must be false: stored responses are not streamed")
+        return self._read(http, http.params["id"], lambda record: json_response(record["response"]))
+
+    def input_items(self, http: HttpRequest) -> EndpointResult:
+        query = parse_qs(http.query)
+        limit, order = query.get("limit", [str(_PAGE)])[-1], query.get("order", ["desc"])[-1]
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST_PER_PAGE:
+            raise InvalidInput(f"`limit` must be an integer from 1 to {_MOST_PER_PAGE}; got {format_value(limit)}")
+        if order not in ("asc", "desc"):
+            raise InvalidInput(f'`order` must be "asc" or "desc"; got {format_value(order)}')
+        after = query.get("after", [""])[-1]
+
+        def then(record: Mapping[str, Any]) -> EndpointResult:
+            items = record["input"] if order == "asc" else record["input"][::-1]
+            start = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
+            page = items[start : start + int(limit)]
+            ids = (
+                {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+            )
+            return json_response({"object": "list", "data": page, **ids, "has_more": start + len(page) < len(items)})
+
+        return self._read(http, http.params["id"], then)
+
+    def cancel(self, http: HttpRequest) -> EndpointResult:
+        def then(record: Mapping[str, Any]) -> EndpointResult:
+            raise InvalidInput("only responses created with `background`: true can be cancelled; close the connection")
+
+        return self._read(http, http.params["id"], then)
+
+    def delete(self, http: HttpRequest) -> EndpointResult:
+        id_ = http.params["id"]
+
+        def reply(response: Response[bool]) -> HttpResponse:
+            if not response.answer:
+                return self._write_error(_missing(id_))
+            return json_response({"id": id_, "object": "response", "deleted": True})
+
+        return EngineCall(Request(DeleteRecord(_owner(http), id_)), reply)
+
+    def _read(self, http: HttpRequest, id_: str, then: Callable[[Any], EndpointResult]) -> EndpointResult:
+        def found(response: Response[bytes | None]) -> EndpointResult:
+            if response.answer is None:
+                raise _missing(id_)
+            return then(orjson.loads(response.answer))
+
+        return PreliminaryCall(Request(ReadRecord(_owner(http), id_)), found)
+
+
+def _owner(http: HttpRequest) -> str:
+    """Return a name of the caller's key that does not disclose it."""
+    return hashlib.blake2b(bearer_token(http.headers).encode(), digest_size=16).hexdigest()
+
+
+def _missing(id_: str) -> HttpError:
+    return HttpError(404, f"response {format_value(id_)} not found: it does not exist, or is no longer stored")
+
+
+def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an input item with the fields that clients may leave out."""
+    kind = item.get("type") or "message"
+    return {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **{n: v for n, v in item.items() if v is not None}}

@@ -1,0 +1,278 @@
+"""Requests of OpenAI's Responses API: input items and tools as a chat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import (
+    MOST_TOP,
+    InvalidValueError,
+    ValueKind,
+    check_value,
+    flag,
+    format_value,
+    integer,
+    text,
+)
+from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
+from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object, one_of
+from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.parameters import (
+    GUIDED,
+    RESPONSE_FORMAT,
+    Parameter,
+    ParsedParameters,
+    get_object,
+    option,
+    parse_parameters,
+    sets,
+)
+from dragoman.protocols.wire import Policy
+
+MOST_ITEMS = 4096
+_CALL_ID = "call_"  # templates get the id without it: those of Mistral accept only short ones
+_TEXT_PARTS = frozenset({"input_text", "output_text", "summary_text", "reasoning_text", "text"})
+# Fields that are returned as they were sent, without an effect.
+ECHOED = (
+    "metadata",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "service_tier",
+    "max_tool_calls",
+)
+
+
+def _texts() -> ValueKind:
+    def convert(value: Any) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise InvalidValueError
+        return value
+
+    return ValueKind("a list of texts", convert, {"type": "array", "items": {"type": "string"}})
+
+
+PARAMETERS: Mapping[str, Parameter] = {
+    **{
+        name: COMMON[name]
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+            *("seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words"),
+            *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "adapter", "model", "stream"),
+        )
+    },
+    "structured_outputs": GUIDED["structured_outputs"],
+    "max_output_tokens": sets("max_new_tokens"),
+    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "stream_options": option("stream_options", json_object()),
+    "input": option("input", anything()),
+    "instructions": option("instructions", text()),
+    "text": option("text", json_object()),
+    "reasoning": option("reasoning", json_object()),
+    "include_reasoning": option("include_reasoning", flag()),
+    "tools": option("tools", anything()),
+    "tool_choice": option("tool_choice", anything()),
+    "parallel_tool_calls": option("parallel_tool_calls", flag()),
+    "chat_template_kwargs": option("chat_template_kwargs", json_object()),
+    "previous_response_id": option("previous_response_id", text()),
+    "conversation": option("conversation", anything()),
+    "prompt": option("prompt", anything()),
+    "store": option("store", flag()),
+    "background": option("background", flag()),
+    "truncation": option("truncation", one_of("disabled", "auto")),
+    "include": option("include", _texts()),
+    **{name: option(name, anything()) for name in ECHOED},
+}
+
+
+def parse_response_parameters(body: Mapping[str, Any], policy: Policy) -> ParsedParameters:
+    """Parse and check the fields of a request, except input and tools. Raises InvalidInput naming the field."""
+    parameters = parse_parameters(body, PARAMETERS, policy)
+    parameters.names["prompt"] = "input"
+    options = parameters.options
+    for name, alternative in (
+        ("prompt", "send its text as `instructions` and `input`"),
+        ("conversation", "send its items as `input`, or a `previous_response_id`"),
+    ):
+        if name in options:
+            raise InvalidInput(f"`{name}` is not supported: {alternative}")
+    if options.get("background"):
+        raise InvalidInput("`background` must be false: this server does not run responses in the background")
+    if options.get("truncation") == "auto":
+        raise InvalidInput('`truncation` must be "disabled": leave out the oldest items of `input` instead')
+    _set_format(parameters)
+    return parameters
+
+
+def _set_format(parameters: ParsedParameters) -> None:
+    """Set the grammar of `text.format`, whose JSON schema is not nested as in chats."""
+    value = get_object(parameters.options, "text").get("format")
+    match value:
+        case {"type": "json_schema", **rest}:
+            value = {"type": "json_schema", "json_schema": rest}
+    grammar = None if value is None else check_value("text.format", value, RESPONSE_FORMAT)
+    if grammar is None:
+        return
+    if "grammar" in parameters.fields:
+        raise InvalidInput("`text.format` must not be given with `structured_outputs`: the text can be one of them")
+    parameters.fields["grammar"], parameters.names["grammar"] = grammar, "text.format"
+
+
+def build_request(
+    parameters: ParsedParameters,
+    history: Sequence[Mapping[str, Any]],
+    items: Sequence[Mapping[str, Any]],
+    policy: Policy,
+) -> ChatRequest:
+    """Return the chat of earlier items and those of the request. Raises InvalidInput naming the item."""
+    options = parameters.options
+    instructions = options.get("instructions")
+    conversation = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
+    for item in history:
+        conversation.add(item, "`previous_response_id`")
+    for i, item in enumerate(items):
+        conversation.add(item, f"`input[{i}]`")
+    effort = get_object(options, "reasoning").get("effort")
+    body = {
+        "messages": join_system_messages(conversation.messages),
+        "tools": _tools(options.get("tools")),
+        "tool_choice": _tool_choice(options.get("tool_choice")),
+        "parallel_tool_calls": options.get("parallel_tool_calls"),
+        "chat_template_kwargs": {
+            **(reasoning_variables(effort) if effort is not None else {}),
+            **options.get("chat_template_kwargs", {}),
+        },
+    }
+    chat, tools = parse_conversation(body, policy)
+    return build_chat_request(chat, tools, parameters, policy)
+
+
+# --- input -----------------------------------------------------------------------------------------------
+
+
+def input_items(value: Any) -> list[dict[str, Any]]:
+    """Return the items of `input`, a text or a list. Raises InvalidInput."""
+    if isinstance(value, str) and value:
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_ITEMS:
+        raise InvalidInput(
+            f"`input` must be a text that is not empty, or a list of 1 to {MOST_ITEMS} items; got {format_value(value)}"
+        )
+    for i, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise InvalidInput(f"`input[{i}]` must be an object; got {format_value(item)}")
+    return value
+
+
+class _Conversation:
+    """Messages of a chat, collected from items."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.messages = messages
+        self._calls: set[str] = set()
+
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        """Add an item; `where` names it in errors."""
+        match item:
+            case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+                self._calls.add(call_id)
+                call = {"name": name, "arguments": arguments}
+                calls = self._assistant().setdefault("tool_calls", [])
+                calls.append({"id": call_id.removeprefix(_CALL_ID), "type": "function", "function": call})
+            case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
+                if call_id not in self._calls:
+                    expected = "the `call_id` of an earlier function_call"
+                    raise InvalidInput(f"{where}: `call_id` must be {expected}; got {format_value(call_id)}")
+                content = _text_of(output, where, "output")
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": call_id.removeprefix(_CALL_ID), "content": content}
+                )
+            case {"type": "reasoning"}:
+                texts = [_text_of(item.get(name) or "", where, name) for name in ("summary", "content")]
+                self._assistant()["reasoning_content"] = "".join(texts)
+            case {"role": "user" | "system" | "developer" | "assistant" as role, "content": content}:
+                if item.get("type", "message") != "message":
+                    raise InvalidInput(f"{where}: {_expected_item(item)}")
+                self._add_message(role, _text_of(content, where, "content"))
+            case _:
+                raise InvalidInput(f"{where}: {_expected_item(item)}")
+
+    def _assistant(self) -> dict[str, Any]:
+        """Return the message of the assistant's current turn."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+    def _add_message(self, role: str, content: str) -> None:
+        last = self.messages[-1] if self.messages else {}
+        if role == "assistant" and last.get("role") == role and not last["content"] and "tool_calls" not in last:
+            last["content"] = content  # after its reasoning
+        else:
+            self.messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _expected_item(item: Mapping[str, Any]) -> str:
+    expected = "a message with `role` and `content`, function_call, function_call_output or reasoning"
+    if item.get("type") == "item_reference":
+        expected += " (references to items are not supported: send the item)"
+    return f"expected {expected}; got {format_value(item)}"
+
+
+def _text_of(content: Any, where: str, name: str) -> str:
+    """Return the text of a content: a string, or parts of text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidInput(f"{where}: `{name}` must be a text or a list of parts; got {format_value(content)}")
+    texts = []
+    for part in content:
+        match part:
+            case {
+                "type": "input_text" | "output_text" | "summary_text" | "reasoning_text" | "text",
+                "text": str(value),
+            }:
+                texts.append(value)
+            case {"type": "refusal", "refusal": str(value)}:
+                texts.append(value)
+            case _:
+                raise InvalidInput(f"{where}: `{name}` must have parts of text alone; got {format_value(part)}")
+    return "".join(texts)
+
+
+# --- tools -----------------------------------------------------------------------------------------------
+
+
+def _tools(value: Any) -> Any:
+    """Return the tools as chats have them: there a function is nested."""
+    if not isinstance(value, list):
+        return value
+    return [_tool(tool, i) for i, tool in enumerate(value)]
+
+
+def _tool(tool: Any, at: int) -> dict[str, Any]:
+    match tool:
+        case {"type": "function", "name": str(_), **rest} if isinstance(rest.get("parameters"), dict | None):
+            return {"type": "function", "function": {n: v for n, v in tool.items() if n != "type" and v is not None}}
+        case {"type": str(kind)} if kind != "function":
+            raise InvalidInput(
+                f"`tools[{at}]`: tools of type {format_value(kind)} are not supported: the server has nothing that "
+                "runs them; expected functions"
+            )
+    expected = '{"type": "function", "name": ..., "parameters": {a JSON schema}}'
+    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {format_value(tool)}")
+
+
+def _tool_choice(choice: Any) -> Any:
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
+            allowed = {"mode": mode, "tools": [_tool_choice(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        case {"type": str(_)}:
+            raise InvalidInput(
+                '`tool_choice` must be "none", "auto", "required", a function or allowed_tools; '
+                f"got {format_value(choice)}"
+            )
+    return choice

@@ -1,0 +1,77 @@
+"""Chats for APIs other than OpenAI's: the request from a translated body, and the parts of the one completion."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.core.calls import Response
+from dragoman.core.sampling import InvalidValueError, ValueKind
+from dragoman.core.text import FinishReason, Generation, Token
+from dragoman.protocols.text_common.chat import ChatRequest
+from dragoman.protocols.text_common.completion_parser import CompletionParser
+from dragoman.protocols.text_common.openai_format import Usage
+from dragoman.protocols.text_common.tools import Reasoning, ToolCallDelta
+
+
+def json_object() -> ValueKind:
+    """A JSON object."""
+
+    def convert(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise InvalidValueError
+        return value
+
+    return ValueKind("an object", convert, {"type": "object"})
+
+
+def one_of(*names: str) -> ValueKind:
+    """One of some words."""
+
+    def convert(value: Any) -> str:
+        if value not in names or not isinstance(value, str):
+            raise InvalidValueError
+        return value
+
+    return ValueKind(" or ".join(f'"{name}"' for name in names), convert, {"enum": list(names)})
+
+
+def join_system_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with the system messages at the start joined to one: many templates accept no more."""
+    count = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    if count < 2:
+        return list(messages)
+    text = "\n\n".join(each["content"] for each in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
+
+
+class ChatReader:
+    """Reads the completion of a chat with one choice, whole or in chunks."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._tools = request.tools
+        self._splits_reasoning = request.parameters.options["splits_reasoning"]
+        self._parser: CompletionParser | None = None
+        self.model = ""
+        self.usage = Usage()
+        self.finish: FinishReason = ""
+        self.stop: str | int | None = None
+        self.has_calls = False
+        self.tokens: Sequence[Token] = ()  # of the last chunk
+
+    def read(
+        self, response: Response[Generation], *, is_whole: bool = False
+    ) -> Sequence[str | Reasoning | ToolCallDelta]:
+        """Return the parts of a chunk, in their order."""
+        generation = response.answer
+        self.model = response.model
+        self.usage.add(generation)
+        if self._parser is None:
+            prompt = generation.prompts[0].text if generation.prompts else ""
+            self._parser = CompletionParser(self._tools, prompt, splits_reasoning=self._splits_reasoning)
+        parts: list[str | Reasoning | ToolCallDelta] = []
+        self.tokens = tuple(token for text in generation.texts for token in text.tokens)
+        for text in generation.texts:
+            parts += self._parser.feed(text, is_whole=is_whole).parts
+            self.finish, self.stop = text.finish, text.stop if text.finish == "stop_sequence" else None
+        self.usage.reasoning[0] = self._parser.reasoning_tokens
+        self.has_calls = self.has_calls or any(isinstance(part, ToolCallDelta) for part in parts)
+        return parts
