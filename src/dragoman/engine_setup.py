@@ -18,7 +18,7 @@ from dragoman.engine.repository import DiskRepository
 from dragoman.protocols.open_inference.extensions import extensions
 from dragoman.runtimes.files import preflight_check
 from dragoman.server_transports import check_settings
-from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings, sagemaker_defaults
+from dragoman.settings import PREFIX, SETTINGS, Settings, parse_settings
 from dragoman.settings_arguments import SettingsArguments
 
 log = logging.getLogger("dragoman.server")
@@ -145,3 +145,20 @@ def spec_of_object(target: Any, settings: Settings) -> ModelSpec:
     if not isinstance(name, str) or not name:
         name = type(target).__name__
     return ModelSpec(**settings.model_defaults(), name=check_name(name), runtime="python", target=target)
+
+
+def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
+    """Return the path of a SageMaker container's model; none for multi-model endpoints, which load on request."""
+    return [] if _is_multi_model(environment) else ["/opt/ml/model"]
+
+
+def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the defaults for a SageMaker container, by the variables that SageMaker sets."""
+    port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
+    made = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
+    # SageMaker sends no token; it forwards clients' requests to the inference paths only.
+    return {**made, "model_folders": "/opt/ml/models", "control_open": _is_multi_model(environment)}
+
+
+def _is_multi_model(environment: Mapping[str, str]) -> bool:
+    return environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"

@@ -414,23 +414,6 @@ def parse_settings(*layers: Mapping[str, Any]) -> Settings:
     return Settings(**parsed)
 
 
-def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
-    """Return the path of a SageMaker container's model; none for multi-model endpoints, which load on request."""
-    return [] if _is_multi_model(environment) else ["/opt/ml/model"]
-
-
-def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the defaults for a SageMaker container, by the variables that SageMaker sets."""
-    port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-    made = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
-    # SageMaker sends no token; it forwards clients' requests to the inference paths only.
-    return {**made, "model_folders": "/opt/ml/models", "control_open": _is_multi_model(environment)}
-
-
-def _is_multi_model(environment: Mapping[str, str]) -> bool:
-    return environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
-
-
 # Variables that Kubernetes (and Docker's links) set for a service whose name begins with `dragoman`.
 _SERVICE_VARIABLE = re.compile(r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.+")

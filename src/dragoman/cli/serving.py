@@ -15,9 +15,9 @@ from dragoman.cli.startup import has_failed, progress, startup_line, startup_tab
 from dragoman.compat.files import environment_paths
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import forget_secrets, suggestion
-from dragoman.engine_setup import settings_for
+from dragoman.engine_setup import sagemaker_paths, settings_for
 from dragoman.server import Server, logger_levels, run
-from dragoman.settings import Settings, from_environment, parse_settings, sagemaker_paths
+from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
 
 
