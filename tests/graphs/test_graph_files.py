@@ -272,7 +272,15 @@ async def test_a_graph_of_built_in_nodes_runs_in_the_server(tmp_path: Path) -> N
     async with dragoman.open_engine(tmp_path / "g.graph.toml") as engine:
         assert [d.placement for d in engine.deployments()] == ["inline"]
         description = (await engine.call(Request(Describe(), "g"))).answer
-        assert description.details["graph"]["nodes"]["e"]["gradient"] == "built in"
+        graph = description.details["graph"]
+        assert graph["nodes"]["e"]["gradient"] == "built in"
+        assert sorted(graph["edges"], key=str) == [
+            {"from": {"constant": "1, 2"}, "to": {"node": "f", "port": "0"}, "size": 2},
+            {"from": {"input": "x"}, "to": {"node": "e", "port": "0"}, "size": 2},
+            {"from": {"node": "e", "port": "0"}, "to": {"node": "s", "port": "0"}, "size": 2},
+            {"from": {"node": "f", "port": "0"}, "to": {"node": "s", "port": "1"}, "size": 2},
+            {"from": {"node": "s", "port": "0"}, "to": {"output": "y"}, "size": 2},
+        ]
         rows = await engine.infer("g", {"x": np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])})
         np.testing.assert_allclose(rows["y"], np.exp(np.arange(6).reshape(3, 2)) + np.sin([1, 2]))
         call = Gradient(positional=(vector(0, 1),), sens=vector(1, 10))

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -101,10 +101,11 @@ class GraphFunction(VectorFunction):
         return self._missing[ability]
 
     def notes(self) -> Mapping[str, Any]:
-        """Return the abilities of each node and their sources, and what prevents abilities of the graph."""
+        """Return the abilities of each node and their sources, the edges, and what prevents abilities of the graph."""
         nodes = {name: {**node.function.sources(), **node.function.notes()} for name, node in self.wiring.nodes.items()}
         missing = {name: f"'{s.node}' has no {s.ability}" for name, s in self._missing.items() if s is not None}
-        return {"graph": {"nodes": nodes, **({"missing": missing} if missing else {})}}
+        graph: dict[str, Any] = {"nodes": nodes, "edges": [*self._edges()]}
+        return {"graph": {**graph, **({"missing": missing} if missing else {})}}
 
     def unavailable(self) -> str:
         reasons = ((name, node.function.unavailable()) for name, node in self.wiring.nodes.items())
@@ -115,6 +116,16 @@ class GraphFunction(VectorFunction):
             self._pool.shutdown(wait=False, cancel_futures=True)
         for function in {id(n.function): n.function for n in self.wiring.nodes.values()}.values():
             function.close()
+
+    def _edges(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what feeds each input of a node, then the outputs, with the sizes of the vectors."""
+        wiring, sizes = self.wiring, self.sizes({})
+        for name, sources in wiring.sources.items():
+            for i, source in enumerate(sources):
+                end = {"node": name, "port": str(i)}
+                yield {"from": _origin(source, wiring), "to": end, "size": sizes.node_inputs[name][i]}
+        for name, port, size in zip(wiring.output_names, wiring.outputs, sizes.outputs, strict=True):
+            yield {"from": _origin(port, wiring), "to": {"output": name}, "size": size}
 
     def _missing_step(self, plan: Plan) -> Step | None:
         return next((s for s in plan.steps if s.ability not in self._abilities[s.node]), None)
@@ -237,3 +248,15 @@ def _cache_key(config: Config) -> str:
         return json.dumps(config, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"config: expected JSON values, got {error}") from error
+
+
+def _origin(source: Source, wiring: Wiring) -> Mapping[str, str]:
+    """Return what an edge starts from: a node, an input of the graph, or a constant."""
+    match source:
+        case Port():
+            return {"node": source.node, "port": str(source.index)}
+        case GraphInput():
+            return {"input": wiring.input_names[source.index]}
+        case _:
+            shown = ", ".join(f"{value:g}" for value in source.value[:3])
+            return {"constant": shown + (", ..." if len(source.value) > 3 else "")}

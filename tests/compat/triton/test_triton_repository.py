@@ -103,6 +103,23 @@ def test_configuration_is_that_of_the_file(served: ServerProcess) -> None:
     assert (config["platform"], len(config["ensemble_scheduling"]["step"])) == ("ensemble", 3)
 
 
+def test_metadata_of_an_ensemble_has_its_graph(served: ServerProcess) -> None:
+    _, metadata, _ = served.request("GET", "/v2/models/ensemble")
+    graph = metadata["details"]["graph"]
+    assert graph["nodes"] == {"py": {}, "simple (1)": {}, "simple (2)": {}}
+    edges = [(e["tensor"], *e["from"].values(), "->", *e["to"].values()) for e in graph["edges"]]
+    assert edges == [
+        ("sum", "simple (1)", "OUTPUT0", "->", "py", "INPUT0"),
+        ("difference", "simple (1)", "OUTPUT1", "->", "py", "INPUT1"),
+        ("INPUT0", "INPUT0", "->", "simple (1)", "INPUT0"),
+        ("INPUT1", "INPUT1", "->", "simple (1)", "INPUT1"),
+        ("sum", "simple (1)", "OUTPUT0", "->", "simple (2)", "INPUT0"),
+        ("sum", "simple (1)", "OUTPUT0", "->", "simple (2)", "INPUT1"),
+        ("OUTPUT0", "py", "OUTPUT0", "->", "OUTPUT0"),
+        ("OUTPUT1", "simple (2)", "OUTPUT0", "->", "OUTPUT1"),
+    ]
+
+
 # --- Python backend --------------------------------------------------------------------------------------
 
 

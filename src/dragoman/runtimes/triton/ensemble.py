@@ -1,7 +1,7 @@
 """Ensembles of Triton: models of the server whose outputs are the inputs of others."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -84,6 +84,27 @@ class EnsembleModel(Model):
 
     def signature(self) -> Signature:
         return self._config.signature()
+
+    def details(self) -> Mapping[str, Any]:
+        return {"graph": {"nodes": {name: {} for name in self._step_names()}, "edges": [*self._edges()]}}
+
+    def _step_names(self) -> list[str]:
+        """Return a name for each step: its model, with a number if that has several steps."""
+        models = [step.model for step in self._steps]
+        numbered = ((name, models[:i].count(name) + 1) for i, name in enumerate(models))
+        return [f"{name} ({number})" if models.count(name) > 1 else name for name, number in numbered]
+
+    def _edges(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what feeds each input of a step, then the outputs, with the names of the tensors."""
+        names = self._step_names()
+        origins: dict[str, Mapping[str, str]] = {t.spec.name: {"input": t.spec.name} for t in self._config.inputs}
+        for name, step in zip(names, self._steps, strict=True):
+            origins |= {ours: {"node": name, "port": theirs} for ours, theirs in step.outputs.items()}
+        for name, step in zip(names, self._steps, strict=True):
+            for theirs, ours in step.inputs.items():
+                yield {"from": origins[ours], "to": {"node": name, "port": theirs}, "tensor": ours}
+        for tensor in self._config.outputs:
+            yield {"from": origins[tensor.spec.name], "to": {"output": tensor.spec.name}, "tensor": tensor.spec.name}
 
     def unavailable(self) -> str:
         reasons = (self._siblings.unavailable(step.model) for step in self._steps)
