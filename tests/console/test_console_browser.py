@@ -1,82 +1,53 @@
-"""The console in a real browser: Debian's Chromium, if it is installed, driven by Playwright."""
+"""The console in a real browser."""
 
-import os
-import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import dragoman
-from access.access_models import KeyFile
-from access.conftest import keys as keys
-from console.console_models import Parrot, Table, energy
+from console.browser import Browser, needs_chromium, open_chromium, open_page, png
+from console.console_models import (
+    HOSTILE,
+    Hostile,
+    Mirror,
+    Parrot,
+    Planes,
+    Sizes,
+    Table,
+    Wage,
+    decay,
+    energy,
+    write_graphs,
+)
 from rest.rest_server import DEFAULTS
 
-playwright = pytest.importorskip("playwright.async_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
-# Set this variable to a folder to keep a picture of each view.
-PICTURES = os.environ.get("DRAGOMAN_TEST_PICTURES", "")
-WAIT_MS = 20_000
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+MODELS = (Table, energy, decay, Parrot, Mirror, Planes, Sizes, Wage, Hostile)
 
 
-class Browser:
-    """A page of a server, and what went wrong in it."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page = page
-        self.url = url
-        self.problems: list[str] = []
-        page.set_default_timeout(WAIT_MS)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda m: self.problems.append(m.text) if "Content Security Policy" in m.text else None)
-        page.on("request", self._check_host)
-
-    def _check_host(self, request: Any) -> None:
-        if not request.url.startswith((self.url, "data:", "blob:")):
-            self.problems.append(f"request to {request.url}")
-
-    async def open(self, address: str) -> None:
-        await self.page.goto(self.url + address)
-
-    async def panel(self) -> str:
-        text: str = await self.page.inner_text("[role=tabpanel]")
-        return text
-
-    async def keep(self, name: str) -> None:
-        if PICTURES:
-            await self.page.screenshot(path=Path(PICTURES) / f"{name}.png")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opened(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    """One server and one page for all tests: a browser takes longer to start than to show all views."""
+    graphs = write_graphs(tmp_path_factory.mktemp("graphs"))
+    settings = {**DEFAULTS, "control_open": True, "recent_requests": 1000}
+    async with dragoman.Server(*MODELS, *graphs, **settings) as server, open_chromium() as chromium:
+        yield await open_page(chromium, str(server.http_url))
 
 
-async def open_browser(server: dragoman.Server) -> AsyncIterator[Browser]:
-    async with playwright.async_playwright() as driver:
-        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        context = await chromium.new_context(viewport={"width": 1200, "height": 850})
-        browser = Browser(await context.new_page(), server.http_url)
-        yield browser
-        await chromium.close()
-        assert browser.problems == []
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(opened: Browser) -> AsyncIterator[Browser]:
+    opened.problems.clear()
+    yield opened
+    assert opened.problems == []
 
 
-async def test_the_views_of_the_console() -> None:
-    """One test for all views: a browser takes longer to start than to show them."""
-    async with dragoman.Server(Table, energy, Parrot, **{**DEFAULTS, "control_open": True}) as server:
-        async for browser in open_browser(server):
-            await check_models(browser)
-            await check_try_it(browser)
-            await check_values(browser)
-            await check_chat(browser)
-            await check_simulator(browser)
-            await check_live(browser)
-
-
-async def check_models(browser: Browser) -> None:
+async def test_models_are_listed_and_controlled(browser: Browser) -> None:
     page = browser.page
     await browser.open("/")
     await page.wait_for_selector("table.models")
-    assert await page.locator("table.models tbody tr").count() == 3
+    assert await page.locator("table.models tbody tr").count() == len(MODELS) + 2
     await browser.keep("models")
     row = page.locator("tr", has_text="Table")
     await row.get_by_role("button", name="Unload").click()
@@ -85,21 +56,21 @@ async def check_models(browser: Browser) -> None:
     await row.get_by_text("ready").wait_for()
 
 
-async def check_try_it(browser: Browser) -> None:
+async def test_a_pasted_table_and_its_outputs(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/Table")
     await page.wait_for_selector("textarea")
     await page.fill("textarea", "a,b,c\n1,2,3.5\n-1,.5,1e1")
-    await page.get_by_role("button", name="Run").click()
+    await browser.press("Run")
     await page.wait_for_selector("text=FP64 [2]")
     text = await browser.panel()
     assert "the first line, of names, was not sent" in text
     assert "6.5" in text
     assert "9.5" in text
     assert "9007199254740994" in text, "an integer beyond 2^53 was rounded"
-    await browser.keep("try_it")
+    await browser.keep("try-it")
     await page.fill("textarea", "1,2")
-    await page.get_by_role("button", name="Run").click()
+    await browser.press("Run")
     await page.wait_for_selector("text=expected shape")
     await page.get_by_role("tab", name="Code").click()
     assert "/v2/models/Table/infer" in await browser.panel()
@@ -124,11 +95,16 @@ VALUES: list[tuple[str, str, int, str, list[int] | None]] = [
     ("1,2\n3", "FP32", 2, "the rows differ in length", None),
     ("[[1, 2], [3]]", "FP32", 2, "the lists differ in length", None),
     ("1e5", "INT8", 1, "expected INT8, got '1e5'", None),
+    ("1;2\n3;4", "FP32", 2, "[1, 2, 3, 4]", [2, 2]),
+    ("1,5;2", "FP32", 2, "expected FP32, got '1,5'", None),
+    ("1,,3", "FP32", 2, "expected FP32, got ''", None),
+    ("1,2,", "FP32", 2, "expected FP32, got ''", None),
+    ('"a ""b""\nc", d\n', "BYTES", 2, '["a \\"b\\"\\nc", "d"]', [1, 2]),
+    ('"1" ,"2"\r\n3, 4\r\n', "FP32", 2, "[1, 2, 3, 4]", [2, 2]),
 ]
 
 
-async def check_values(browser: Browser) -> None:
-    """Text of the form becomes a tensor without a change of value."""
+async def test_text_of_the_form_becomes_a_tensor_without_a_change_of_value(browser: Browser) -> None:
     script = """async (cases) => {
         const { parseValues } = await import("/console/assets/tensors.js");
         return cases.map(([text, datatype, rank]) => {
@@ -136,11 +112,165 @@ async def check_values(browser: Browser) -> None:
             catch (error) { return [error.message, null]; }
         });
     }"""
+    await browser.open("/")
     found = await browser.page.evaluate(script, [list(case[:3]) for case in VALUES])
     assert found == [list(case[3:]) for case in VALUES]
 
 
-async def check_chat(browser: Browser) -> None:
+async def test_a_table_fills_the_inputs_of_its_columns(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Wage")
+    await page.get_by_text("Fill all inputs from a table").click()
+    await page.fill("#columns", "name;rate;hours\nann;10.5;3\nbob;8;4")
+    await page.wait_for_selector("text=Filled hours, rate. No input has the name name.")
+    await browser.press("Run")
+    output = page.get_by_label("Output wage")
+    await browser.has_texts(output.locator("td"), ["31.5", "32"])
+    await page.fill("#columns", "rate;hours\n1")
+    await page.wait_for_selector("text=expected 2 cells a line as in the first, got 1 in line 2")
+
+
+# Four colours, no two channels of which are equal.
+CORNERS = {(0, 0): (10, 20, 30), (1, 0): (40, 50, 60), (0, 1): (70, 80, 90), (1, 1): (100, 110, 120)}
+SMALL = png(2, 2, lambda x, y: CORNERS[x, y])
+
+
+def upload(name: str, content: bytes, media_type: str) -> dict[str, Any]:
+    return {"name": name, "mimeType": media_type, "buffer": content}
+
+
+async def test_pictures_are_sent_and_shown(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Mirror")
+    await page.set_input_files("input[type=file]", upload("corners.png", SMALL, "image/png"))
+    await page.wait_for_selector("text=corners.png: 2 x 2")
+    await browser.press("Run")
+    output = page.get_by_label("Output mirrored")
+    await output.get_by_role("img").wait_for()
+    shown = await output.locator("canvas").evaluate("(c) => [...c.getContext('2d').getImageData(0, 0, 2, 2).data]")
+    expected = [[*CORNERS[x, y], 255] for y in (0, 1) for x in (1, 0)]
+    assert shown == [value for pixel in expected for value in pixel]
+    await output.get_by_role("button", name="Values").click()
+    values = [value for y in (0, 1) for x in (1, 0) for value in CORNERS[x, y]]
+    assert await output.locator("pre").inner_text() == " ".join(map(str, values))
+    gradient = png(96, 64, lambda x, y: (2 * x, 3 * y, 90))
+    await page.set_input_files("input[type=file]", upload("sunset.png", gradient, "image/png"))
+    await page.wait_for_selector("text=sunset.png: 96 x 64")
+    await browser.press("Run")
+    await page.wait_for_selector("text=UINT8 [1, 64, 96, 3]")
+    await browser.keep("pictures")
+
+
+async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Planes")
+    await page.wait_for_selector("fieldset")
+    transfer = await page.evaluate_handle(
+        """(bytes) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], "large.png", { type: "image/png" }));
+            return transfer;
+        }""",
+        [*png(4, 4, lambda x, y: CORNERS[x // 2, y // 2])],
+    )
+    await page.dispatch_event("fieldset", "drop", {"dataTransfer": transfer})
+    await page.wait_for_selector("text=large.png: 2 x 2, resized from 4 x 4")
+    await browser.press("Run")
+    output = page.get_by_label("Output values")
+    await output.get_by_role("button", name="Table").click()
+    found = [float(text) for text in await output.locator("td").all_inner_texts()]
+    planes = [CORNERS[x, y][channel] / 255 for channel in range(3) for y in (0, 1) for x in (0, 1)]
+    assert found == pytest.approx(planes, abs=1e-6)
+    await page.select_option("fieldset select", "ImageNet mean and deviation")
+    await browser.press("Run")
+    await output.get_by_role("button", name="Table").click()
+    normalized = str((10 / 255 - 0.485) / 0.229)[:6]
+    await output.locator("td", has_text=normalized).wait_for()
+    await page.set_input_files("input[type=file]", upload("notes.png", b"no picture", "image/png"))
+    await page.wait_for_selector("text='notes.png' is not a picture that this browser can read")
+
+
+async def test_files_are_bytes_and_tables(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Sizes")
+    await page.set_input_files("input[type=file]", upload("blob.bin", bytes(range(256)), "application/octet-stream"))
+    await page.wait_for_selector("text=blob.bin, 256 bytes")
+    await browser.press("Run")
+    size = page.get_by_label("Output size")
+    await browser.has_texts(size.locator("td"), ["256"])
+    await browser.press("Remove")
+    await page.set_input_files("input[type=file]", upload("lines.csv", b"one\nthree", "text/csv"))
+    await browser.press("Run")
+    await size.get_by_text("INT64 [2]").wait_for()
+    await browser.has_texts(size.locator("td"), ["3", "5"])
+
+
+async def test_graphs_are_drawn_and_listed(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/kinetics", "Graph")
+    await page.get_by_role("img", name="Graph of kinetics: 4 nodes, 6 edges").wait_for()
+    assert sorted(await page.locator("svg.graph .node text:first-of-type").all_text_contents()) == [
+        "energy",
+        "speed",
+        "square",
+        "weight",
+    ]
+    assert await page.locator("svg.graph .edge").count() == 6
+    heights = await page.locator("svg.graph .edge").evaluate_all(
+        "(edges) => edges.map((e) => e.getPointAtLength(e.getTotalLength()).y - e.getPointAtLength(0).y)"
+    )
+    assert all(height > 0 for height in heights), "an edge runs upwards"
+    rows = page.get_by_role("table", name="Edges").locator("tbody tr")
+    assert "speed.0\tsquare.0\t2" in await rows.all_inner_texts()
+    await browser.keep("graph")
+    await browser.open("/#/models/payroll/1", "Graph")
+    await page.get_by_role("img", name="Graph of payroll: 2 nodes, 5 edges").wait_for()
+    assert "Wage (1).wage\tWage (2).hours\tgross" in await rows.all_inner_texts()
+    assert await page.locator("svg.graph .label").all_text_contents() == ["time", "price", "gross", "price", "total"]
+
+
+async def test_a_request_is_found_by_its_id(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Table")
+    await browser.press("Run")
+    link = page.locator("a[href^='#/requests/']")
+    request_id = await link.inner_text()
+    await link.click()
+    await page.get_by_role("table", name="Where the time went").wait_for()
+    facts = await page.inner_text("dl.facts")
+    assert "POST /v2/models/Table/infer" in facts
+    assert "200" in facts
+    assert "not traced" in facts
+    await browser.keep("request")
+    await browser.open("/#/requests")
+    await page.get_by_role("link", name=request_id).wait_for()
+    await browser.keep("requests")
+    await page.fill("input[name=id]", "unknown/id")
+    await browser.press("Find")
+    await page.wait_for_selector("text=no request 'unknown/id' among the last 1000")
+
+
+async def test_names_and_outputs_of_a_model_stay_text(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Hostile")
+    await page.wait_for_selector("textarea")
+    for tab in ("Code", "Try it"):
+        await page.get_by_role("tab", name=tab).click()
+        assert HOSTILE in await browser.panel()
+    await browser.press("Run")
+    await page.get_by_text("</pre><script>document.title = 'x'</script>").first.wait_for()
+    await page.fill("textarea", "fail")
+    await browser.press("Run")
+    await page.get_by_text("</p><script>document.title = 'x'</script>").wait_for()
+    await browser.open(f"/#/models/{HOSTILE}")
+    await page.wait_for_selector("p.error")
+    await browser.open(f"/#/requests/{HOSTILE}")
+    await page.wait_for_selector("p.error")
+    assert await page.title() == "Dragoman"
+    assert await page.locator("img").count() == 0
+
+
+async def test_chat_shows_tokens_as_text(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/Parrot")
     await page.fill("#draft", "say <b>hello</b> <img src=x>")
@@ -152,21 +282,20 @@ async def check_chat(browser: Browser) -> None:
     await browser.keep("chat")
 
 
-async def check_simulator(browser: Browser) -> None:
+async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     page = browser.page
-    await browser.open("/#/models/energy")
-    await page.get_by_role("tab", name="Simulator").click()
+    await browser.open("/#/models/energy", "Simulator")
     await page.get_by_label("value of x0[0]").fill("2")
     await page.keyboard.press("Enter")
     await page.wait_for_selector("td.number:text-is('7')")  # 2^2 + 3
     assert await page.locator("td.number").all_inner_texts() == ["7", "4", "3"]
-    await page.get_by_role("button", name="Check").click()
+    await browser.press("Check")
     await page.wait_for_selector("text=differs from central differences")
     assert "too much" not in await browser.panel()
     await browser.keep("simulator")
 
 
-async def check_live(browser: Browser) -> None:
+async def test_live_plots(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/live")
     await page.wait_for_selector("figure canvas")
@@ -181,21 +310,3 @@ async def check_live(browser: Browser) -> None:
         return [sample.labels.model, sample.value, ...quantiles];
     }"""
     assert await page.evaluate(script) == ['x\\"y', 3, 1.5, 2, None]
-
-
-async def test_a_key_opens_the_console(keys: KeyFile) -> None:
-    settings = {**DEFAULTS, "api_keys": str(keys.path)}
-    async with dragoman.Server(Table, **settings) as server:
-        async for browser in open_browser(server):
-            page = browser.page
-            await browser.open("/")
-            await page.fill("#key", "wrong")
-            await page.get_by_role("button", name="Open").click()
-            await page.wait_for_selector("text=This key is not accepted")
-            await page.fill("#key", keys.keys["user"])
-            await page.get_by_role("button", name="Open").click()
-            await page.wait_for_selector("table.models")
-            await browser.keep("models_with_key")
-            await browser.open("/v2/models/Table/docs")
-            await page.wait_for_selector(".opblock")
-            await browser.keep("api")

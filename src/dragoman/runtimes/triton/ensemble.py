@@ -101,7 +101,7 @@ class EnsembleModel(Model):
         for name, step in zip(names, self._steps, strict=True):
             origins |= {ours: {"node": name, "port": theirs} for ours, theirs in step.outputs.items()}
         for name, step in zip(names, self._steps, strict=True):
-            for theirs, ours in step.inputs.items():
+            for theirs, ours in sorted(step.inputs.items()):
                 yield {"from": origins[ours], "to": {"node": name, "port": theirs}, "tensor": ours}
         for tensor in self._config.outputs:
             yield {"from": origins[tensor.spec.name], "to": {"output": tensor.spec.name}, "tensor": tensor.spec.name}

@@ -39,18 +39,21 @@ function errorMessage(text, status) {
   return text.slice(0, 500) || `the server answered ${status}`;
 }
 
-// Send a request and return the response. `body` is text, or a value that is sent as JSON. Throws ApiError.
-export async function send(path, { method = "GET", body, signal } = {}) {
+const isEncoded = (body) => body === undefined || typeof body === "string" || body instanceof Blob;
+
+// Send a request and return the response. `body` is text, a Blob, or a value that is sent as JSON. Throws ApiError.
+export async function send(path, { method = "GET", body, signal, headers: own = {} } = {}) {
   const headers = {};
   if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
   if (body !== undefined) headers["content-type"] = "application/json";
+  Object.assign(headers, own);
   let response;
   try {
     response = await fetch(root + path, {
       method,
       headers,
       signal,
-      body: body === undefined || typeof body === "string" ? body : JSON.stringify(body),
+      body: isEncoded(body) ? body : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -4,6 +4,7 @@ import { html, render, useEffect, useState } from "./html.js";
 import { Live } from "./live.js";
 import { ModelView } from "./model.js";
 import { Models } from "./models.js";
+import { Requests, RequestView } from "./requests.js";
 
 function useAddress() {
   const [address, setAddress] = useState(location.hash);
@@ -68,6 +69,8 @@ function App() {
     page = html`<${ModelView} key=${`${name}/${version}`} name=${name} version=${version ?? ""} server=${server} />`;
   } else if (view === "live") {
     page = html`<${Live} />`;
+  } else if (view === "requests") {
+    page = name ? html`<${RequestView} id=${name} />` : html`<${Requests} />`;
   } else {
     page = html`<${Models} />`;
   }
@@ -78,6 +81,7 @@ function App() {
       <nav aria-label="Views">
         <a href="#/" aria-current=${current(view === "" || view === "models")}>Models</a>
         <a href="#/live" aria-current=${current(view === "live")}>Live</a>
+        <a href="#/requests" aria-current=${current(view === "requests")}>Requests</a>
         <a href="docs">API</a>
       </nav>
       <span class="server">${server && `${server.name} ${server.version}`}</span>

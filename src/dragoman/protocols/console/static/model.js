@@ -1,6 +1,7 @@
 // One model: its signature, a form to try it, and code that calls it.
 import { modelPath, read } from "./api.js";
 import { Chat } from "./chat.js";
+import { Graph } from "./graph.js";
 import { html, useEffect, useState } from "./html.js";
 import { Simulator } from "./simulator.js";
 import { Snippets } from "./snippets.js";
@@ -64,6 +65,7 @@ function tabsOf(model, name, version) {
     model.canGenerate && ["Chat", html`<${Chat} name=${name} />`],
     model.canInfer && ["Try it", html`<${TryIt} name=${name} version=${version} model=${model} />`],
     model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} />`],
+    model.metadata.details?.graph?.edges && ["Graph", html`<${Graph} graph=${model.metadata.details.graph} name=${name} />`],
     ["Code", html`<${Snippets} name=${name} version=${version} model=${model} />`],
   ].filter(Boolean);
 }

@@ -77,8 +77,8 @@ export function Models() {
   return html`<h1>Models</h1>
     ${(problem || failure) && html`<p class="error" role="alert">${problem || failure}</p>`}
     ${models.length === 0 && html`<p class="note">No models. Serve some: <code>dragoman serve model.onnx</code></p>`}
-    <div class="scroll"><table class="models">
-      <thead><tr><th>name</th><th>version</th><th>state</th><th>reason</th>${canControl && html`<th>control</th>`}</tr></thead>
+    <div class="card scroll"><table class="models">
+      <thead><tr><th scope="col">name</th><th scope="col">version</th><th scope="col">state</th><th scope="col">reason</th>${canControl && html`<th scope="col">control</th>`}</tr></thead>
       <tbody>${models.map(
         (m) => html`<tr key=${`${m.name}/${m.version}`}>
           <td><a href=${address(m)}>${m.name}</a></td>

@@ -17,7 +17,7 @@ function shapeOf(value) {
 
 function element(text, datatype) {
   const trimmed = text.trim();
-  if (datatype === "BYTES") return JSON.stringify(trimmed.replace(/^"(.*)"$/s, "$1").replaceAll('""', '"'));
+  if (datatype === "BYTES") return JSON.stringify(text);
   if (datatype === "BOOL") {
     const word = { true: "true", 1: "true", false: "false", 0: "false" }[trimmed.toLowerCase()];
     if (word) return word;
@@ -37,10 +37,42 @@ function plainNumber(text) {
   return `${sign === "-" ? "-" : ""}${digits}${rest.replace(/^\.(?=$|[eE])/, "")}`;
 }
 
-function cells(line) {
-  if (line.includes("\t")) return line.split("\t");
-  if (/[,;]/.test(line)) return line.match(/("([^"]|"")*"|[^,;]*)(?=[,;]|$)[,;]?/g).filter((c, i, all) => c || i < all.length - 1).map((c) => c.replace(/[,;]$/, ""));
-  return line.split(/\s+/);
+// Rows of cells of CSV, tab-separated values or values with spaces between them. Cells in quotation marks may hold
+// anything; with semicolons between cells, a comma is part of one.
+export function parseTable(text) {
+  const plain = text.replace(/"(?:[^"]|"")*"/g, "");
+  const delimiter = ["\t", ";", ","].find((candidate) => plain.includes(candidate)) ?? " ";
+  const rows = [[]];
+  let [value, isQuoted, wasQuoted] = ["", false, false];
+  const endCell = () => {
+    rows.at(-1).push(wasQuoted ? value : value.trim());
+    [value, wasQuoted] = ["", false];
+  };
+  for (let i = 0; i < text.length; i++) {
+    const c = text[i];
+    if (isQuoted) {
+      if (c !== '"') value += c;
+      else if (text[i + 1] === '"') value += text[++i];
+      else isQuoted = false;
+    } else if (c === '"' && value.trim() === "" && !wasQuoted) [value, isQuoted, wasQuoted] = ["", true, true];
+    else if (c === delimiter) endCell();
+    else if (c === "\n") endCell(), rows.push([]);
+    else if (c !== "\r" && !(wasQuoted && c === " ")) value += c;
+  }
+  endCell();
+  const cells = delimiter === " " ? rows.map((row) => row.filter((cell) => cell !== "")) : rows;
+  return cells.filter((row) => row.some((cell) => cell !== ""));
+}
+
+const isName = (cell) => !NUMBER.test(cell.trim()) && !/^(nan|true|false)$/i.test(cell.trim());
+
+// The columns of a table whose first line has their names: cells by name, one a line. Throws an Error.
+export function parseColumns(text) {
+  const [names = [], ...rows] = parseTable(text.trim());
+  if (rows.length === 0) throw new Error("expected a line of names and a line of values or more");
+  const wrong = rows.findIndex((row) => row.length !== names.length);
+  if (wrong >= 0) throw new Error(`expected ${names.length} cells a line as in the first, got ${rows[wrong].length} in line ${wrong + 2}`);
+  return new Map(names.map((name, i) => [name, rows.map((row) => row[i])]));
 }
 
 // Parse what was typed or pasted: JSON lists, or a table with a row a line. For BYTES with one axis a line is an element.
@@ -52,12 +84,11 @@ export function parseValues(text, datatype, rank) {
     return { data: trimmed, shape: shapeOf(value), skipped: false };
   }
   if (trimmed === "") return { data: "[]", shape: rank === 2 ? [0, 0] : [0], skipped: false };
-  let lines = trimmed.split(/\r?\n/).filter((line) => line.trim() !== "");
   if (datatype === "BYTES" && rank !== 2) {
+    const lines = trimmed.split(/\r?\n/).filter((line) => line.trim() !== "");
     return { data: `[${lines.map((line) => JSON.stringify(line)).join(", ")}]`, shape: [lines.length], skipped: false };
   }
-  let rows = lines.map((line) => cells(line.trim()));
-  const isName = (cell) => !NUMBER.test(cell.trim()) && !/^(nan|true|false)$/i.test(cell.trim());
+  let rows = parseTable(trimmed);
   const skipped = datatype !== "BYTES" && rows.length > 1 && rows[0].every(isName);
   if (skipped) rows = rows.slice(1);
   if (rows.some((row) => row.length !== rows[0].length)) throw new Error("the rows differ in length");
@@ -77,6 +108,21 @@ export function chooseShape(typed, declared, found) {
   if (free === 0 && total === fixed) return declared;
   if (free === 1 && fixed > 0 && total % fixed === 0) return declared.map((n) => (n < 0 ? total / fixed : n));
   throw new Error(`expected shape [${declared.join(", ")}], got [${found.join(", ")}]: type the shape`);
+}
+
+// The body of a request and its headers. `inputs`: { name, datatype, shape } with the JSON of their elements as `data`,
+// or with `bytes`, which follow the JSON.
+export function requestBody(inputs) {
+  const parts = inputs.map(({ name, datatype, shape, data, bytes }) => {
+    const content = bytes ? `"parameters": {"binary_data_size": ${bytes.byteLength}}` : `"data": ${data}`;
+    return `{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${JSON.stringify(shape)}, ${content}}`;
+  });
+  const text = `{"inputs": [${parts.join(", ")}]}`;
+  const binary = inputs.filter(({ bytes }) => bytes).map(({ bytes }) => bytes);
+  if (binary.length === 0) return { body: text, headers: {} };
+  const json = new TextEncoder().encode(text);
+  const headers = { "content-type": "application/octet-stream", "inference-header-content-length": String(json.length) };
+  return { body: new Blob([json, ...binary]), headers };
 }
 
 // Rows of a tensor of at most two axes, cut to what a page can show; null for more axes.

@@ -1,11 +1,9 @@
-// A form made from a model's signature, and its outputs as tables and plots.
+// A form made from a model's signature: numbers and text that are typed, pasted or dropped as files, and pictures.
 import { call, modelPath, roundsIntegers } from "./api.js";
 import { html, useState } from "./html.js";
-import { Plot } from "./plot.js";
-import { chooseShape, parseValues, rowsOf, show, size } from "./tensors.js";
-
-const MIN_PLOTTED = 3;
-const MAX_SERIES = 6;
+import { defaultScale, fileTensor, Picture, pictureTensor, readPicture, SCALES, takesPictures } from "./images.js";
+import { Output } from "./outputs.js";
+import { chooseShape, parseColumns, parseValues, requestBody, rowsOf, show } from "./tensors.js";
 
 // Rows a line, so that a table can be edited and pasted.
 function initialText(example) {
@@ -14,63 +12,141 @@ function initialText(example) {
   return rows ? rows.map((row) => row.map(show).join(", ")).join("\n") : JSON.stringify(example.data);
 }
 
-function Output({ tensor }) {
-  const rows = rowsOf(tensor);
-  const flat = tensor.data?.flat(Infinity) ?? [];
-  const numeric = flat.length > 0 && flat.every((v) => typeof v === "number" || v === null);
-  const isLine = rows && numeric && rows.length >= MIN_PLOTTED && (tensor.shape[1] ?? 1) <= MAX_SERIES;
-  const total = size(tensor.shape);
-  return html`<h3><code>${tensor.name}</code> <small>${tensor.datatype} [${tensor.shape.join(", ")}]</small></h3>
-    ${isLine && html`<${Plot} title=${tensor.name} x=${rows.map((_, i) => i)}
-      series=${rows[0].map((_, k) => ({ label: rows[0].length > 1 ? `${tensor.name}[${k}]` : "", values: rows.map((r) => r[k]) }))} />`}
-    ${rows
-      ? html`<div class="scroll short"><table><tbody>${rows.map(
-          (row, i) => html`<tr><th scope="row">${i}</th>${row.map((v) => html`<td>${show(v)}</td>`)}</tr>`,
-        )}</tbody></table></div>
-        ${rows.length * (rows[0]?.length ?? 1) < total && html`<p class="note">The first ${rows.length} of ${tensor.shape[0]} rows.</p>`}`
-      : html`<pre class="scroll short">${flat.slice(0, 1000).map(show).join(" ")}${flat.length > 1000 ? " …" : ""}</pre>`}`;
+function initialFields({ metadata, example }) {
+  const examples = new Map((example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
+  return metadata.inputs.map((spec) => ({
+    ...spec,
+    anyRank: spec.parameters?.any_rank === true,
+    isOptional: example !== null && !examples.has(spec.name),
+    text: initialText(examples.get(spec.name)),
+    typedShape: "",
+    isSent: examples.has(spec.name) || example === null,
+    pictures: [], // from files, instead of the text
+    file: null, // of a BYTES input, instead of the text
+    scale: defaultScale(spec.datatype),
+    problem: "",
+  }));
+}
+
+// Text may hold anything, also what separates the cells of a table.
+function columnText(cells, { datatype, shape }) {
+  if (datatype !== "BYTES") return cells.join("\n");
+  return JSON.stringify(shape.length === 2 ? cells.map((cell) => [cell]) : cells);
+}
+
+// The values that a field gets from files: text of a table, pictures, or bytes. Throws an Error.
+async function readFiles(field, files) {
+  if (takesPictures(field) && files.every((file) => file.type.startsWith("image/"))) {
+    return { pictures: await Promise.all(files.map((file) => readPicture(file, field.shape))), file: null };
+  }
+  if (files.length > 1) throw new Error(`expected one file, got ${files.length}`);
+  const [file] = files;
+  if (/^text\/|json$/.test(file.type) || /\.(csv|tsv|txt|json)$/i.test(file.name)) {
+    return { text: await file.text(), pictures: [], file: null };
+  }
+  if (field.datatype !== "BYTES") throw new Error(`expected a table${takesPictures(field) ? " or a picture" : ""}, got '${file.name}'`);
+  return { file: { name: file.name, bytes: await file.arrayBuffer() }, pictures: [] };
+}
+
+// The tensor of a field, and a note for the reader or "".
+function toTensor(field) {
+  const { name, datatype } = field;
+  if (field.pictures.length > 0) return [{ name, datatype, ...pictureTensor(field.pictures, field, field.scale) }, ""];
+  if (field.file) return [{ name, datatype, ...fileTensor(field.file.bytes, field) }, ""];
+  const { data, shape, skipped } = parseValues(field.text, datatype, field.anyRank ? 1 : field.shape.length);
+  const sent = chooseShape(field.typedShape, field.anyRank ? null : field.shape, shape);
+  return [{ name, datatype, shape: sent, data }, skipped ? `${name}: the first line, of names, was not sent` : ""];
+}
+
+function Values({ field, id, onChange }) {
+  const { pictures, file } = field;
+  const drop = html`<button type="button" onClick=${() => onChange({ pictures: [], file: null })}>Remove</button>`;
+  if (file) return html`<p class="row">${file.name}, ${file.bytes.byteLength} bytes ${drop}</p>`;
+  if (pictures.length > 0) {
+    return html`<div class="row">${pictures.map((picture, i) => html`<figure key=${i}><${Picture} picture=${picture} label=${`Picture ${picture.name} as it is sent`} />
+        <figcaption>${picture.name}: ${picture.width} x ${picture.height}
+          ${`${picture.width} x ${picture.height}` !== picture.original && `, resized from ${picture.original}`}</figcaption></figure>`)}</div>
+      <div class="row"><label class="inline">values of a pixel <select value=${field.scale} onChange=${(e) => onChange({ scale: e.target.value })}>
+        ${Object.keys(SCALES).map((name) => html`<option>${name}</option>`)}</select></label> ${drop}</div>`;
+  }
+  return html`<label for=${id}>values: rows of a table, or JSON</label>
+    <textarea id=${id} rows="4" spellcheck="false" value=${field.text} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
+    <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
+      onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
+}
+
+function Field({ field, id, onChange }) {
+  const [isOver, setIsOver] = useState(false);
+  async function use(files) {
+    try {
+      onChange({ ...(await readFiles(field, [...files])), problem: "" });
+    } catch (error) {
+      onChange({ problem: error.message });
+    }
+  }
+  const over = (event) => {
+    if (event.dataTransfer.types.includes("Files")) event.preventDefault(), setIsOver(true);
+  };
+  const drop = (event) => {
+    setIsOver(false);
+    if (event.dataTransfer.files.length > 0) event.preventDefault(), use(event.dataTransfer.files);
+  };
+  const kinds = takesPictures(field) ? "Pictures" : field.datatype === "BYTES" ? "A file" : "A table";
+  return html`<fieldset class=${isOver ? "over" : ""} onDragOver=${over} onDragLeave=${() => setIsOver(false)} onDrop=${drop}>
+    <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
+    ${field.isOptional && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
+      onChange=${(e) => onChange({ isSent: e.target.checked })} /> send this optional input</label>`}
+    ${field.isSent && html`<${Values} field=${field} id=${id} onChange=${onChange} />
+      <label class="file">${kinds} from disk, or drop here <input type="file" multiple=${takesPictures(field)}
+        onChange=${(e) => e.target.files.length > 0 && use(e.target.files)} /></label>`}
+    ${field.problem && html`<p class="error" role="alert">${field.problem}</p>`}
+  </fieldset>`;
+}
+
+// Fill several inputs at once from a table with their names in its first line.
+function Columns({ fields, onColumns }) {
+  const [message, setMessage] = useState("");
+  const fill = (event) => {
+    try {
+      const columns = parseColumns(event.target.value);
+      const known = fields.filter((field) => columns.has(field.name)).map((field) => field.name);
+      const unknown = [...columns.keys()].filter((name) => !known.includes(name));
+      onColumns(columns);
+      setMessage(`Filled ${known.join(", ") || "no input"}.${unknown.length > 0 ? ` No input has the name ${unknown.join(", ")}.` : ""}`);
+    } catch (error) {
+      setMessage(event.target.value.trim() && error.message);
+    }
+  };
+  return html`<details><summary>Fill all inputs from a table</summary>
+    <label for="columns">CSV with the names of the inputs in the first line</label>
+    <textarea id="columns" rows="4" spellcheck="false" onInput=${fill}></textarea>
+    <p class="note" role="status">${message}</p></details>`;
 }
 
 export function TryIt({ name, version, model }) {
-  const examples = new Map((model.example?.inputs ?? []).map((tensor) => [tensor.name, tensor]));
-  const [fields, setFields] = useState(() =>
-    model.metadata.inputs.map((spec) => ({
-      ...spec,
-      anyRank: spec.parameters?.any_rank === true,
-      text: initialText(examples.get(spec.name)),
-      typedShape: "",
-      isSent: examples.has(spec.name) || model.example === null,
-    })),
-  );
+  const [fields, setFields] = useState(() => initialFields(model));
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  const change = (index, values) => setFields(fields.map((field, i) => (i === index ? { ...field, ...values } : field)));
+  const change = (index, values) => setFields((now) => now.map((field, i) => (i === index ? { ...field, ...values } : field)));
 
-  // The text of the request, with the numbers as they were typed, and notes for the reader.
   function compose() {
-    const notes = [];
-    const inputs = fields.filter((f) => f.isSent).map((field) => {
+    const found = fields.filter((field) => field.isSent).map((field) => {
       try {
-        const declared = field.anyRank ? null : field.shape;
-        const { data, shape, skipped } = parseValues(field.text, field.datatype, field.anyRank ? 1 : field.shape.length);
-        if (skipped) notes.push(`${field.name}: the first line, of names, was not sent`);
-        const sent = chooseShape(field.typedShape, declared, shape);
-        return `{"name": ${JSON.stringify(field.name)}, "datatype": "${field.datatype}", "shape": ${JSON.stringify(sent)}, "data": ${data}}`;
+        return toTensor(field);
       } catch (error) {
         throw new Error(`${field.name}: ${error.message}`);
       }
     });
-    return { body: `{"inputs": [${inputs.join(", ")}]}`, notes };
+    return { ...requestBody(found.map(([tensor]) => tensor)), notes: found.map(([, note]) => note).filter(Boolean) };
   }
 
   async function submit(event) {
     event.preventDefault();
     setBusy(true);
     try {
-      const { body, notes } = compose();
-      const found = await call(`${modelPath(name, version)}/infer`, { method: "POST", body });
-      setAnswer({ ...found, notes });
+      const { body, headers, notes } = compose();
+      setAnswer({ ...(await call(`${modelPath(name, version)}/infer`, { method: "POST", body, headers })), notes });
       setProblem("");
     } catch (error) {
       setAnswer(null);
@@ -82,24 +158,20 @@ export function TryIt({ name, version, model }) {
   if (fields.length === 0) {
     return html`<p class="note">The model does not declare its inputs. See Code for a request to start from.</p>`;
   }
+  const useColumns = (columns) => setFields(fields.map((field) => {
+    const cells = columns.get(field.name);
+    return cells ? { ...field, text: columnText(cells, field), typedShape: "", isSent: true, pictures: [], file: null } : field;
+  }));
   return html`<form onSubmit=${submit}>
-      ${fields.map((field, i) => html`<fieldset key=${field.name}>
-        <legend>${field.name} <small>${field.datatype} ${field.anyRank ? "any shape" : `[${field.shape.join(", ")}]`}</small></legend>
-        ${!examples.has(field.name) && model.example && html`<label class="inline"><input type="checkbox" checked=${field.isSent}
-          onChange=${(e) => change(i, { isSent: e.target.checked })} /> send this optional input</label>`}
-        ${field.isSent && html`<label for=${`data-${i}`}>values: rows of a table, or JSON</label>
-        <textarea id=${`data-${i}`} rows="4" spellcheck="false" value=${field.text}
-          onInput=${(e) => change(i, { text: e.target.value })}></textarea>
-        <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
-          onInput=${(e) => change(i, { typedShape: e.target.value })} /></label>`}
-      </fieldset>`)}
+      ${fields.length > 1 && html`<${Columns} fields=${fields} onColumns=${useColumns} />`}
+      ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} id=${`data-${i}`} onChange=${(values) => change(i, values)} />`)}
       <button class="primary" disabled=${busy}>${busy ? "Running …" : "Run"}</button>
     </form>
     <div aria-live="polite">
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       ${answer?.notes.map((text) => html`<p class="note">${text}</p>`)}
-      ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <code>${answer.id}</code></p>
+      ${answer && html`<p class="note">${answer.ms.toFixed(1)} ms, request <a href=${`#/requests/${encodeURIComponent(answer.id)}`}><code>${answer.id}</code></a></p>
         ${roundsIntegers && html`<p class="error">This browser rounds integers beyond 2^53.</p>`}
-        ${answer.data.outputs.map((tensor) => html`<${Output} key=${tensor.name} tensor=${tensor} />`)}`}
+        ${answer.data.outputs.map((tensor) => html`<${Output} key=${`${answer.id} ${tensor.name}`} tensor=${tensor} />`)}`}
     </div>`;
 }

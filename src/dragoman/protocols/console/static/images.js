@@ -1,0 +1,138 @@
+// Pictures as tensors, and tensors as pictures.
+import { html, useEffect, useRef } from "./html.js";
+
+const CHANNELS = [1, 3, 4];
+const MAX_SIDE = 1024; // of a picture whose size the model does not declare
+const MAX_SHOWN = 8;
+const ARRAYS = {
+  UINT8: Uint8Array, INT8: Int8Array, UINT16: Uint16Array, INT16: Int16Array, UINT32: Uint32Array, INT32: Int32Array,
+  FP16: globalThis.Float16Array, FP32: Float32Array, FP64: Float64Array,
+};
+const MEAN = [0.485, 0.456, 0.406, 0];
+const DEVIATION = [0.229, 0.224, 0.225, 1];
+
+// How the value of a pixel, from 0 to 255, becomes an element.
+export const SCALES = {
+  "0 to 255": (v) => v,
+  "0 to 1": (v) => v / 255,
+  "-1 to 1": (v) => v / 127.5 - 1,
+  "ImageNet mean and deviation": (v, channel) => (v / 255 - MEAN[channel]) / DEVIATION[channel],
+};
+export const defaultScale = (datatype) => (datatype.startsWith("FP") ? "0 to 1" : "0 to 255");
+
+// Which axes of a shape are those of pictures, -1 for an axis that it does not have; null for other shapes.
+export function pictureAxes(shape) {
+  if (shape.length < 3 || shape.length > 4) return null;
+  const batch = shape.length === 4 ? 0 : -1;
+  const [first, last] = [batch + 1, shape.length - 1];
+  const isChannel = (axis) => CHANNELS.includes(shape[axis]);
+  const channel = [last, first].find(isChannel) ?? [last, first].find((axis) => shape[axis] === -1);
+  if (channel === undefined) return null;
+  const height = channel === first ? first + 1 : first;
+  return { batch, channel, height, width: height + 1 };
+}
+
+export const takesPictures = ({ datatype, shape, anyRank }) => ARRAYS[datatype] !== undefined && !anyRank && pictureAxes(shape) !== null;
+
+// Read a file as { name, width, height, rgba, original }, in the size that the shape declares. Throws an Error.
+export async function readPicture(file, shape) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`'${file.name}' is not a picture that this browser can read`);
+  }
+  const axes = pictureAxes(shape);
+  const shrink = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
+  const declared = (axis, own) => (shape[axis] > 0 ? shape[axis] : Math.max(1, Math.round(own * shrink)));
+  const [width, height] = [declared(axes.width, bitmap.width), declared(axes.height, bitmap.height)];
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, width, height);
+  const rgba = context.getImageData(0, 0, width, height).data;
+  return { name: file.name, width, height, rgba, original: `${bitmap.width} x ${bitmap.height}` };
+}
+
+// The elements of pictures for an input, as bytes, and their shape. Throws an Error.
+export function pictureTensor(pictures, { shape, datatype }, scale) {
+  const axes = pictureAxes(shape);
+  const [{ width, height }] = pictures;
+  if (pictures.some((p) => p.width !== width || p.height !== height)) throw new Error("the pictures differ in size");
+  if (pictures.length > 1 && axes.batch < 0) throw new Error(`expected one picture, got ${pictures.length}`);
+  const channels = shape[axes.channel] > 0 ? shape[axes.channel] : 3;
+  const sent = [...shape];
+  Object.assign(sent, { [axes.channel]: channels, [axes.height]: height, [axes.width]: width });
+  if (axes.batch >= 0) sent[axes.batch] = pictures.length;
+  const [pixels, isFirst] = [width * height, axes.channel < axes.height];
+  const values = new ARRAYS[datatype](pictures.length * pixels * channels);
+  const convert = SCALES[scale];
+  pictures.forEach(({ rgba }, n) => {
+    for (let pixel = 0; pixel < pixels; pixel++) {
+      const [r, g, b] = rgba.subarray(4 * pixel, 4 * pixel + 3);
+      for (let c = 0; c < channels; c++) {
+        const value = channels === 1 ? 0.299 * r + 0.587 * g + 0.114 * b : rgba[4 * pixel + c];
+        const at = isFirst ? c * pixels + pixel : pixel * channels + c;
+        const element = convert(value, c);
+        values[n * pixels * channels + at] = datatype.startsWith("FP") ? element : Math.round(element);
+      }
+    }
+  });
+  return { bytes: new Uint8Array(values.buffer), shape: sent };
+}
+
+// The bytes of a file as the one element of a BYTES tensor.
+export function fileTensor(bytes, { shape }) {
+  const found = new Uint8Array(4 + bytes.byteLength);
+  new DataView(found.buffer).setUint32(0, bytes.byteLength, true);
+  found.set(new Uint8Array(bytes), 4);
+  return { bytes: found, shape: shape.map(() => 1) };
+}
+
+// The pictures in a tensor of numbers: { width, height, rgba, range } each; none if its shape is not that of pictures.
+export function picturesOf({ shape, datatype, data }) {
+  const axes = shape.length === 2 ? { batch: -1, channel: -1, height: 0, width: 1 } : pictureAxes(shape);
+  const flat = data.flat(Infinity);
+  if (!axes || !flat.every((v) => typeof v === "number")) return [];
+  const [width, height] = [shape[axes.width], shape[axes.height]];
+  const channels = axes.channel < 0 ? 1 : shape[axes.channel];
+  if (!CHANNELS.includes(channels) || width * height === 0) return [];
+  const [pixels, isFirst] = [width * height, axes.channel >= 0 && axes.channel < axes.height];
+  const range = rangeOf(flat, datatype);
+  const level = (v) => (255 * (v - range[0])) / (range[1] - range[0] || 1);
+  return Array.from({ length: Math.min(axes.batch < 0 ? 1 : shape[0], MAX_SHOWN) }, (_, n) => {
+    const rgba = new Uint8ClampedArray(4 * pixels);
+    for (let pixel = 0; pixel < pixels; pixel++) {
+      const element = (c) => level(flat[n * pixels * channels + (isFirst ? c * pixels + pixel : pixel * channels + c)]);
+      for (let c = 0; c < 3; c++) rgba[4 * pixel + c] = element(channels === 1 ? 0 : c);
+      rgba[4 * pixel + 3] = channels === 4 ? element(3) : 255;
+    }
+    return { width, height, rgba, range };
+  });
+}
+
+// The values that are shown as black and white.
+function rangeOf(flat, datatype) {
+  if (datatype === "UINT8") return [0, 255];
+  const [low, high] = flat.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  return low >= 0 && high <= 1 ? [0, 1] : [low, high];
+}
+
+const ENCODED = /^(?:iVBORw0KGgo|\/9j\/)[A-Za-z0-9+/]+={0,2}$/;
+
+// The data URL of a PNG or JPEG in base64, null for any other text.
+export function encodedPicture(text) {
+  if (typeof text !== "string" || !ENCODED.test(text)) return null;
+  return `data:image/${text.startsWith("/") ? "jpeg" : "png"};base64,${text}`;
+}
+
+export function Picture({ picture, label }) {
+  const holder = useRef(null);
+  useEffect(() => {
+    const { width, height, rgba } = picture;
+    holder.current.getContext("2d").putImageData(new ImageData(rgba, width, height), 0, 0);
+  }, [picture]);
+  const zoom = Math.max(1, Math.floor(160 / Math.max(picture.width, picture.height)));
+  return html`<canvas ref=${holder} class="picture" width=${picture.width} height=${picture.height} role="img" aria-label=${label}
+    style=${{ width: `${picture.width * zoom}px` }}></canvas>`;
+}

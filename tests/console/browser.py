@@ -1,0 +1,86 @@
+"""Debian's Chromium, driven by Playwright, for tests of the console."""
+
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.async_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+# Set this variable to a folder to keep a picture of each view.
+PICTURES = os.environ.get("DRAGOMAN_TEST_PICTURES", "")
+WAIT_MS = 20_000
+
+
+class Browser:
+    """A page of a server, and what went wrong in it."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.problems: list[str] = []
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda m: self.problems.append(m.text) if "Content Security Policy" in m.text else None)
+        page.on("request", self._check_host)
+
+    def _check_host(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.problems.append(f"request to {request.url}")
+
+    async def open(self, address: str, tab: str = "") -> None:
+        await self.page.goto(self.url + address)
+        if tab:
+            await self.page.get_by_role("tab", name=tab, exact=True).click()
+
+    async def press(self, name: str) -> None:
+        """Click the button of a name."""
+        await self.page.get_by_role("button", name=name, exact=True).click()
+
+    async def has_texts(self, locator: Any, texts: list[str]) -> None:
+        """Wait until the elements of a locator have these texts."""
+        await playwright.expect(locator).to_have_text(texts, timeout=WAIT_MS)
+
+    async def panel(self) -> str:
+        text: str = await self.page.inner_text("[role=tabpanel]")
+        return text
+
+    async def keep(self, name: str) -> None:
+        if PICTURES:
+            await self.page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
+
+
+@asynccontextmanager
+async def open_chromium() -> AsyncIterator[Any]:
+    """Start Chromium; it is ended with the context."""
+    async with playwright.async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+async def open_page(chromium: Any, url: str) -> Browser:
+    """Open a page in a context of its own, without the keys of others."""
+    context = await chromium.new_context(viewport={"width": 1200, "height": 850})
+    return Browser(await context.new_page(), url)
+
+
+def png(width: int, height: int, color: Callable[[int, int], tuple[int, int, int]]) -> bytes:
+    """Return a PNG file with these colours, by column and row."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + b"".join(bytes(color(x, y)) for x in range(width)) for y in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    image = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + image
