@@ -19,7 +19,7 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import ServerTransports, http_addresses, make_worker_port
+from dragoman.server_transports import ServerTransports, http_addresses, make_kafka_input, make_worker_port
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
@@ -51,6 +51,7 @@ class Server:
         self.worker_port = make_worker_port(self.settings)
         self.engine = make_engine(paths, specs, self.settings, worker_port=self.worker_port)
         self._transports = _make_transports(self.engine, self.settings)
+        self._kafka = make_kafka_input(self.engine, self.settings)
         self._thread: event_loop.LoopThread | None = None
         self.engine.metric_sources.append(self._transports.metrics)
 
@@ -151,6 +152,8 @@ class Server:
             if self.worker_port is not None:
                 await self.worker_port.start()
             await self._transports.start()
+            if self._kafka is not None:
+                await self._kafka.start()
         except BaseException:
             await self.stop(0.0)
             raise
@@ -202,6 +205,8 @@ class Server:
         """Report not ready, finish the calls in flight within `grace_s` seconds, then stop."""
         end_s = time.monotonic() + grace_s
         self._transports.begin_drain()
+        if self._kafka is not None:
+            self._kafka.begin_drain()
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
@@ -211,6 +216,8 @@ class Server:
             await self.engine.close()
             end_s = time.monotonic() + (_FINAL_RESPONSES_S if grace_s > 0 else 0.0)
         await self._transports.stop(max(0.0, end_s - time.monotonic()))
+        if self._kafka is not None:
+            await self._kafka.close(max(0.0, end_s - time.monotonic()))
         await self.engine.close()
         if self.worker_port is not None:
             await self.worker_port.close()

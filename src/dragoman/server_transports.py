@@ -16,7 +16,7 @@ from dragoman.access.refresh import AccessRefresher
 from dragoman.access.tokens import TokenRules, TokenVerifier
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
-from dragoman.core.options import split_list, values
+from dragoman.core.options import KafkaOptions, split_list, values
 from dragoman.engine.call_handler import CallHandler
 from dragoman.formats.policy import CREDENTIALS, Policy
 from dragoman.formats.shared_regions import SharedRegions
@@ -351,6 +351,18 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     )
     found.check()
     return found
+
+
+def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:
+    """Return the `KafkaInput`, None if it is off. Raises InvalidInput."""
+    if not settings.kafka_servers:
+        return None
+    from dragoman.transports.application import Application
+    from dragoman.transports.kafka import KafkaInput
+
+    protocol = plugins.find("protocols", "oip_rest")(protocol_policy(settings))
+    application = Application(engine, [protocol], transport_limits(settings))
+    return KafkaInput(engine, application, KafkaOptions(**values(KafkaOptions, settings)))
 
 
 def make_worker_port(settings: Settings) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.options import ModelOptions, Option, WorkerOptions, options, suggestion, values
+from dragoman.core.options import KafkaOptions, ModelOptions, Option, WorkerOptions, options, suggestion, values
 
 PREFIX = "DRAGOMAN_"
 
@@ -147,7 +147,7 @@ class TransportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelOptions, WorkerOptions, TransportOptions, ProtocolOptions):
+class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, ProtocolOptions):
     """Settings of a server; every default suits a first try on one machine."""
 
     host: Annotated[str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True)] = "127.0.0.1"

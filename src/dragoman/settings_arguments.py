@@ -45,6 +45,11 @@ class SettingsArguments(TypedDict, total=False):
     body_timeout_s: float
     write_timeout_s: float
     keep_alive_timeout_s: float
+    kafka_servers: str
+    kafka_topic_input: str
+    kafka_topic_output: str
+    kafka_group: str
+    kafka_properties: str
     worker_port: int
     worker_host: str
     worker_timeout_s: float

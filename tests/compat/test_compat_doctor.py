@@ -49,7 +49,7 @@ def test_unsupported_settings_are_reported_and_counted(tmp_path: Path, capsys: p
     remarks = json.loads(capsys.readouterr().out)
     bad = {(r["place"], r["subject"]): r["effect"] for r in remarks if r["effect"] in ("missing", "rejected")}
     assert bad == {
-        ("settings.json", "kafka_enabled"): "rejected",
+        ("settings.json", "kafka_enabled"): "missing",
         ("model-settings.json", "parameters.environment_tarball"): "rejected",
         ("mine.py", "import mlserver.rest"): "missing",
     }

@@ -38,7 +38,7 @@ class Remark:
 
 _METRICS = "metrics are exported on the HTTP port; listen on further addresses with --http-also"
 _METRIC_NAMES = "the metrics of the server have other names: see the page on metrics"
-_KAFKA = "Kafka is not supported: consume the topic with a client that sends each message to /v2/models/NAME/infer"
+_KAFKA = "files beside models cannot connect the server to a broker: start it with --kafka-servers HOST:PORT"
 _ENVIRONMENT = (
     "models have no Python environment of their own: install the packages in Dragoman's environment, or run a second "
     "server in that environment"
@@ -84,8 +84,10 @@ SERVER: Mapping[str, Field] = {
     "model_repository_root": Field("rejected", "serve that folder instead: dragoman serve FOLDER", "", "."),
     "model_repository_implementation": Field("rejected", "only folders are supported: copy the models to one"),
     "model_repository_implementation_args": Field("unused", "used only with model_repository_implementation", "", {}),
-    "kafka_enabled": Field("rejected", _KAFKA, "", False),
-    **dict.fromkeys(("kafka_servers", "kafka_topic_input", "kafka_topic_output"), Field("unused", _KAFKA)),
+    "kafka_enabled": Field("missing", _KAFKA, "", False),
+    "kafka_servers": Field("missing", _KAFKA, "", "localhost:9092"),
+    "kafka_topic_input": Field("same", "", "kafka_topic_input"),
+    "kafka_topic_output": Field("same", "", "kafka_topic_output"),
 }
 
 MODEL: Mapping[str, Field] = {

@@ -246,6 +246,29 @@ class WorkerOptions:
     ] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class KafkaOptions:
+    """Options of the input of messages of Kafka."""
+
+    kafka_servers: Annotated[
+        str,
+        Option(
+            "addresses of Kafka brokers, as host:port,host:port, from which requests are read; needs `dragoman[kafka]`",
+            "Protocols",
+            operator_only=True,
+        ),
+    ] = ""
+    kafka_topic_input: Annotated[str, Option("topic of the requests", "Protocols")] = "mlserver-input"
+    kafka_topic_output: Annotated[str, Option("topic of the responses", "Protocols")] = "mlserver-output"
+    kafka_group: Annotated[
+        str, Option("consumer group of servers that share the messages; default: each server gets all", "Protocols")
+    ] = ""
+    kafka_properties: Annotated[
+        str,
+        Option("file with properties of librdkafka, as security.protocol=ssl", "Protocols", operator_only=True),
+    ] = ""
+
+
 # Settings whose values are secret, by name. Their environment variables stay in the server's process.
 SECRET_SETTINGS = ("api_key", "control_token", "worker_secret")
 _VARIABLES = frozenset(f"DRAGOMAN_{name.upper()}" for name in SECRET_SETTINGS)
