@@ -8,9 +8,11 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dragoman.generation import runner as runner_module
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.fused import UnpackedLinear
 from dragoman.generation.job import BatchRow
+from dragoman.generation.pretrained import load_pretrained
 from dragoman.generation.runner import Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -85,9 +87,13 @@ class DeviceCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_of_a_step_is_on_the_models_device(name: str, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "agrees", lambda *_: True)  # the device "meta" computes shapes alone
+    # The device "meta" computes shapes alone, and the masks of transformers need values.
+    monkeypatch.setattr(Runner, "agrees", lambda *_: True)
+    monkeypatch.setattr(Runner, "_own_logits", lambda *_: None)
+    monkeypatch.setattr(runner_module, "CHECKED", "unmasked")
+    monkeypatch.setattr(transformers.AttentionMaskInterface, "register", lambda *_: None)
     with DeviceCheck() as device_check:
-        runner = Runner(folders / name, "float32", "meta")
+        runner = Runner(load_pretrained(folders / name, "float32", "meta"))
         cache = cache_of(runner)
         monkeypatch.setattr(torch.Tensor, "__float__", lambda _: 0.0)
         for position in range(4):

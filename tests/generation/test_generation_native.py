@@ -31,7 +31,9 @@ from dragoman.generation.native.kernels import (
     store_key_value,
 )
 from dragoman.generation.native.step import StepThreads
-from dragoman.generation.runner import MAX_THREADS, Runner, fastest_thread_count
+from dragoman.generation.pretrained import load_pretrained
+from dragoman.generation.runner import Runner
+from dragoman.generation.threads import MAX_THREADS, fastest_thread_count
 from dragoman.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
 from generation.kernel_references import (
     attention_reference,
@@ -105,7 +107,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def load_runner(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]:
-    runner = Runner(folder, dtype, "cpu")
+    runner = Runner(load_pretrained(folder, dtype, "cpu"))
     assert runner.native
     cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
@@ -225,7 +227,7 @@ def test_unsupported_models_are_computed_by_pytorch(tmp_path: Path, options: dic
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**{**SMALL, **options})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    runner = Runner(tmp_path, "float32", "cpu")
+    runner = Runner(load_pretrained(tmp_path, "float32", "cpu"))
     assert not runner.native, reason
     cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
@@ -269,7 +271,7 @@ def test_nan_of_a_token_does_not_reach_tokens_before_it(folders: Path) -> None:
 def test_a_model_may_have_more_threads_than_an_earlier_one(folders: Path) -> None:
     before = torch.get_num_threads()
     try:
-        first, second = Runner(folders / "llama", "float32", "cpu"), Runner(folders / "llama", "float32", "cpu")
+        first, second = (Runner(load_pretrained(folders / "llama", "float32", "cpu")) for _ in range(2))
         assert first.set_threads(1) == 1
         assert second.set_threads(3) == 3
         assert fastest_thread_count(lambda threads: 1.0 / threads, MAX_THREADS) == 1 << (MAX_THREADS.bit_length() - 1)

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dragoman.generation.runner import AdaptiveThreads
+from dragoman.generation.threads import AdaptiveThreads
 
 
 class FakeMachine:

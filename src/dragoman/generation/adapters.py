@@ -30,7 +30,11 @@ class AdapterRows:
     """Rows of the current batch by adapter; empty if no row selects one."""
 
     def __init__(self) -> None:
-        self.of: dict[str, torch.Tensor] = {}
+        self.of: dict[str, torch.Tensor | slice] = {}
+
+    def assign_all(self, name: str) -> None:
+        """Set the adapter of all rows, "" for none."""
+        self.of = {name: slice(None)} if name else {}
 
     def assign(self, names: Sequence[str], device: torch.device) -> None:
         """Set the adapter of each row, "" for none."""

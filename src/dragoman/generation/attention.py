@@ -1,6 +1,8 @@
 """Attention over the slots of the cache, registered with transformers so that its decoders run on this cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,8 +11,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from dragoman.generation.cache import CacheShape, KeyValueCache, round_up
+from dragoman.generation.pretrained import UnsupportedArchitecture
 
-NAME = "dragoman"
+# Names of our attention in transformers; with the second one models also ask for their masks.
+NAME, CHECKED = "dragoman", "dragoman_checked"
 # Decoding rows attend in one operation, unless that would read more than this multiple of the needed keys.
 _MAX_PADDING = 3.0
 
@@ -33,20 +37,101 @@ class AttentionFunction(Protocol):
         """Return the output, [rows, heads, value size]."""
 
 
+_used: ContextVar[AttentionFunction] = ContextVar("attention_function")
+# Arguments of an attention function that change nothing here: masks and positions are those of the step.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+        "use_mask",
+    }
+)
+_OBEYED = frozenset({"scaling", "sliding_window", "softcap"})
+
+
+@contextmanager
+def use_attention(function: AttentionFunction) -> Iterator[None]:
+    """Call `function` for the attention of the layers of models that run in this block."""
+    token = _used.set(function)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
 def attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, step: AttentionFunction, **options: Any
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for transformers; `step` is passed through the model's forward method."""
-    unsupported = [name for name in ("s_aux", "position_bias", "sinks") if options.get(name) is not None]
-    if unsupported:
-        raise NotImplementedError(f"attention with {', '.join(unsupported)}")
+    """Attention function for transformers. Raises UnsupportedArchitecture for arguments that it does not know."""
     scaling = options.get("scaling")
     form = AttentionForm(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         options.get("sliding_window") or 0,
         options.get("softcap") or 0.0,
     )
-    return step(module.layer_idx, form, *(each[0].transpose(0, 1) for each in (query, key, value)))[None], None
+    unknown = [name for name, each in options.items() if each is not None and name not in _OBEYED | _WITHOUT_EFFECT]
+    if unknown:
+        raise UnsupportedArchitecture(f"attention with {', '.join(unknown)}")
+    return _used.get()(module.layer_idx, form, *(each[0].transpose(0, 1) for each in (query, key, value)))[None], None
+
+
+def record_mask(**options: Any) -> None:
+    """Record the mask that a model asks for; our attention needs none."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.add(options["mask_function"])
+
+
+class MaskRecorder:
+    """Records the masks that a model creates, as windows of positions before each token within `context`."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+        self._windows: set[int] = set()
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        token = _recorder.set(self)
+        try:
+            yield
+        finally:
+            _recorder.reset(token)
+
+    def add(self, function: Callable[..., Any]) -> None:
+        """Record a mask. Raises UnsupportedArchitecture if it is not one window for all positions."""
+        last = self._context - 1
+        window = self._visible(function, last)
+        for position in {0, 1, window - 1, window, window + 1, last // 2, last * 2 // 3} & set(range(last)):
+            if self._visible(function, position) != min(window, position + 1):
+                raise UnsupportedArchitecture("a mask that is not a window")
+        self._windows.add(0 if window == self._context else window)
+
+    def compare(self, forms: Mapping[int, AttentionForm]) -> None:
+        """Raise UnsupportedArchitecture if the recorded windows are not those of the layers."""
+        windows = {form.window for form in forms.values() if form.window < self._context}
+        if self._windows and self._windows - {0} != windows - {0}:
+            raise UnsupportedArchitecture(f"masks with the windows {self._windows}, layers with {windows}")
+
+    def _visible(self, function: Callable[..., Any], position: int) -> int:
+        """Return how many positions up to its own a token attends to."""
+        zero = torch.tensor(0)
+        visible = function(zero, zero, torch.tensor(position), torch.arange(position + 1))
+        count = int(visible.sum()) if isinstance(visible, torch.Tensor) and visible.ndim else position + 1
+        if isinstance(visible, torch.Tensor) and visible.ndim and not bool(visible[position + 1 - count :].all()):
+            raise UnsupportedArchitecture("a mask that is not a window")
+        return count
+
+
+_recorder: ContextVar[MaskRecorder | None] = ContextVar("mask_recorder", default=None)
 
 
 class ShapeRecorder:
@@ -64,10 +149,12 @@ class ShapeRecorder:
         return value.new_zeros(*query.shape[:2], value.shape[2])
 
     def shape(self, layers: int) -> CacheShape:
-        """Return the shape of the cache. Raises NotImplementedError if the layers do not all have the same shape."""
+        """Return the shape of the cache. Raises UnsupportedArchitecture if layers differ or do not attend."""
         shapes = set(self._shapes.values())
         if sorted(self._shapes) != list(range(layers)) or len(shapes) != 1:
-            raise NotImplementedError(f"attention of {len(self._shapes)} of {layers} layers, in {len(shapes)} shapes")
+            raise UnsupportedArchitecture(
+                f"attention of {len(self._shapes)} of {layers} layers, in {len(shapes)} shapes"
+            )
         return CacheShape(layers, *shapes.pop())
 
 

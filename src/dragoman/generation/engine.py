@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -12,13 +12,11 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
-from dragoman.generation.cache import CacheManager
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.input_processor import EngineLimits
 from dragoman.generation.job import BatchRow, GenerationJob, Sequence
-from dragoman.generation.runner import Runner
 from dragoman.generation.sampler import BeamSearch
-from dragoman.generation.scheduler import Scheduler, StepMetrics, StepWork, queue_metrics
+from dragoman.generation.scheduler import CacheCapacity, Scheduler, StepMetrics, StepWork, queue_metrics
 from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
 
@@ -40,11 +38,40 @@ class _WaitingForGrammar:
     search: Any = None
 
 
+class ModelRunner(Protocol):
+    """A model in memory."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def run(self, cache: Any, rows: Any) -> torch.Tensor:
+        """Compute the rows' tokens; return the wanted logits in order, [wanted, vocabulary], FP32."""
+
+
+class SequenceMemory(CacheCapacity, Protocol):
+    """States of sequences by slot. cache: what the runner reads and writes."""
+
+    @property
+    def cache(self) -> Any: ...
+
+    @property
+    def allocated_tokens(self) -> int: ...
+
+    def release(self) -> None: ...
+    def gather(self, sources: list[int], targets: list[int], length: int) -> None: ...
+    def store_prefix(self, sequence: Sequence) -> None: ...
+
+
 class GenerationEngine:
     """Engine of one model. One thread adds and cancels jobs and calls `step` while there is work."""
 
     def __init__(
-        self, runner: Runner, memory: CacheManager, vocabulary: Vocabulary, limits: EngineLimits, ends: frozenset[int]
+        self,
+        runner: ModelRunner,
+        memory: SequenceMemory,
+        vocabulary: Vocabulary,
+        limits: EngineLimits,
+        ends: frozenset[int],
     ) -> None:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
@@ -134,7 +161,7 @@ class GenerationEngine:
         job.mark_started()
         start, stop = sequence.computed, sequence.computed + work.count
         outputs = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
-        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter)
+        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter, sequence.prompt)
 
     def _store_prompt_logprobs(self, job: GenerationJob, work: StepWork, logits: torch.Tensor) -> None:
         """Store log-probabilities of the prompt tokens that follow these rows."""
@@ -178,7 +205,7 @@ class GenerationEngine:
             request.sampling,
             self._end_conditions(job),
             self._chooser(job, seed),
-            request.tokens,
+            request.before,
             seed,
         )
 
@@ -191,7 +218,7 @@ class GenerationEngine:
         request = job.request
         ends = self._end_conditions(job)
         guide = request.guides() if request.guides is not None else None
-        return TokenSampler(request.sampling, seed or 0, request.tokens, ends.eos | ends.requested, request.bad, guide)
+        return TokenSampler(request.sampling, seed or 0, request.before, ends.eos | ends.requested, request.bad, guide)
 
     def _write(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
         """Sample a token for each sequence from its row of the logits."""

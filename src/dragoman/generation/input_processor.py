@@ -93,6 +93,7 @@ class InputProcessor:
     """Processes the calls of one model. `budget`: capacity of the key-value cache in tokens.
 
     follows_grammars: False if an external engine applies grammars, so that they are only validated here.
+    encodes: the model has an encoder for prompts, so that a completion does not continue its prompt.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class InputProcessor:
         grammars: GrammarLimits | None = None,
         *,
         follows_grammars: bool = True,
+        encodes: bool = False,
     ) -> None:
         self.vocabulary, self._limits, self._budget, self._adapters = vocabulary, limits, budget, adapters
         vocabulary.context = limits.max_context
-        self._follows_grammars = follows_grammars
+        self._follows_grammars, self._encodes = follows_grammars, encodes
         self._grammars = GrammarService(
             vocabulary.tokenizer, vocabulary.size, sorted(ends), grammars, follows=follows_grammars
         )
@@ -128,6 +130,8 @@ class InputProcessor:
             raise InvalidInput("prompts: expected at least one, got none")
         sampling = call.sampling
         check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters)
+        if self._encodes and sampling.prompt_logprobs is not None:
+            raise InvalidInput("prompt_logprobs: expected none: this model reads prompts with an encoder")
         bad = tuple(self._words(sampling))
         guides = self._guides(sampling)
         prompts = []
@@ -137,7 +141,8 @@ class InputProcessor:
             seed = None
             if sampling.do_sample:
                 seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-            prompts.append(PromptRequest(index, text, tuple(tokens), sampling, length, call.stream, seed, guides, bad))
+            request = PromptRequest(index, text, tuple(tokens), sampling, length, call.stream, seed, guides, bad)
+            prompts.append(replace(request, encoded=True) if self._encodes else request)
         checked_s = time.monotonic() - began_s
         return [replace(each, checked_s=checked_s) for each in prompts]
 
@@ -155,6 +160,8 @@ class InputProcessor:
         available = context - prompt
         if available < 1:
             raise TooLong(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
+        if self._encodes:  # the decoder has a context of its own
+            available = context
         count = available if sampling.max_new_tokens is None else sampling.max_new_tokens
         if sampling.shorten:
             count = min(count, available)

@@ -17,7 +17,7 @@ class BatchRow(NamedTuple):
     """Tokens of one sequence in a step.
 
     start: position of the first token in the sequence. wanted: number of last tokens whose logits are returned.
-    adapter: name of the LoRA adapter, "" for none.
+    adapter: name of the LoRA adapter, "" for none. prompt: number of tokens of the sequence's prompt.
     """
 
     slot: int
@@ -25,6 +25,7 @@ class BatchRow(NamedTuple):
     tokens: abc.Sequence[int]
     wanted: int = 1
     adapter: str = ""
+    prompt: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +66,8 @@ class PromptRequest:
 
     index: position of the prompt in the call. text, tokens: the prompt. length: maximum number of new tokens.
     seed: None without sampling. guides: creates a grammar guide for each completion. bad: forbidden words as tokens.
-    checked_s: seconds taken to validate and tokenize the call.
+    checked_s: seconds taken to validate and tokenize the call. encoded: the prompt is read by an encoder, so that the
+    completion is a text of its own.
     """
 
     index: int
@@ -78,6 +80,12 @@ class PromptRequest:
     guides: Callable[[], GrammarGuide] | None = None
     bad: tuple[tuple[int, ...], ...] = ()
     checked_s: float | None = None
+    encoded: bool = False
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Tokens that the completion continues."""
+        return () if self.encoded else self.tokens
 
     @property
     def width(self) -> int:

@@ -1,6 +1,7 @@
 """Load a text model: weights, cache memory and limits for the memory of the machine."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,25 @@ from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
 from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache import CacheManager
-from dragoman.generation.engine import GenerationEngine
+from dragoman.generation.engine import GenerationEngine, SequenceMemory
+from dragoman.generation.general import GeneralRunner, SequenceStates
 from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
-from dragoman.generation.runner import DTYPES, Runner
+from dragoman.generation.pretrained import (
+    DTYPES,
+    Pretrained,
+    UnsupportedArchitecture,
+    depends_on_length,
+    load_pretrained,
+)
+from dragoman.generation.runner import PackingFailed, Runner
 from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.system.load_steps import report_step
+
+log = logging.getLogger("dragoman.generation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +129,27 @@ def load_engine(folder: Path, options: EngineOptions, capacity: int, name: str) 
 
 def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    try:
-        adapter_folders = adapters.folders(folder, options.adapters)
-        runner = Runner(folder, options.dtype, device, packed=options.packed, adapters=adapter_folders)
-    except NotImplementedError as error:
-        raise ModelFailed(f"the text engine cannot run this architecture: {error}") from error
-    limits, budget, prefix = _memory_limits(runner, options)
-    memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
+    adapter_folders = adapters.folders(folder, options.adapters)
+    runner, pretrained = _load_runner(folder, options, device, adapter_folders)
+    limits, budget, prefix = _memory_limits(runner, pretrained, options)
+    memory: SequenceMemory
+    if isinstance(runner, Runner):
+        memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
+    else:
+        memory = SequenceStates(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
-    ends = _end_tokens(runner, vocabulary)
+    ends = _end_tokens(pretrained, vocabulary)
     report_step("measuring threads")
     threads = runner.set_threads(options.threads) if runner.device.type == "cpu" else 0
-    intake = InputProcessor(vocabulary, limits, budget, ends, frozenset(adapter_folders), options)
+    intake = InputProcessor(
+        vocabulary,
+        limits,
+        budget,
+        ends,
+        frozenset(adapter_folders),
+        options,
+        encodes=runner.is_encoder_decoder,
+    )
     details = {
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,
@@ -138,6 +158,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         "device": str(runner.device),
         "threads": threads,
         "machine_code": runner.native,
+        "general_path": isinstance(runner, GeneralRunner),
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),
@@ -147,19 +168,45 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
     return GenerationEngine(runner, memory, vocabulary, limits, ends), intake, details
 
 
-def _memory_limits(runner: Runner, options: EngineOptions) -> tuple[EngineLimits, int, int]:
+def _load_runner(
+    folder: Path, options: EngineOptions, device: str, adapter_folders: Mapping[str, Path]
+) -> tuple[Runner | GeneralRunner, Pretrained]:
+    """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
+    pretrained = load_pretrained(folder, options.dtype, device)
+    own_code = pretrained.is_encoder_decoder or depends_on_length(pretrained.config, options.max_context)
+    for packed in () if own_code else dict.fromkeys((options.packed, False)):
+        try:
+            return Runner(pretrained, packed=packed, adapters=adapter_folders), pretrained
+        except PackingFailed as error:
+            log.info("weights of model type %s are not packed: %s", pretrained.config.model_type, error)
+            pretrained = load_pretrained(folder, options.dtype, device)
+        except UnsupportedArchitecture as error:
+            log.info("model type %s runs with its own code: %s", pretrained.config.model_type, error)
+            break
+    if adapter_folders:
+        pretrained = load_pretrained(folder, options.dtype, device)  # without the adapters attached above
+    return GeneralRunner(pretrained, adapter_folders), pretrained
+
+
+def _memory_limits(
+    runner: Runner | GeneralRunner, pretrained: Pretrained, options: EngineOptions
+) -> tuple[EngineLimits, int, int]:
     """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens."""
-    positions = int(getattr(runner.config, "max_position_embeddings", None) or 2048)
-    if options.max_context > positions:
-        raise ModelFailed(f"max_context: expected at most {positions}, the model's context, got {options.max_context}")
-    context = options.max_context or positions
-    each = runner.shape.bytes_per_token(runner.dtype)
-    free = int(options.cache_memory * 2**30) or _free_bytes(runner.device)
-    budget = min(free // each, options.max_batch * (context + 64))
+    most = pretrained.context
+    if most is not None and options.max_context > most:
+        raise ModelFailed(f"max_context: expected at most {most}, the model's context, got {options.max_context}")
+    context = options.max_context or pretrained.default_context
+    each, free = runner.bytes_per_token, _cache_bytes(runner, options)
+    budget = min((free - runner.fixed_bytes) // each, options.max_batch * (context + 64))
     if budget < 128:
-        raise ModelFailed(f"cache_memory: {free} bytes hold only {budget} tokens of {each} bytes each")
-    limits = EngineLimits(options.max_batch, min(context, budget - 64), options.prefill_chunk)
+        raise ModelFailed(f"cache_memory: {free} bytes hold only {max(0, budget)} tokens of {each} bytes each")
+    chunk = runner.prefill_chunk or options.prefill_chunk
+    limits = EngineLimits(options.max_batch, min(context, budget - 64), chunk)
     return limits, budget, budget // 8 if options.prefix_cache < 0 else options.prefix_cache
+
+
+def _cache_bytes(runner: Runner | GeneralRunner, options: EngineOptions) -> int:
+    return int(options.cache_memory * 2**30) or _free_bytes(runner.device)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -172,9 +219,9 @@ def _free_bytes(device: torch.device) -> int:
     return 2**30
 
 
-def _end_tokens(runner: Runner, vocabulary: Vocabulary) -> frozenset[int]:
+def _end_tokens(pretrained: Pretrained, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the end tokens of the generation config or the tokenizer."""
-    ids = getattr(runner.model.generation_config, "eos_token_id", None)
+    ids = pretrained.end_tokens
     if ids is None:
         ids = vocabulary.tokenizer.eos_token_id
     if ids is None:

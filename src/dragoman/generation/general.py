@@ -1,0 +1,321 @@
+"""General path: run any model of transformers with its own code and its own cache, one sequence at a time."""
+
+import copy
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Rows
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.core.errors import ModelFailed
+from dragoman.generation.adapters import AdapterRows, attach
+from dragoman.generation.job import BatchRow, Sequence
+from dragoman.generation.pretrained import TOLERANCE, Pretrained
+from dragoman.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
+
+log = logging.getLogger("dragoman.generation")
+
+# Names of the cache in the output of a model, and of the argument that takes it.
+_CACHES: Mapping[str, str] = {
+    "past_key_values": "past_key_values",
+    "cache_params": "cache_params",
+    "state": "state",
+    "mems": "past_key_values",
+}
+# Arguments with one element for each token so far, and how the next element follows from the last one.
+_BY_TOKEN: Mapping[str, int] = {
+    "attention_mask": 0,
+    "decoder_attention_mask": 0,
+    "token_type_ids": 0,
+    "position_ids": 1,
+    "decoder_position_ids": 1,
+}
+_CHECK_TOKENS, _CHECK_STEPS = 12, 4
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """State of one sequence: its computed `tokens`, and the arguments of the next forward pass with the cache.
+
+    ids: tokens of the decoder. arguments: None if they are unknown because a forward pass failed.
+    """
+
+    tokens: list[int]
+    prompt: int
+    ids: torch.Tensor
+    arguments: dict[str, Any] | None = None
+
+    def fork(self) -> "SequenceState":
+        """Return an independent copy; the output of an encoder is shared, as it does not change."""
+        arguments = self.arguments
+        if arguments is not None:
+            shared = {"encoder_outputs": arguments["encoder_outputs"]} if "encoder_outputs" in arguments else {}
+            rest = {name: value for name, value in arguments.items() if name not in shared}
+            arguments = {**copy.deepcopy(rest), **shared}
+        return SequenceState(list(self.tokens), self.prompt, self.ids, arguments)
+
+
+@dataclass(slots=True)
+class SequenceStates:
+    """Memory of the general path: the states of sequences by slot, within `capacity` bytes.
+
+    fixed: bytes of a sequence without tokens; each: bytes of a token; budget: tokens of all sequences.
+    """
+
+    capacity: int
+    fixed: int
+    each: int
+    budget: int
+    of: dict[int, SequenceState] = field(default_factory=dict)
+
+    @property
+    def cache(self) -> "SequenceStates":
+        return self
+
+    @property
+    def allocated_tokens(self) -> int:
+        return sum(len(state.tokens) for state in self.of.values())
+
+    def fits(self, slots: int, length: int) -> bool:
+        return slots * (self.fixed + length * self.each) <= self.capacity
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Do nothing: the models' caches grow by themselves."""
+
+    def release(self) -> None:
+        self.of.clear()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the state of a slot to another."""
+        if source in self.of:
+            self.of[target] = self.of[source].fork()
+
+    def clear(self, slot: int, length: int) -> None:
+        self.of.pop(slot, None)
+
+    def gather(self, sources: list[int], targets: list[int], length: int) -> None:
+        """Copy several states at once; sources are read before targets are written."""
+        if sources == targets:
+            return
+        states = [self.of[source] for source in sources]
+        copies = [state.fork() if state in states[:i] else state for i, state in enumerate(states)]
+        self.of.update(zip(targets, copies, strict=True))
+
+    def load_prefix(self, sequence: Sequence) -> int:
+        """Return 0: prompts are computed whole."""
+        return 0
+
+    def store_prefix(self, sequence: Sequence) -> None:
+        """Do nothing."""
+
+
+class GeneralRunner:
+    """A model with any architecture that transformers can generate with, used by one thread.
+
+    Its logits are compared with those of `generate` when it is loaded. If the model's cache does not give them, each
+    step computes all tokens again. Raises ModelFailed if that does not give them either.
+    """
+
+    native = False
+    prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
+
+    def __init__(self, pretrained: Pretrained, adapters: Mapping[str, Path]) -> None:
+        self.model, self.config = pretrained.model, pretrained.config
+        self.dtype, self.device = pretrained.dtype, pretrained.device
+        self.is_encoder_decoder = pretrained.is_encoder_decoder
+        self._adaptive_threads: AdaptiveThreads | None = None
+        self._adapters: AdapterRows | None = None
+        if adapters:
+            self._adapters = attach(self.model, adapters, self.dtype, self.device)
+        self._forced_bos: int | None = None
+        self._caches = True
+        sizes = self._check()
+        self.fixed_bytes, self.bytes_per_token = sizes
+        self._forced_bos = pretrained.forced_bos
+
+    @property
+    def caches(self) -> bool:
+        """Whether the model's cache is used."""
+        return self._caches
+
+    def run(self, cache: SequenceStates, rows: Rows[BatchRow]) -> torch.Tensor:
+        """Compute the rows one after the other; return the wanted logits in order, [wanted, vocabulary], FP32."""
+        with torch.inference_mode(), self._adaptive_threads or nullcontext():
+            return torch.cat([self._compute(cache, row) for row in rows])
+
+    def set_threads(self, count: int) -> int:
+        """Set the number of threads; 0 for the fastest number. Return the number."""
+        threads = count or fastest_thread_count(self._measure_s, MAX_THREADS)
+        torch.set_num_threads(threads)
+        self._adaptive_threads = None if count or threads == 1 else AdaptiveThreads(threads)
+        return threads
+
+    def _measure_s(self, threads: int) -> float:
+        torch.set_num_threads(threads)
+        states, tokens = SequenceStates(1 << 62, 0, 0, 1 << 30), self._tokens()
+        begin_s = time.perf_counter()
+        self.run(states, [BatchRow(0, 0, tokens, prompt=len(tokens))])
+        self.run(states, [BatchRow(0, len(tokens), tokens[:1], prompt=len(tokens))])
+        return time.perf_counter() - begin_s
+
+    # --- forward pass ------------------------------------------------------------------------------------
+
+    def _compute(self, states: SequenceStates, row: BatchRow) -> torch.Tensor:
+        if self._adapters is not None:
+            self._adapters.assign_all(row.adapter)
+        state = states.of.get(row.slot)
+        if row.start and state is not None and state.arguments is not None and len(state.tokens) == row.start:
+            state.ids = torch.cat((state.ids, self._tensor(row.tokens)), 1)
+            count: int | None = len(row.tokens)
+            is_first = False
+        else:  # a new sequence, or one whose last step failed
+            computed = state.tokens[: row.start] if state is not None and row.start else []
+            if len(computed) != row.start:
+                raise ModelFailed("generation failed: the state of the sequence is lost")
+            state = states.of[row.slot] = self._begin([*computed, *row.tokens], row.prompt or len(row.tokens))
+            state.tokens, count, is_first = computed, None, True
+        arguments, state.arguments = state.arguments, None
+        assert arguments is not None
+        logits = self._forward(state.ids, arguments, count if self._caches else None, row.wanted, is_first=is_first)
+        state.arguments, state.tokens = arguments, [*state.tokens, *row.tokens]
+        return logits
+
+    def _begin(self, tokens: list[int], prompt: int) -> SequenceState:
+        """Return the state before the first forward pass; an encoder is run on the prompt."""
+        source = self._tensor(tokens[:prompt] if self.is_encoder_decoder else tokens)
+        ids, arguments = self.model.generate(
+            source,
+            attention_mask=torch.ones_like(source),
+            custom_generate=_prepared_arguments,
+            max_new_tokens=1,
+            do_sample=False,
+            use_cache=self._caches,
+        )
+        if self.is_encoder_decoder:
+            forced = [] if self._forced_bos is None else [self._forced_bos]
+            ids = torch.cat((ids, self._tensor([*forced, *tokens[prompt:]])), 1)
+        return SequenceState([], prompt, ids, arguments)
+
+    def _forward(
+        self, ids: torch.Tensor, arguments: dict[str, Any], count: int | None, wanted: int, *, is_first: bool
+    ) -> torch.Tensor:
+        """Compute the last `count` tokens, None for all; update the arguments for the next one."""
+        inputs = self.model.prepare_inputs_for_generation(
+            ids, next_sequence_length=count, is_first_iteration=is_first, **arguments
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = max(1, wanted)
+        output = self.model(**inputs, return_dict=True)
+        if self._caches:
+            for name, argument in _CACHES.items():
+                value = getattr(output, name, None)
+                if value is not None:
+                    arguments[argument] = value
+        for name, step in _BY_TOKEN.items():
+            value = arguments.get(name)
+            if value is not None and not (self.is_encoder_decoder and name == "attention_mask"):
+                arguments[name] = torch.cat((value, value[..., -1:] + step), -1)
+        logits: torch.Tensor = output.logits[0, output.logits.shape[1] - wanted :]
+        return logits.to(torch.float32, copy=True)
+
+    def _tensor(self, tokens: Rows[int]) -> torch.Tensor:
+        return torch.tensor([[*tokens]], dtype=torch.long, device=self.device)
+
+    # --- check -------------------------------------------------------------------------------------------
+
+    def _tokens(self) -> list[int]:
+        return check_tokens(_CHECK_TOKENS, self.config.vocab_size)
+
+    def _check(self) -> tuple[int, int]:
+        """Compare logits with those of `generate`; return the bytes of a sequence without tokens, and of each token."""
+        problem = ""
+        for self._caches in (True, False):
+            try:
+                tokens, expected = self._reference()
+                logits, sizes = self._step_by_step(tokens, len(expected))
+            except Exception as error:  # code of any model
+                problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                log.info("model type %s, cache %s: %s", self.config.model_type, self._caches, problem, exc_info=True)
+                continue
+            difference = float((logits - expected).abs().max() / expected.abs().max())
+            if difference < TOLERANCE[self.dtype]:
+                return sizes
+            problem = f"its logits differ by {difference:.2g} from those of transformers"
+        raise ModelFailed(f"models of the type '{self.config.model_type}' cannot generate here: {problem}")
+
+    def _reference(self) -> tuple[list[int], torch.Tensor]:
+        """Return tokens of a prompt with a greedy completion by transformers, and the logits of its steps."""
+        source = self._tensor(self._tokens())
+        output = self.model.generate(
+            source,
+            attention_mask=torch.ones_like(source),
+            max_new_tokens=_CHECK_STEPS,
+            min_new_tokens=_CHECK_STEPS,
+            do_sample=False,
+            use_cache=self._caches,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        new = output.sequences[0, -len(output.logits) :].tolist()
+        return [*self._tokens(), *new], torch.cat(output.logits)
+
+    def _step_by_step(self, tokens: list[int], steps: int) -> tuple[torch.Tensor, tuple[int, int]]:
+        """Return the logits of each step, and the bytes of a sequence without tokens, and of each token.
+
+        Another sequence advances in the same steps, so that a model that keeps states outside of its cache is found.
+        """
+        prompt = len(tokens) - steps
+        states = SequenceStates(1 << 62, 0, 0, 1 << 30)
+        other = BatchRow(1, 0, tokens[2:prompt], prompt=prompt - 2)
+        logits = [self.run(states, [BatchRow(0, 0, tokens[:prompt], prompt=prompt), other])[:1]]
+        before = _bytes(states.of[0].arguments)
+        for position in range(prompt, prompt + steps - 1):
+            rows = [
+                BatchRow(0, position, [tokens[position]], prompt=prompt),
+                BatchRow(1, position - 2, [tokens[position - prompt]], prompt=prompt - 2),
+            ]
+            logits += [self.run(states, rows)[:1]]
+        after = _bytes(states.of[0].arguments)
+        each = max(1, (after - before) // max(1, steps - 1))
+        if self.is_encoder_decoder:  # the prompt's keys and values of each layer are as large as those of the text
+            each = max(each, after // len(tokens))
+        return torch.cat(logits), (max(0, before - prompt * each), each)
+
+
+def _prepared_arguments(
+    model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **arguments: Any
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Decoding loop for `generate` that only returns its arguments."""
+    return input_ids, arguments
+
+
+def check_tokens(count: int, vocabulary: int) -> list[int]:
+    """Return tokens of a prompt by which implementations are compared."""
+    return [(11 + 7919 * i) % vocabulary for i in range(count)]
+
+
+def _bytes(value: Any) -> int:
+    """Return the size of all tensors in arguments."""
+    return sum(each.nbytes for each in _tensors(value, set()))
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        parts: Any = value.values()
+    elif isinstance(value, list | tuple | set):
+        parts = value
+    else:
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from _tensors(part, seen)

@@ -1,0 +1,129 @@
+"""Load the weights of a folder with transformers, as an object that runs with the model's own code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+
+from dragoman.core.errors import ModelFailed
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Maximum difference of logits by rounding, relative to the largest logit.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+# Names of the context length in configurations.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+# Context of a model without a limit of its own, such as one with a recurrent state.
+_DEFAULT_CONTEXT = 2048
+
+
+class UnsupportedArchitecture(Exception):
+    """Our attention cannot run the model; its own code can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model of transformers in memory.
+
+    config: that of the decoder. end_tokens: those of `generation_config.json`, None if it names none.
+    forced_bos: first token of every completion of an encoder-decoder model.
+    """
+
+    model: Any
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    end_tokens: int | list[int] | None = None
+    forced_bos: int | None = None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def context(self) -> int | None:
+        """Context length of the model, None if it has no limit."""
+        lengths = (getattr(self.config, name, None) for name in _LENGTHS)
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+    @property
+    def default_context(self) -> int:
+        return self.context or _DEFAULT_CONTEXT
+
+
+def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
+    """Load a folder's weights. Raises ModelFailed if some are missing."""
+    device = torch.device(device_name)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
+    factory = AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    model, loading_info = factory.from_pretrained(
+        folder,
+        config=config,
+        dtype=used_dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    _check_weights(loading_info)
+    model.eval().to(device)
+    saved = model.generation_config
+    # The engine applies all rules of generation itself.
+    model.generation_config = GenerationConfig(**{name: getattr(saved, name, None) for name in _SPECIAL_TOKENS})
+    return Pretrained(
+        model,
+        model.config.get_text_config(decoder=True),
+        used_dtype,
+        device,
+        saved.eos_token_id,
+        getattr(saved, "forced_bos_token_id", None),
+    )
+
+
+def depends_on_length(config: Any, max_context: int) -> bool:
+    """Whether rotary embeddings change for all positions once one sequence of a batch is long (longrope)."""
+    rotary: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds: list[dict[str, Any]] = [rotary, *(each for each in rotary.values() if isinstance(each, dict))]
+    originals = [
+        each.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0) or 0
+        for each in kinds
+        if each.get("rope_type") == "longrope"
+    ]
+    return any(not 0 < max_context <= original for original in originals)
+
+
+def _is_encoder_decoder(config: Any) -> bool:
+    """Whether the folder holds a model with an encoder, not the decoder of one."""
+    names = getattr(config, "architectures", None) or []
+    return bool(config.is_encoder_decoder) and not any(str(name).endswith("ForCausalLM") for name in names)
+
+
+def _check_weights(loading_info: Mapping[str, Any]) -> None:
+    """Raise ModelFailed if weights are missing: transformers would initialize them at random."""
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
+
+
+def _default_dtype(config: Any, device: torch.device) -> torch.dtype:
+    """Return the dtype of the saved weights if the device computes in it, else FP32."""
+    named = getattr(config, "dtype", None)
+    saved = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float32)
+    if device.type == "cpu" and (saved is torch.float16 or not _has_bfloat16()):
+        return torch.float32
+    return saved
+
+
+def _has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for BF16 products; without them it is slower than FP32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx", "bf16"))
