@@ -1,13 +1,13 @@
 """Train small language models on Python's own documentation, and saves them as Hugging Face folders.
 
-    python examples/text/train_models.py [FOLDER]
+    python examples/text/train_models.py [--tiny] [FOLDER]
 
 writes `small-llama` and `small-gpt2` into the folder, `models` beside this file by default (about a minute each on two
 cores), unless they are there: weights as safetensors, a byte-level BPE tokenizer and a chat template. Their texts are
-no wisdom, but they are no noise either.
+no wisdom, but they are no noise either. With --tiny it writes `tiny-llama`, in some seconds.
 """
 
-import sys
+import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,9 +156,14 @@ def train(folder: Path, kind: Kind, size: Size = Size(), steps: int = 600, limit
 if __name__ == "__main__":
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "models"
-    for each in ("llama", "gpt2"):
-        made = target / f"small-{each}"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "models")
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    kinds: list[Kind] = ["llama"] if arguments.tiny else ["llama", "gpt2"]
+    options: dict[str, Any] = {"size": TINY, "steps": 100} if arguments.tiny else {}
+    for each in kinds:
+        made = arguments.folder / f"{'tiny' if arguments.tiny else 'small'}-{each}"
         if not (made / "config.json").exists():
-            print(f"training {made.name}, a minute or two ...", flush=True)
-            print(f"{made.name}: loss {train(made, each, limit_s=300.0):.2f}", flush=True)
+            print(f"training {made.name}, {'some seconds' if arguments.tiny else 'a minute or two'} ...", flush=True)
+            print(f"{made.name}: loss {train(made, each, limit_s=300.0, **options):.2f}", flush=True)

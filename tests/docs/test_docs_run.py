@@ -113,6 +113,7 @@ def iris_onnx() -> bytes:
 def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
     for name, language, text in blocks(page):
         if name:
+            (shell.folder / name).parent.mkdir(exist_ok=True)
             (shell.folder / name).write_text(text)
         elif language == "python":
             subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=shell.folder, check=True)

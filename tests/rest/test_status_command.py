@@ -20,7 +20,7 @@ async def test_models_and_their_states(capsys: pytest.CaptureFixture[str]) -> No
     async with serving(Doubler) as server:
         assert await run(server.dragoman.http_url + "/") == 0
         assert capsys.readouterr().out == (
-            "model    version  state  calls  workers  reason\nDoubler  -        READY  0      -\n\nready\n"
+            "model    version  state  in flight  workers  reason\nDoubler  -        READY  0          -\n\nready\n"
         )
         assert await run(server.dragoman.http_url.removeprefix("http://"), "--json") == 0
         assert json.loads(capsys.readouterr().out) == {

@@ -27,7 +27,7 @@ Exit status: 0 if every model is ready, 1 if one is not, 2 if the server's statu
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.description = "Show the models of a running server: states, reasons, calls, and workers by host."
+    parser.description = "Show the models of a running server: states, reasons, calls in flight, and workers by host."
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
@@ -59,12 +59,12 @@ def _read_status(connection: Connection) -> bytes:
 
 def _text(status: Mapping[str, Any]) -> str:
     models = status["models"]
-    rows = [("model", "version", "state", "calls", "workers", "reason"), *map(_model_row, models)]
+    rows = [("model", "version", "state", "in flight", "workers", "reason"), *map(_model_row, models)]
     lines = table(rows) if models else ["no models"]
     workers = [(model, worker) for model in models for worker in model["workers"] if worker["state"] != "waiting"]
     if workers:
         workers.sort(key=lambda pair: (pair[1]["host"], pair[0]["name"]))
-        header = ("host", "worker", "model", "state", "calls", "time/call", "reason")
+        header = ("host", "worker", "model", "state", "in flight", "time/call", "reason")
         lines += ["", *table([header, *(_worker_row(*pair) for pair in workers)])]
     state = coloured("ready", "32", sys.stdout) if status["ready"] else coloured("not ready", "31", sys.stdout)
     return "\n".join([*lines, "", state])
