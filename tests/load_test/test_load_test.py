@@ -1,15 +1,18 @@
 """`dragoman bench`: counts and latencies of servers of known delay, errors, comparison and plot."""
 
 import asyncio
+import io
 import itertools
 import json
 import re
+import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from dragoman.cli import main
 from dragoman.cli.bench import PROTOCOL_NAMES
@@ -21,6 +24,7 @@ from dragoman.load_test.connections import Exchange
 from dragoman.load_test.loops import Load, arrival_times, run_load
 from dragoman.load_test.measurements import Measurement, Recorder, percentiles
 from dragoman.load_test.plot import svg_plot
+from dragoman.load_test.png import png_of_svg
 from e2e.server_process import ServerProcess
 from load_test.conftest import TOKENS, SlowServer
 
@@ -286,6 +290,7 @@ def test_failed_requests_fail_the_command(slow: SlowServer, capsys: pytest.Captu
         (["https://127.0.0.1:1", "m", "--ca", "/nope"], "--ca: '/nope' cannot be read: No such file or directory"),
         (["https://127.0.0.1:1", "m", "--ca", __file__], f"--ca: expected certificates (PEM) in '{__file__}'"),
         (["http://127.0.0.1:1", "m", "--key-file", "/nope"], "--key-file: '/nope' cannot be read"),
+        (["http://127.0.0.1:1", "m", "--repeat", "0"], "--repeat: expected at least 1, got 0"),
         (["--compare", "/nonexistent", "/nonexistent"], "--compare: '/nonexistent' cannot be read"),
     ],
 )
@@ -328,6 +333,23 @@ def test_a_key_comes_from_a_file(command: list[str], slow: SlowServer, tmp_path:
     assert slow.authorization == "Bearer secret"
 
 
+def test_repeated_runs_show_their_spread(slow: SlowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.json"
+    words = ("--concurrency", "1,2", "--repeat", "3", "--json", str(file))
+    assert main(["bench", slow.url, "slow", *QUICK, *words]) == 0
+    found = json.loads(file.read_text())["measurements"]
+    assert [(m["label"], m["run"]) for m in found] == [(f"concurrency {n}", run) for run in (1, 2, 3) for n in (1, 2)]
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[lines.index("") + 2 :][:2]
+    for i, row in enumerate(rows):
+        rates = sorted(m["rate"] for m in found[i::2])
+        cells = re.split(r"  +", row)
+        assert cells[:4] == [
+            f"concurrency {i + 1}", "3", f"{rates[1]:.4g}", f"{rates[0]:.4g} to {rates[2]:.4g}",
+        ]  # fmt: skip
+    assert sum("too few" in line for line in lines) == 2
+
+
 def test_the_command_knows_the_protocols() -> None:
     assert PROTOCOL_NAMES == jobs.PROTOCOLS
 
@@ -359,6 +381,18 @@ def run_of(label: str, *p50: float, protocol: str = "rest") -> dict[str, Any]:
 def test_a_difference_counts_beyond_the_spread(second: tuple[float, ...], verdict: str) -> None:
     found = compare_runs(run_of("c", 1.0, 1.2), run_of("c", *second))
     assert {each.name: each.verdict for each in found} == dict.fromkeys(("rate", "p50", "p99"), verdict)
+
+
+@pytest.mark.parametrize(("second", "verdict"), [((2.0, 3.0), "worse"), ((1.15, 9.0), "within the spread")])
+def test_repeated_runs_are_compared_by_their_values(second: tuple[float, ...], verdict: str) -> None:
+    """Check that the parts of single runs, which are further apart, do not count then, and values are medians."""
+    runs = [[run_of("c", 0.1 * p50, 1.9 * p50)["measurements"][0] for p50 in each] for each in ((1, 1.2), second)]
+    found = compare_runs({"measurements": runs[0]}, {"measurements": runs[1]})
+    assert {each.name: each.verdict for each in found} == dict.fromkeys(("rate", "p50", "p99"), verdict)
+    (p50,) = (each for each in found if each.name == "p50")
+    assert p50.first == pytest.approx(1.1)
+    assert p50.first_range == pytest.approx((1.0, 1.2))
+    assert p50.second == pytest.approx(sum(second) / 2)
 
 
 @pytest.mark.parametrize(("second", "status"), [(2.0, 1), (1.0, 0), (0.5, 0)])
@@ -400,3 +434,52 @@ def test_larger_latencies_are_higher_in_the_plot() -> None:
     first, second = svg.findall("{http://www.w3.org/2000/svg}circle")[:2]
     assert float(first.get("cy", "")) > float(second.get("cy", ""))
     assert float(first.get("cx", "")) > float(second.get("cx", ""))  # 1,000 and 100 requests per second
+
+
+def test_the_plot_of_repeated_runs_has_their_ranges() -> None:
+    runs = [run_of("a", p50)["measurements"][0] for p50 in (1.0, 1.0, 2.0)]
+    svg = ET.fromstring(svg_plot(runs, "runs"))
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(svg.findall(f"{space}circle")) == 3
+    bars = [line for line in svg.findall(f"{space}line") if line.get("stroke-width") == "1"]
+    points = svg.findall(f"{space}circle")
+    for upright, flat, point in zip(bars[::2], bars[1::2], points, strict=True):
+        assert upright.get("x1") == upright.get("x2") == point.get("cx")
+        assert upright.get("y1") == point.get("cy")  # the median is the least latency
+        assert float(upright.get("y2", "")) < float(upright.get("y1", ""))
+        assert (flat.get("y1"), flat.get("y2"), flat.get("x2")) == (point.get("cy"), point.get("cy"), point.get("cx"))
+
+
+def test_a_png_shows_the_same_as_the_svg() -> None:
+    svg = svg_plot(run_of("a", 1.0)["measurements"] + run_of("b", 10.0)["measurements"], "latency")
+    image = Image.open(io.BytesIO(png_of_svg(svg))).convert("RGB")
+    root = ET.fromstring(svg)
+    assert image.size == tuple(2 * float(each) for each in root.get("viewBox", "").split()[2:])
+    for circle in root.findall("{http://www.w3.org/2000/svg}circle"):
+        place = round(2 * float(circle.get("cx", ""))), round(2 * float(circle.get("cy", "")))
+        assert "#{:02x}{:02x}{:02x}".format(*image.getpixel(place)) == circle.get("fill")
+    for text in root.findall("{http://www.w3.org/2000/svg}text"):
+        x, y = (2 * float(text.get(each, "")) for each in ("x", "y"))
+        near = image.crop((round(x) - 40, round(y) - 40, round(x) + 40, round(y) + 10))
+        assert min(near.convert("L").tobytes()) < 100, f"'{text.text}' is not drawn"
+
+
+def test_dashes_are_gaps_in_a_png() -> None:
+    line = "<line x1='0' x2='40' y1='5' y2='5' stroke='#000000' stroke-width='2' stroke-dasharray='6 3'/>"
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 40 10'>{line}</svg>"
+    row = Image.open(io.BytesIO(png_of_svg(svg))).convert("L").crop((0, 10, 72, 11)).tobytes()
+    assert [len(list(run)) for dark, run in itertools.groupby(row, lambda v: v < 128)][1:-1] == pytest.approx(
+        [6 if i % 2 == 0 else 12 for i in range(6)], abs=2
+    )
+
+
+def test_a_png_is_written(slow: SlowServer, tmp_path: Path) -> None:
+    file = tmp_path / "plot.PNG"
+    assert main(["bench", slow.url, "slow", *QUICK, "--concurrency", "1", "--plot", str(file)]) == 0
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_png_needs_pillow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert main(["bench", "http://127.0.0.1:1", "m", "--plot", "x.png"]) == 2
+    assert "pip install 'dragoman[images]'" in capsys.readouterr().err

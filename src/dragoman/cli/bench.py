@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load_arguments(parser)
     _add_request_arguments(parser)
     add("--json", default="", metavar="FILE", help="write the results as JSON; - prints them instead of the table")
-    add("--plot", default="", metavar="FILE", help="plot latency against throughput into an SVG file")
+    add("--plot", default="", metavar="FILE", help="plot latency against throughput; SVG, or PNG by its suffix")
 
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +47,7 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arrival", choices=("poisson", "constant"), default="poisson", help="times of an open loop (default poisson)")
     add("--seconds", type=float, default=10.0, metavar="S", help="measured time of each load (default 10)")
     add("--warmup-s", type=float, default=2.0, metavar="S", help="time before it that is not measured (default 2)")
+    add("--repeat", type=int, default=1, metavar="N", help="run all loads N times, for the spread between runs")
     add("--connections", type=int, default=256, metavar="N", help="most connections of an open loop (default 256)")
     add("--timeout-s", type=float, default=60.0, metavar="S", help="time limit of one request (default 60)")
     add("--seed", type=int, default=0, metavar="N", help="seed of arrival times (default 0)")

@@ -23,6 +23,8 @@ from dragoman.load_test.jobs import Job, Options, make_job
 from dragoman.load_test.loops import Load, run_load
 from dragoman.load_test.measurements import Measurement, Recorder
 from dragoman.load_test.plot import svg_plot
+from dragoman.load_test.png import png_of_svg, require_pillow
+from dragoman.load_test.repeats import combine
 
 _CONCURRENCY = "1,4,16"
 _LONGEST_S = 1e6
@@ -34,7 +36,9 @@ def measure(arguments: argparse.Namespace) -> int:
     """Run the loads one after the other and print the results; return the exit status."""
     if not arguments.url or not arguments.model:
         raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
-    loads = _loads(arguments)
+    loads = _loads(arguments) * _positive("--repeat", arguments.repeat)
+    if arguments.plot.lower().endswith(".png"):
+        require_pillow()
     target = _target(arguments)
     target.http.require_connection()
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
@@ -62,14 +66,15 @@ def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None
     quiet = arguments.json == "-"
     run = _as_json(arguments, found)
     if not quiet:
-        print("\n".join(_notes(found)))
+        print("\n".join([*_repeats(run["measurements"]), *_notes(found)]))
     else:
         print(json.dumps(run, indent=2))
     if arguments.json and not quiet:
-        _write(arguments.json, json.dumps(run, indent=2))
+        _write(arguments.json, json.dumps(run, indent=2).encode())
     if arguments.plot:
         title = f"{arguments.model} over {arguments.protocol}: latency by throughput"
-        _write(arguments.plot, svg_plot(run["measurements"], title))
+        plot = svg_plot(run["measurements"], title)
+        _write(arguments.plot, png_of_svg(plot) if arguments.plot.lower().endswith(".png") else plot.encode())
 
 
 def _run(job: Job, load: Load) -> Measurement:
@@ -193,6 +198,23 @@ def _number(values: Mapping[str, float], name: str) -> str:
     return f"{values[name]:.3g}" if name in values else "-"
 
 
+def _repeats(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of medians and ranges, if loads were run several times."""
+    rows = [m for m in combine(measurements) if m["runs"] > 1]
+    if not rows:
+        return []
+    titles = ("median of runs, least to largest", "runs", "requests/s", "", "p50 ms", "", "p99 ms", "")
+    return ["", *table([titles, *map(_repeats_row, rows)])]
+
+
+def _repeats_row(m: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [m["label"], str(m["runs"])]
+    for name in ("rate", "p50", "p99"):
+        value = m["rate"] if name == "rate" else m["latency_ms"].get(name)
+        cells += ["-", ""] if value is None else [f"{value:.4g}", "{:.4g} to {:.4g}".format(*m["ranges"][name])]
+    return tuple(cells)
+
+
 def _notes(measurements: Sequence[Measurement]) -> list[str]:
     """Return lines about errors and about limits of the measurement."""
     lines = [""]
@@ -210,8 +232,8 @@ def _notes(measurements: Sequence[Measurement]) -> list[str]:
             )
         if not m.sent:
             lines.append(f"{m.label}: no request began in the measured time; give more --seconds")
-        if m.completed < 1000 and m.completed:
-            lines.append(f"{m.label}: {m.completed} responses are too few for p99.9")
+    few = {m.label: m.completed for m in sorted(measurements, key=lambda m: -m.completed) if 0 < m.completed < 1000}
+    lines += [f"{label}: {count} responses are too few for p99.9" for label, count in few.items()]
     return lines
 
 
@@ -223,13 +245,20 @@ def _as_json(arguments: argparse.Namespace, measurements: Sequence[Measurement])
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "dragoman": __version__,
         "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
-        "measurements": [m.as_json() | {"limited_by_client": m.is_limited_by_client} for m in measurements],
+        "measurements": [
+            {**m.as_json(), "limited_by_client": m.is_limited_by_client, "run": 1 + _count(measurements[:i], m.label)}
+            for i, m in enumerate(measurements)
+        ],
     }
 
 
-def _write(path: str, text: str) -> None:
+def _count(measurements: Sequence[Measurement], label: str) -> int:
+    return sum(each.label == label for each in measurements)
+
+
+def _write(path: str, content: bytes) -> None:
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_bytes(content)
     except OSError as error:
         raise InvalidInput(f"'{path}' cannot be written: {error.strerror}") from error
 
@@ -241,21 +270,21 @@ def compare(arguments: argparse.Namespace) -> int:
     """Print the differences of two runs; return 1 if a value is worse by more than the spread."""
     first, second = map(_read, arguments.compare)
     differences = compare_runs(first, second)
-    titles = ("load", "value", "A", "B", "change", "A, parts", "B, parts", "verdict")
+    titles = ("load", "value", "A", "B", "change", "A, range", "B, range", "verdict")
     print("\n".join(table([titles, *map(_difference_row, differences)])))
     limited = [m["label"] for run in (first, second) for m in run["measurements"] if m.get("limited_by_client")]
     if limited:
         print(f"\nlimited by the client, not by the server: {', '.join(dict.fromkeys(limited))}")
     print(
-        "\nA and B differ by more than the spread if the values of all parts of one run lie above those of the other. "
-        "Repeat runs on an idle machine before you trust a small difference."
+        "\nA and B differ by more than the spread if all values of one lie above those of the other: the values of its "
+        "runs, or of the parts of the only run. Use --repeat on an idle machine before you trust a small difference."
     )
     return 1 if any(each.verdict == "worse" for each in differences) else 0
 
 
 def _difference_row(each: Difference) -> tuple[str, ...]:
     unit = "requests/s" if each.name == "rate" else f"{each.name} ms"
-    ranges = ["{:.3g} to {:.3g}".format(*bounds) for bounds in (each.first_range, each.second_range)]
+    ranges = ["{:.4g} to {:.4g}".format(*bounds) for bounds in (each.first_range, each.second_range)]
     return (
         each.label,
         unit,

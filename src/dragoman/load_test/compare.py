@@ -1,10 +1,11 @@
-"""Comparison of two runs: whether a difference exceeds the spread within the runs."""
+"""Comparison of two measurements: whether a difference exceeds the spread of their runs, or of the parts of one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
+from dragoman.load_test.repeats import combine
 
 # Compared values of a measurement and whether larger is better.
 _VALUES = {"rate": True, "p50": False, "p99": False}
@@ -12,7 +13,7 @@ _VALUES = {"rate": True, "p50": False, "p99": False}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value of two runs of the same load, with its least and largest value in the parts of each run."""
+    """One value of a load, A and B, with its least and largest value in the runs, or the parts of the only run."""
 
     label: str
     name: str
@@ -24,7 +25,7 @@ class Difference:
 
     @property
     def exceeds_spread(self) -> bool:
-        """Return whether the values of all parts of one run are above those of all parts of the other."""
+        """Return whether all values of one are above all values of the other."""
         return self.first_range[1] < self.second_range[0] or self.second_range[1] < self.first_range[0]
 
     @property
@@ -42,7 +43,7 @@ class Difference:
 def compare_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of the loads that both runs have. Raises InvalidInput if there are none."""
     try:
-        loads = [{_key(m): m for m in run["measurements"]} for run in (first, second)]
+        loads = [{_key(m): m for m in combine(run["measurements"])} for run in (first, second)]
         shared = [key for key in loads[0] if key in loads[1]]
         if not shared:
             names = [", ".join(" ".join(key) for key in each) for each in loads]
@@ -63,17 +64,12 @@ def _key(measurement: Mapping[str, Any]) -> tuple[str, str]:
 
 def _difference(name: str, better: bool, first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference | None:
     values = [_value(measurement, name) for measurement in (first, second)]
-    ranges = [[part[name] for part in measurement["slices"] if name in part] for measurement in (first, second)]
-    if values[0] is None or values[1] is None or not all(ranges):
+    ranges = [measurement["ranges"].get(name) for measurement in (first, second)]
+    if values[0] is None or values[1] is None or ranges[0] is None or ranges[1] is None:
         return None
-    label = " ".join(_key(first))
-    return Difference(label, name, values[0], values[1], _bounds(ranges[0]), _bounds(ranges[1]), better)
+    return Difference(" ".join(_key(first)), name, values[0], values[1], ranges[0], ranges[1], better)
 
 
 def _value(measurement: Mapping[str, Any], name: str) -> float | None:
     found: float | None = measurement["rate"] if name == "rate" else measurement["latency_ms"].get(name)
     return found
-
-
-def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dragoman.load_test.repeats import combine
+
 _WIDTH, _HEIGHT = 720, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 48, 56
 # Colours that differ for readers who confuse red and green, and line styles that differ in print.
@@ -14,10 +16,15 @@ _FONT = "font-family='sans-serif' font-size='12' fill='#333'"
 
 
 def svg_plot(measurements: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Return an SVG of p50, p90 and p99 in milliseconds (logarithmic) by completed requests per second."""
-    rows = [m for m in measurements if m["latency_ms"]]
-    rates = [m["rate"] for m in rows]
+    """Return an SVG of p50, p90 and p99 in milliseconds (logarithmic) by completed requests per second.
+
+    Of loads that were run several times it has the medians, and bars from the least to the largest value.
+    """
+    rows = [m for m in combine(measurements) if m["latency_ms"]]
+    ranges = [m["ranges"] for m in rows if m["runs"] > 1]
+    rates = [*(m["rate"] for m in rows), *(each["rate"][1] for each in ranges)]
     values = [m["latency_ms"][name] for m in rows for name in _SERIES]
+    values += [value for each in ranges for name in _SERIES for value in each[name]]
     right = _round_up(max(rates, default=1.0))
     low, high = _decades(values or [1.0])
     parts = [
@@ -33,9 +40,22 @@ def svg_plot(measurements: Sequence[Mapping[str, Any]], title: str) -> str:
         parts.append(
             f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='2' stroke-dasharray='{dashes}'/>"
         )
+        parts += [bar for m in rows if m["runs"] > 1 for bar in _bars(m, name, colour, right, low, high)]
         parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{colour}'/>" for x, y in points]
     parts += [*_labels(rows, right, low, high), *_legend(), "</svg>"]
     return "\n".join(parts) + "\n"
+
+
+def _bars(m: Mapping[str, Any], name: str, colour: str, right: float, low: int, high: int) -> list[str]:
+    """Return the ranges of the latency and of the rate at a point."""
+    x, y = _x(m["rate"], right), _y(m["latency_ms"][name], low, high)
+    left, end = (_x(rate, right) for rate in m["ranges"]["rate"])
+    bottom, top = (_y(value, low, high) for value in m["ranges"][name])
+    style = f"stroke='{colour}' stroke-width='1'"
+    return [
+        f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{bottom:.1f}' y2='{top:.1f}' {style}/>",
+        f"<line x1='{left:.1f}' x2='{end:.1f}' y1='{y:.1f}' y2='{y:.1f}' {style}/>",
+    ]
 
 
 def _axes(right: float, low: int, high: int) -> list[str]:
