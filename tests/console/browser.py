@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 playwright = pytest.importorskip("playwright.async_api")
+axe = pytest.importorskip("axe_playwright_python.async_playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 # Set this variable to a folder to keep a picture of each view.
@@ -36,7 +37,8 @@ class Browser:
             self.problems.append(f"request to {request.url}")
 
     async def open(self, address: str, tab: str = "") -> None:
-        await self.page.goto(self.url + address)
+        is_open = self.page.url == self.url + address
+        await (self.page.reload() if is_open else self.page.goto(self.url + address))
         if tab:
             await self.page.get_by_role("tab", name=tab, exact=True).click()
 
@@ -47,6 +49,29 @@ class Browser:
     async def has_texts(self, locator: Any, texts: list[str]) -> None:
         """Wait until the elements of a locator have these texts."""
         await playwright.expect(locator).to_have_text(texts, timeout=WAIT_MS)
+
+    async def find_violations(self) -> list[str]:
+        """Return what axe-core reports about the page, and about its colours in dark."""
+        found: list[str] = []
+        for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+            await self.page.emulate_media(color_scheme=scheme)
+            results = await axe.Axe().run(self.page, options={"resultTypes": ["violations"], **options})
+            for violation in results.response["violations"]:
+                nodes = [node["html"] + " " + str(node.get("failureSummary")) for node in violation["nodes"]]
+                found += [f"{self.page.url} {scheme}: {violation['id']}: {node}" for node in nodes]
+        await self.page.emulate_media(color_scheme="light")
+        return found
+
+    async def focused(self) -> str:
+        """Return the tag and the text or label of the element with the keyboard focus."""
+        text: str = await self.page.evaluate(
+            """() => {
+                const e = document.activeElement;
+                const label = e.getAttribute("aria-label") ?? (e.labels?.[0]?.innerText || e.innerText);
+                return `${e.tagName.toLowerCase()} ${label.trim()}`;
+            }"""
+        )
+        return text
 
     async def panel(self) -> str:
         text: str = await self.page.inner_text("[role=tabpanel]")

@@ -93,6 +93,23 @@ def decay(x: NDArray[Any]) -> NDArray[Any]:
     return value
 
 
+class Wrong(dragoman.VectorFunction):
+    """The square of a number, with half of its gradient."""
+
+    def input_sizes(self, config: Any) -> list[int]:
+        return [1]
+
+    def output_sizes(self, config: Any) -> list[int]:
+        return [1]
+
+    def evaluate(self, inputs: Any, config: Any) -> list[NDArray[Any]]:
+        return [inputs[0] ** 2]
+
+    def gradient(self, output: int, input: int, inputs: Any, sens: Any, config: Any) -> NDArray[Any]:  # noqa: A002
+        value: NDArray[Any] = sens * inputs[0]
+        return value
+
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 

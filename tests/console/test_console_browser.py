@@ -17,6 +17,7 @@ from console.console_models import (
     Sizes,
     Table,
     Wage,
+    Wrong,
     decay,
     energy,
     write_graphs,
@@ -24,7 +25,7 @@ from console.console_models import (
 from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
-MODELS = (Table, energy, decay, Parrot, Mirror, Planes, Sizes, Wage, Hostile)
+MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Hostile)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -282,31 +283,151 @@ async def test_chat_shows_tokens_as_text(browser: Browser) -> None:
     await browser.keep("chat")
 
 
+async def test_probabilities_of_tokens_are_shade_and_text(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Parrot")
+    await page.get_by_label("seed").fill("12")
+    await page.fill("#draft", "hello")
+    await browser.press("Send")
+    facts = page.locator(".message .facts")
+    await facts.get_by_text("seed 12, finished by stop").wait_for()
+    assert (await facts.inner_text()).startswith("1 token, first after ")
+    assert await page.locator(".token").evaluate("(e) => e.style.getPropertyValue('--doubt')") == "0.393"
+    await page.get_by_text("Probabilities").click()
+    await browser.has_texts(page.locator(".message td"), ['"hello"', "0.607", "-0.500"])
+    await page.get_by_label("seed").fill("18446744073709551615")
+    await page.fill("#draft", "again")
+    await browser.press("Send")
+    await page.wait_for_selector("text=seed: expected an integer up to 9007199254740991")
+
+
 async def test_a_simulator_and_its_gradient(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/models/energy", "Simulator")
     await page.get_by_label("value of x0[0]").fill("2")
     await page.keyboard.press("Enter")
-    await page.wait_for_selector("td.number:text-is('7')")  # 2^2 + 3
-    assert await page.locator("td.number").all_inner_texts() == ["7", "4", "3"]
+    await browser.has_texts(page.locator("td.number"), ["7", "4", "3"])  # 2^2 + 3, and its gradient
     await browser.press("Check")
     await page.wait_for_selector("text=differs from central differences")
     assert "too much" not in await browser.panel()
+    values = [float(text) for text in await page.locator(".bars td.number").all_inner_texts()]
+    assert values == pytest.approx([7, 4, 4, 3, 3], abs=1e-4)
+    await page.get_by_role("button", name="Plot", exact=True).click()
+    await page.get_by_role("button", name="Table of y0[0] along x0[0]").click()
+    rows = page.get_by_label("Values of y0[0] along x0[0]").locator("tbody tr")
+    found = [[float(cell) for cell in (await row.inner_text()).split()] for row in await rows.all()]
+    assert len(found) == 25
+    assert found[0] == [-5, 28, -21]  # x^2 + 3, and the tangent at 2
+    assert found[-1] == [5, 28, 19]
+    await browser.open("/#/models/decay", "Simulator")
+    await page.get_by_role("img", name="y0. 0.368 to 1").wait_for()
+    await page.get_by_label("sliders from").fill("0")
+    await page.get_by_label("to", exact=True).fill("2")
+    await page.get_by_label("x0[1]", exact=True).press("End")
+    await page.get_by_role("img", name="y0. 0.135 to 1").wait_for()
+    await browser.press("Check")
+    await page.get_by_role("button", name="Plot", exact=True).click()
+    await page.get_by_role("img", name="sum of y0 along x0[0]").wait_for()
     await browser.keep("simulator")
+
+
+async def test_a_wrong_gradient_is_reported(browser: Browser) -> None:
+    page = browser.page
+    await browser.open("/#/models/Wrong", "Simulator")
+    await browser.press("Check")
+    await page.wait_for_selector("text=differs from central differences by 5.0e-1 of the largest component: too much")
 
 
 async def test_live_plots(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/live")
     await page.wait_for_selector("figure canvas")
-    await page.get_by_role("button", name="Table").first.click()
+    missing = "() => fetch('/v2/models/none/infer', { method: 'POST', body: '{\"inputs\": []}' }).then((r) => r.status)"
+    assert await page.evaluate(missing) == 404
+    await page.get_by_role("table", name="Errors since the start").get_by_text("status 404").first.wait_for()
+    titles = await page.locator("figcaption b").all_inner_texts()
+    assert titles == ["Requests", "Latency", "Calls", "CPU of the server", "Memory of the server"]
+    await page.get_by_role("button", name="Table of Requests").click()
     assert await page.locator("figure").first.locator("tbody tr").count() >= 1
+    models = page.get_by_role("table", name="Models in the last two seconds")
+    assert await models.locator("tbody tr").count() == len(MODELS) + 2
     await browser.keep("live")
     script = """async () => {
-        const { parseMetrics, quantile } = await import("/console/assets/live.js");
-        const [sample] = parseMetrics('# HELP a\\na_total{model="x\\\\"y",le="+Inf"} 3\\n');
+        const { increase, parseMetrics, quantile } = await import("/console/assets/metrics.js");
+        const samples = parseMetrics('# HELP a\\na_total{model="x\\\\"y",le="+Inf"} 3\\n');
         const [before, after] = [[[1, 0], [2, 0], [Infinity, 0]], [[1, 1], [2, 3], [Infinity, 4]]];
         const quantiles = [quantile(0.5, before, after), quantile(0.99, before, after), quantile(0.5, after, after)];
-        return [sample.labels.model, sample.value, ...quantiles];
+        const restarted = increase([{ name: "a_total", labels: {}, value: 10 }], samples, "a_total");
+        return [samples[0].labels.model, samples[0].value, ...quantiles, restarted];
     }"""
-    assert await page.evaluate(script) == ['x\\"y', 3, 1.5, 2, None]
+    assert await page.evaluate(script) == ['x"y', 3, 1.5, 2, None, 3]
+
+
+# --- for everybody who cannot see the page, or has no mouse --------------------------------------------------
+
+
+async def test_no_view_has_a_violation_that_axe_finds(browser: Browser) -> None:
+    page = browser.page
+    found: list[str] = []
+    for address, tab, selector in (
+        ("/", "", "table.models"),
+        ("/#/requests", "", "table.models"),
+        ("/#/live", "", "figure canvas"),
+        ("/#/models/kinetics", "Graph", "svg.graph"),
+        ("/#/models/Table", "Code", "pre.code"),
+        ("/#/models/decay", "Simulator", "figure canvas"),
+        ("/#/models/Parrot", "Chat", "#draft"),
+        ("/#/models/Wage", "Try it", "#data-0"),
+    ):
+        await browser.open(address, tab)
+        await page.wait_for_selector(selector)
+        if tab == "Simulator":
+            await browser.press("Check")
+            await page.wait_for_selector("text=differs from central differences")
+        if tab == "Chat":
+            await page.fill("#draft", "hello")
+            await browser.press("Send")
+            await page.get_by_text("Probabilities").click()
+        if tab == "Try it":
+            await browser.press("Run")
+            await page.wait_for_selector("section.output")
+        found += await browser.find_violations()
+    await page.locator("a[href^='#/requests/']").click()
+    await page.wait_for_selector("table.timeline")
+    assert found + await browser.find_violations() == []
+
+
+async def test_a_walk_with_the_keyboard_only(browser: Browser) -> None:
+    page = browser.page
+    press = page.keyboard.press
+    await browser.open("/")
+    await page.wait_for_selector("table.models")
+    visited = []
+    for _ in range(6):
+        await press("Tab")
+        visited.append(await browser.focused())
+    assert visited == ["a Skip to the content", "a Dragoman", "a Models", "a Live", "a Requests", "a API"]
+    while await browser.focused() != "a Table":
+        await press("Tab")
+    outline = await page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "the focus is not visible"
+    await press("Enter")
+    await page.wait_for_selector("[role=tab]")
+    while await browser.focused() != "button Try it":
+        await press("Tab")
+    await press("ArrowRight")
+    assert await browser.focused() == "button Code"
+    await page.wait_for_selector("pre.code")
+    await press("ArrowLeft")
+    while await browser.focused() != "textarea values: rows of a table, or JSON":
+        await press("Tab")
+    await press("Control+a")
+    await page.keyboard.type("4 5 6")
+    while await browser.focused() != "button Run":
+        await press("Tab")
+    await press("Space")
+    await browser.has_texts(page.get_by_label("Output sum").locator("td"), ["15"])
+    while not (await browser.focused()).startswith("a ") or await browser.focused() == "a API":
+        await press("Tab")
+    await press("Enter")
+    await page.get_by_role("table", name="Where the time went").wait_for()

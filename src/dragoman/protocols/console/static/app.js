@@ -60,7 +60,7 @@ function App() {
   const needsKey = problem?.status === 401 || problem?.status === 403;
   let page;
   if (needsKey) {
-    page = html`<${KeyForm} message=${storedKey() && `This key is not accepted: ${problem.message}`} onKey=${useKey} />`;
+    page = html`<${KeyForm} message=${storedKey() && `${problem.status === 403 ? "This key has not the role that the console needs" : "This key is not accepted"}: ${problem.message}`} onKey=${useKey} />`;
   } else if (problem) {
     page = html`<p class="error" role="alert">${problem.message} <button onClick=${connect}>Try again</button></p>`;
   } else if (!server) {

@@ -1,79 +1,49 @@
-// What the server does now: requests, latencies, errors and memory, from its Prometheus metrics.
-import { send } from "./api.js";
+// What the server does now: requests, latencies, queue, batches, tokens, workers and errors, from its metrics.
+import { read, send } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
+import { buckets, increase, parseMetrics, quantile, select, sum } from "./metrics.js";
 import { Plot, format } from "./plot.js";
 
 const PERIOD_MS = 2000;
 const KEPT = 150; // five minutes
-const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
-const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
-
-export function parseMetrics(text) {
-  const samples = [];
-  for (const line of text.split("\n")) {
-    const found = line.startsWith("#") ? null : SAMPLE.exec(line);
-    if (found) {
-      const labels = Object.fromEntries([...(found[2] ?? "").matchAll(LABEL)].map(([, k, v]) => [k, v]));
-      samples.push({ name: found[1], labels, value: Number(found[3].replace("Inf", "Infinity")) });
-    }
-  }
-  return samples;
-}
+const DURATION = "dragoman_call_duration_seconds";
 
 // Statuses of HTTP are numbers, those of gRPC names.
 const isError = ({ status }) => (/^\d+$/.test(status) ? Number(status) >= 400 : status !== "OK");
 
-const select = (samples, name) => samples.filter((s) => s.name === name);
-const sum = (samples, name, keep = () => true) =>
-  select(samples, name).reduce((total, s) => (keep(s.labels) ? total + s.value : total), 0);
-
-function buckets(samples, name, keep) {
-  const found = new Map();
-  for (const s of select(samples, `${name}_bucket`)) {
-    if (keep(s.labels)) found.set(Number(s.labels.le.replace("+Inf", "Infinity")), (found.get(Number(s.labels.le.replace("+Inf", "Infinity"))) ?? 0) + s.value);
-  }
-  return [...found].sort(([a], [b]) => a - b);
+function latency(q, before, after, keep) {
+  const found = quantile(q, buckets(before, DURATION, keep), buckets(after, DURATION, keep));
+  return found === null ? null : found * 1000;
 }
 
-// The quantile of what a histogram counted between two scrapes, linear within a bucket, as Prometheus computes it.
-export function quantile(q, before, after) {
-  const earlier = new Map(before);
-  const counts = after.map(([bound, count]) => [bound, count - (earlier.get(bound) ?? 0)]);
-  const total = counts.at(-1)?.[1] ?? 0;
-  if (total <= 0) return null;
-  const rank = q * total;
-  let [lower, below] = [0, 0];
-  for (const [bound, count] of counts) {
-    if (count >= rank) return bound === Infinity ? lower : lower + ((bound - lower) * (rank - below)) / Math.max(count - below, 1);
-    [lower, below] = [bound, count];
-  }
-  return null;
+function mean(before, after, name) {
+  const count = increase(before, after, `${name}_count`);
+  return count > 0 ? increase(before, after, `${name}_sum`) / count : null;
 }
 
 function point(before, after) {
+  const [old, now] = [before.samples, after.samples];
   const seconds = after.at - before.at;
-  const rate = (name, keep) => Math.max(0, sum(after.samples, name, keep) - sum(before.samples, name, keep)) / seconds;
-  const all = () => true;
-  const latency = (q) => {
-    const name = "dragoman_call_duration_seconds";
-    const found = quantile(q, buckets(before.samples, name, all), buckets(after.samples, name, all));
-    return found === null ? null : found * 1000;
-  };
+  const rate = (name, keep) => increase(old, now, name, keep) / seconds;
   return {
     at: after.at,
     requests: rate("dragoman_requests_total"),
     errors: rate("dragoman_requests_total", isError),
-    p50: latency(0.5),
-    p99: latency(0.99),
-    inFlight: sum(after.samples, "dragoman_calls_in_flight"),
+    p50: latency(0.5, old, now),
+    p90: latency(0.9, old, now),
+    p99: latency(0.99, old, now),
+    inFlight: sum(now, "dragoman_calls_in_flight"),
+    queued: sum(now, "dragoman_queued_calls") + sum(now, "dragoman_text_queue_size"),
+    rows: mean(old, now, "dragoman_batch_rows"),
+    sequences: sum(now, "dragoman_text_batch_size"),
     tokens: rate("dragoman_text_generated_tokens_sum"),
     cpu: rate("process_cpu_seconds_total"),
-    memory: sum(after.samples, "process_resident_memory_bytes") / 2 ** 20,
+    memory: sum(now, "process_resident_memory_bytes") / 2 ** 20,
   };
 }
 
 function useHistory() {
-  const [history, setHistory] = useState({ points: [], last: null });
+  const [history, setHistory] = useState({ points: [], before: null, last: null });
   const [problem, setProblem] = useState("");
   useEffect(() => {
     let last = null;
@@ -82,12 +52,12 @@ function useHistory() {
       try {
         const response = await send("/metrics");
         const next = { at: Date.now() / 1000, samples: parseMetrics(await response.text()) };
-        const previous = last;
+        const before = last;
         last = next;
         setProblem("");
-        setHistory(({ points }) => ({ last: next, points: previous ? [...points, point(previous, next)].slice(-KEPT) : points }));
+        setHistory(({ points }) => ({ last: next, before, points: before ? [...points, point(before, next)].slice(-KEPT) : points }));
       } catch (error) {
-        setProblem(error.message);
+        setProblem(`Metrics: ${error.message}`);
       }
     };
     scrape();
@@ -97,33 +67,83 @@ function useHistory() {
   return { ...history, problem };
 }
 
-function Counts({ samples }) {
-  const failed = select(samples, "dragoman_requests_total").filter((s) => isError(s.labels) && s.value > 0);
-  const rejected = select(samples, "dragoman_rejected_total").filter((s) => s.value > 0);
-  const restarts = select(samples, "dragoman_worker_restarts_total").filter((s) => s.value > 0);
-  const rows = [...failed, ...rejected, ...restarts];
+function useStatus() {
+  const [models, setModels] = useState([]);
+  useEffect(() => {
+    const refresh = () => document.hidden || read("/v2/repository/status").then(({ models: found }) => setModels(found), () => setModels([]));
+    refresh();
+    const timer = setInterval(refresh, PERIOD_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return models;
+}
+
+// The calls of each model since the last scrape, and what they wait for.
+function ModelTable({ before, last }) {
+  const keys = new Map(select(last.samples, "dragoman_model_ready").map(({ labels: { model, version } }) => [`${model}/${version}`, { model, version }]));
+  const rows = [...keys].map(([key, { model, version }]) => {
+    const keep = (labels) => labels.model === model && labels.version === version;
+    const ago = before.samples;
+    return {
+      key, model, version,
+      calls: increase(ago, last.samples, "dragoman_calls_total", keep) / (last.at - before.at),
+      p50: latency(0.5, ago, last.samples, keep),
+      p99: latency(0.99, ago, last.samples, keep),
+      inFlight: sum(last.samples, "dragoman_calls_in_flight", keep),
+      queued: sum(last.samples, "dragoman_queued_calls", keep) + sum(last.samples, "dragoman_text_queue_size", keep),
+    };
+  });
+  const time = (value) => (value === null ? "–" : `${format(value)} ms`);
+  return html`<div class="scroll"><table class="models"><caption>Models in the last two seconds</caption>
+    <thead><tr>${["model", "calls per second", "median", "99th percentile", "in flight", "in the queue"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${rows.sort((a, b) => b.calls - a.calls).map((row) => html`<tr key=${row.key}><td>${row.model} ${row.version && `version ${row.version}`}</td><td>${format(row.calls)}</td>
+      <td>${time(row.p50)}</td><td>${time(row.p99)}</td><td>${row.inFlight}</td><td>${row.queued}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Workers({ models }) {
+  const rows = models.flatMap((model) => (model.workers ?? []).map((worker) => ({ model: model.name, version: model.version, ...worker })));
+  if (rows.length === 0) return html`<p class="note">No worker processes: models run in the process of the server.</p>`;
+  return html`<div class="scroll"><table class="models"><caption>Workers</caption>
+    <thead><tr>${["model", "process", "state", "calls", "mean time"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((w) => html`<tr><td>${w.model} ${w.version && `version ${w.version}`}</td><td>${[w.host, w.process].filter(Boolean).join(" ")}</td>
+      <td>${w.state}${w.reason && `: ${w.reason}`}</td><td>${w.calls}</td><td>${w.mean_s ? `${format(1000 * w.mean_s)} ms` : "–"}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Errors({ samples }) {
+  const counted = (name, keep) => select(samples, name, keep).filter((s) => s.value > 0);
+  const rows = [
+    ...counted("dragoman_calls_total", ({ outcome }) => outcome !== "ok").map((s) => [s.labels.outcome, `calls of ${s.labels.model}`, s.value]),
+    ...counted("dragoman_requests_total", isError).map((s) => [`status ${s.labels.status}`, s.labels.protocol, s.value]),
+    ...counted("dragoman_rejected_total").map((s) => [`rejected: ${s.labels.reason.replaceAll("_", " ")}`, "server", s.value]),
+    ...counted("dragoman_access_denied_total").map((s) => [`access denied: ${s.labels.reason}`, "server", s.value]),
+    ...counted("dragoman_worker_restarts_total").map((s) => ["restart of a worker", s.labels.model, s.value]),
+  ];
   if (rows.length === 0) return html`<p class="note">No errors, rejected requests or restarts since the start.</p>`;
-  return html`<table><caption>Errors since the start</caption><tbody>${rows.map(
-    (s) => html`<tr><td>${s.name.replace(/^dragoman_|_total$/g, "").replaceAll("_", " ")}</td>
-      <td>${Object.entries(s.labels).map(([k, v]) => `${k} ${v}`).join(", ")}</td><td class="number">${format(s.value)}</td></tr>`,
-  )}</tbody></table>`;
+  return html`<div class="scroll"><table class="models"><caption>Errors since the start</caption>
+    <thead><tr><th scope="col">kind</th><th scope="col">where</th><th scope="col">number</th></tr></thead>
+    <tbody>${rows.map(([kind, where, count]) => html`<tr><td>${kind}</td><td>${where}</td><td>${format(count)}</td></tr>`)}</tbody></table></div>`;
 }
 
 export function Live() {
-  const { points, last, problem } = useHistory();
+  const { points, before, last, problem } = useHistory();
+  const models = useStatus();
   const x = points.map((p) => p.at);
   const series = (key, label = "") => ({ label, values: points.map((p) => p[key]) });
-  const hasTokens = points.some((p) => p.tokens > 0);
+  const has = (key) => points.some((p) => p[key] > 0);
   return html`<h1>Live</h1>
-    ${problem && html`<p class="error" role="alert">Metrics: ${problem}</p>`}
+    ${problem && html`<p class="error" role="alert">${problem}</p>`}
     ${points.length === 0 && !problem && html`<p class="note">Collecting …</p>`}
     ${points.length > 0 && html`<div class="plots">
       <${Plot} title="Requests" unit="/s" time x=${x} series=${[series("requests", "all"), series("errors", "errors")]} />
-      <${Plot} title="Latency" unit="ms" time x=${x} series=${[series("p50", "p50"), series("p99", "p99")]} />
-      <${Plot} title="Calls in flight" time x=${x} series=${[series("inFlight")]} />
-      ${hasTokens && html`<${Plot} title="Tokens" unit="/s" time x=${x} series=${[series("tokens")]} />`}
-      <${Plot} title="CPU" unit="cores" time x=${x} series=${[series("cpu")]} />
-      <${Plot} title="Memory" unit="MiB" time x=${x} series=${[series("memory")]} />
+      <${Plot} title="Latency" unit="ms" time x=${x} series=${[series("p50", "median"), series("p90", "90 %"), series("p99", "99 %")]} />
+      <${Plot} title="Calls" time x=${x} series=${[series("inFlight", "in flight"), series("queued", "in the queue")]} />
+      ${has("rows") && html`<${Plot} title="Rows of a batch" time x=${x} series=${[series("rows")]} />`}
+      ${(has("tokens") || has("sequences")) && html`<${Plot} title="Tokens" unit="/s" time x=${x} series=${[series("tokens")]} />
+        <${Plot} title="Sequences of a batch" time x=${x} series=${[series("sequences")]} />`}
+      <${Plot} title="CPU of the server" unit="cores" time x=${x} series=${[series("cpu")]} />
+      <${Plot} title="Memory of the server" unit="MiB" time x=${x} series=${[series("memory")]} />
     </div>`}
-    ${last && html`<section class="card"><${Counts} samples=${last.samples} /></section>`}`;
+    ${before && html`<section class="card"><${ModelTable} before=${before} last=${last} /></section>`}
+    <section class="card"><${Workers} models=${models} /></section>
+    ${last && html`<section class="card"><${Errors} samples=${last.samples} /></section>`}`;
 }

@@ -32,7 +32,7 @@ async function describe(name, version) {
 function Tensors({ title, tensors }) {
   if (!tensors?.length) return html`<p>${title}: not declared</p>`;
   return html`<table><caption>${title}</caption>
-    <thead><tr><th>name</th><th>datatype</th><th>shape</th></tr></thead>
+    <thead><tr><th scope="col">name</th><th scope="col">datatype</th><th scope="col">shape</th></tr></thead>
     <tbody>${tensors.map(
       (t) => html`<tr><td><code>${t.name}</code></td><td>${t.datatype}</td>
         <td>${t.parameters?.any_rank ? "any" : `[${t.shape.join(", ")}]`}</td></tr>`,
@@ -62,9 +62,9 @@ function Facts({ model }) {
 
 function tabsOf(model, name, version) {
   return [
-    model.canGenerate && ["Chat", html`<${Chat} name=${name} />`],
+    model.canGenerate && ["Chat", html`<${Chat} name=${name} hasTemplate=${model.metadata.details?.chat_template !== false} />`],
     model.canInfer && ["Try it", html`<${TryIt} name=${name} version=${version} model=${model} />`],
-    model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} />`],
+    model.support.Evaluate && ["Simulator", html`<${Simulator} name=${name} support=${model.support} metadata=${model.metadata} />`],
     model.metadata.details?.graph?.edges && ["Graph", html`<${Graph} graph=${model.metadata.details.graph} name=${name} />`],
     ["Code", html`<${Snippets} name=${name} version=${version} model=${model} />`],
   ].filter(Boolean);

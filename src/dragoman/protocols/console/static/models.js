@@ -1,34 +1,31 @@
 // The list of models, with their states and the actions of model control.
-import { ApiError, call, modelPath, read } from "./api.js";
+import { ApiError, call, read } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 
 const REFRESH_MS = 3000;
 
-// Return the models of the repository if this caller may list it, else the loaded models that it may use.
+const isDenied = (error) => error instanceof ApiError && error.status !== 0;
+
+// Return the models of the repository if this caller may control it, else those that are served with their states if it
+// may read these, else the names of those that it may use.
 async function listModels() {
   try {
-    const index = await read("/v2/repository/index", { method: "POST", body: {} });
-    return { canControl: true, models: index };
+    return { canControl: true, models: await read("/v2/repository/index", { method: "POST", body: {} }) };
   } catch (error) {
-    if (!(error instanceof ApiError) || error.status === 0) throw error;
+    if (!isDenied(error)) throw error;
+  }
+  try {
+    return { canControl: false, models: (await read("/v2/repository/status")).models };
+  } catch (error) {
+    if (!isDenied(error)) throw error;
   }
   const { models } = await read("/v2/models");
-  const described = await Promise.all(
-    models.map(async (name) => {
-      try {
-        const model = await read(modelPath(name));
-        return { name, version: model.versions?.at(-1) ?? "", state: "READY", reason: "", platform: model.platform };
-      } catch (error) {
-        return { name, version: "", state: "UNAVAILABLE", reason: error.message };
-      }
-    }),
-  );
-  return { canControl: false, models: described };
+  return { canControl: false, models: models.map((name) => ({ name, version: "", state: "", reason: "" })) };
 }
 
 export function State({ state }) {
   const kind = { READY: "good", UNAVAILABLE: "bad" }[state] ?? "waiting";
-  return html`<span class=${`state ${kind}`}>${state.toLowerCase()}</span>`;
+  return state ? html`<span class=${`state ${kind}`}>${state.toLowerCase()}</span>` : "–";
 }
 
 function Control({ model, onDone, onError }) {

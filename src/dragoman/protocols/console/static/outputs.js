@@ -72,7 +72,7 @@ export function Output({ tensor }) {
   const [chosen, setChosen] = useState(views[0][0]);
   const [name, view] = views.find(([each]) => each === chosen) ?? views[0];
   return html`<section class="output" aria-label=${`Output ${tensor.name}`}>
-    <div class="row"><h3><code>${tensor.name}</code> <small>${tensor.datatype} [${tensor.shape.join(", ")}]</small></h3>
+    <div class="row"><h2><code>${tensor.name}</code> <small>${tensor.datatype} [${tensor.shape.join(", ")}]</small></h2>
       ${views.length > 1 && views.map(([each]) => html`<button class="small" aria-pressed=${each === name} onClick=${() => setChosen(each)}>${each}</button>`)}
     </div>${view}</section>`;
 }

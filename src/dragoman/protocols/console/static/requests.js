@@ -26,7 +26,7 @@ function Find({ id }) {
     location.hash = address(event.target.elements.id.value.trim());
   };
   return html`<form class="row" onSubmit=${submit}><label class="inline">request id
-    <input name="id" size="36" value=${id} required spellcheck="false" /></label><button>Find</button></form>`;
+    <input name="id" size="36" value=${id} required spellcheck=${false} /></label><button>Find</button></form>`;
 }
 
 function Timeline({ request }) {

@@ -1,10 +1,15 @@
-// A UM-Bridge model: its parameters as sliders, its outputs and gradient, and a check of the gradient by differences.
+// A UM-Bridge model: its parameters as sliders, its outputs and gradient as plots, and a check by finite differences.
 import { read } from "./api.js";
+import { Bars } from "./bars.js";
+import { differences, relativeError, sweep, total, withValue } from "./differences.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { format } from "./plot.js";
+import { Plot } from "./plot.js";
 
 const MAX_SLIDERS = 24;
+const MAX_BARS = 7; // longer vectors are plotted
 const WAIT_MS = 150;
+const SWEEP_POINTS = 25;
+const TOLERANCE = 1e-4;
 
 const post = (path, body, signal) => read(path, { method: "POST", body, signal });
 
@@ -14,48 +19,29 @@ function parseConfig(text) {
   return value;
 }
 
-// The derivative of `sens · output` by each parameter, by central differences with steps relative to its size.
-async function differences(evaluate, input, inWrt, sens) {
-  const found = [];
-  for (let i = 0; i < input[inWrt].length; i++) {
-    const step = 1e-5 * Math.max(1, Math.abs(input[inWrt][i]));
-    const moved = (sign) => input.map((vector, k) => (k === inWrt ? vector.map((v, j) => (j === i ? v + sign * step : v)) : vector));
-    const [up, down] = [await evaluate(moved(1)), await evaluate(moved(-1))];
-    found.push(sens.reduce((sum, s, j) => sum + (s * (up[j] - down[j])) / (2 * step), 0));
-  }
-  return found;
+// The input at first: the point that the model declares, else ones.
+function firstInput(sizes, point) {
+  const isDeclared = Array.isArray(point) && point.length === sizes.length && point.every((vector, i) => vector.length === sizes[i]);
+  return isDeclared ? point : sizes.map((n) => Array(n).fill(1));
 }
 
-function Bars({ values, labels }) {
-  const most = Math.max(...values.map(Math.abs), 1e-300);
-  return html`<table class="bars"><tbody>${values.map(
-    (v, i) => html`<tr><th scope="row">${labels[i]}</th><td class="number">${format(v)}</td>
-      <td><meter class=${v < 0 ? "negative" : ""} min="0" max="1" value=${Math.abs(v) / most}>${format(v)}</meter></td></tr>`,
-  )}</tbody></table>`;
-}
-
-function useModel(name, config) {
+function useInput(name, config, point) {
   const [input, setInput] = useState(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
     post("/InputSizes", { name, config }).then(
-      ({ inputSizes }) => (setInput(inputSizes.map((n) => Array(n).fill(1))), setProblem("")),
+      ({ inputSizes }) => (setInput(firstInput(inputSizes, point)), setProblem("")),
       (error) => setProblem(error.message),
     );
   }, [name, config]);
   return { input, setInput, problem };
 }
 
-export function Simulator({ name, support }) {
-  const [configText, setConfigText] = useState("{}");
-  const [config, setConfig] = useState({});
-  const { input, setInput, problem } = useModel(name, config);
+// Output and gradient at a point, once it has not changed for a moment.
+function useResult({ name, input, config, target: [inWrt, outWrt], hasGradient }) {
   const [result, setResult] = useState(null);
-  const [failure, setFailure] = useState("");
-  const [check, setCheck] = useState("");
-  const [target, setTarget] = useState([0, 0]);
+  const [problem, setProblem] = useState("");
   const turn = useRef(0);
-
   useEffect(() => {
     if (!input) return undefined;
     const mine = ++turn.current;
@@ -63,67 +49,138 @@ export function Simulator({ name, support }) {
     const timer = setTimeout(async () => {
       try {
         const { output } = await post("/Evaluate", { name, input, config }, abort.signal);
-        const [inWrt, outWrt] = target;
         const sens = output[outWrt]?.map(() => 1) ?? [];
-        const gradient = support.Gradient
+        const gradient = hasGradient
           ? (await post("/Gradient", { name, outWrt, inWrt, sens, input, config }, abort.signal)).output
           : null;
-        if (mine === turn.current) setResult({ output, gradient }), setFailure(""), setCheck("");
+        if (mine === turn.current) setResult({ output, gradient, input }), setProblem("");
       } catch (error) {
-        if (error.name !== "AbortError" && mine === turn.current) setFailure(error.message);
+        if (error.name !== "AbortError" && mine === turn.current) setProblem(error.message);
       }
     }, WAIT_MS);
     return () => (clearTimeout(timer), abort.abort());
-  }, [input, config, target]);
+  }, [input, config, inWrt, outWrt]);
+  return { result, problem };
+}
 
+// A vector as bars if it is short, else as a line.
+function VectorPlot({ title, values, labels, others = null, othersTitle = "" }) {
+  if (values.length <= MAX_BARS) {
+    return html`<${Bars} title=${title} values=${values} labels=${labels} others=${others} othersTitle=${othersTitle} />`;
+  }
+  const series = [{ label: others ? title : "", values }];
+  if (others) series.push({ label: othersTitle, values: values.map((_, i) => others[i] ?? null) });
+  return html`<${Plot} title=${title} x=${values.map((_, i) => i)} series=${series} />`;
+}
+
+function Sliders({ input, names, range, onChange, onRange }) {
+  const [low, high] = range;
+  const change = (k, i, value) => Number.isFinite(value) && onChange(withValue(input, k, i, value));
+  const bound = (index, value) => Number.isFinite(value) && onRange(range.map((old, i) => (i === index ? value : old)));
+  return html`<h2>Parameters</h2>
+    <p class="row"><label class="inline">sliders from <input type="number" step="any" class="narrow-number" value=${low} onChange=${(e) => bound(0, e.target.valueAsNumber)} /></label>
+      <label class="inline">to <input type="number" step="any" class="narrow-number" value=${high} onChange=${(e) => bound(1, e.target.valueAsNumber)} /></label></p>
+    ${input.map((vector, k) => html`<fieldset key=${k}><legend>input ${k} <small>${names[k] ?? ""}</small></legend>
+      ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<div class="slider" key=${i}><label for=${`x-${k}-${i}`}>x${k}[${i}]</label>
+        <input type="range" id=${`x-${k}-${i}`} min=${Math.min(low, v)} max=${Math.max(high, v)} step=${(high - low) / 1000 || "any"} value=${v}
+          onInput=${(e) => change(k, i, Number(e.target.value))} />
+        <input type="number" step="any" value=${v} aria-label=${`value of x${k}[${i}]`} onChange=${(e) => change(k, i, e.target.valueAsNumber)} /></div>`)}
+      ${vector.length > MAX_SLIDERS && html`<p class="note">${vector.length - MAX_SLIDERS} further parameters stay as they are.</p>`}
+    </fieldset>`)}`;
+}
+
+function Gradient({ evaluate, result, target: [inWrt, outWrt] }) {
+  const [check, setCheck] = useState(null); // of one result
+  const [problem, setProblem] = useState("");
+  const isCurrent = check?.result === result;
   async function verify() {
-    const [inWrt, outWrt] = target;
-    setCheck("comparing …");
+    setCheck({ result, expected: null });
+    setProblem("");
     try {
-      const evaluate = async (at) => (await post("/Evaluate", { name, input: at, config })).output[outWrt];
-      const expected = await differences(evaluate, input, inWrt, result.output[outWrt].map(() => 1));
-      const scale = Math.max(...expected.map(Math.abs), ...result.gradient.map(Math.abs), 1e-300);
-      const worst = Math.max(...expected.map((v, i) => Math.abs(v - result.gradient[i]))) / scale;
-      setCheck(`differs from central differences by ${worst.toExponential(1)} of the largest component${worst > 1e-4 ? ": too much, unless the model is noisy or not smooth here" : ""}`);
+      const expected = await differences(evaluate, result.input, inWrt, Math.min(result.gradient.length, MAX_SLIDERS));
+      setCheck({ result, expected });
     } catch (error) {
-      setCheck(error.message);
+      setProblem(error.message);
     }
   }
+  const { gradient } = result;
+  const expected = isCurrent ? check.expected : null;
+  const error = expected && relativeError(expected, gradient);
+  const checked = expected && expected.length < gradient.length ? ` in the first ${expected.length} components` : "";
+  return html`<${VectorPlot} title=${`gradient of y${outWrt} by x${inWrt}`} values=${gradient} labels=${gradient.map((_, i) => `x${inWrt}[${i}]`)}
+      others=${expected} othersTitle="central differences" />
+    <p class="row"><button onClick=${verify}>Check</button>
+      <span class=${error > TOLERANCE ? "error" : "note"} role="status">${problem || (isCurrent && !expected && "comparing …") ||
+        (expected && `differs from central differences by ${error.toExponential(1)} of the largest component${checked}${
+          error > TOLERANCE ? ": too much, unless the model is noisy or not smooth here" : ""}`)}</span></p>`;
+}
 
-  function applyConfig(event) {
+// The output along one parameter, with the tangent by the gradient.
+function Sweep({ evaluate, result, range, target: [inWrt, outWrt] }) {
+  const [index, setIndex] = useState(0);
+  const [curve, setCurve] = useState(null);
+  const [problem, setProblem] = useState("");
+  async function run() {
+    setCurve({ result, index });
+    setProblem("");
+    try {
+      setCurve({ result, index, ...(await sweep(evaluate, result.input, [inWrt, index], range, SWEEP_POINTS)) });
+    } catch (error) {
+      setProblem(error.message);
+    }
+  }
+  const isCurrent = curve?.result === result && curve.index === index;
+  const at = result.input[inWrt][index];
+  const now = total(result.output[outWrt]);
+  const tangent = isCurrent && curve.x && result.gradient && curve.x.map((x) => now + result.gradient[index] * (x - at));
+  const name = result.output[outWrt].length === 1 ? `y${outWrt}[0]` : `sum of y${outWrt}`;
+  return html`<p class="row"><label class="inline">vary <select value=${index} onChange=${(e) => setIndex(Number(e.target.value))}>
+      ${result.input[inWrt].slice(0, MAX_SLIDERS).map((_, i) => html`<option value=${i}>x${inWrt}[${i}]</option>`)}</select></label>
+      <button onClick=${run}>Plot</button><span class="note" role="status">${isCurrent && !curve.x && (problem || "computing …")}</span></p>
+    ${isCurrent && curve.x && html`<${Plot} title=${`${name} along x${inWrt}[${index}]`} x=${curve.x} xLabel=${`x${inWrt}[${index}]`}
+      series=${[{ label: name, values: curve.y }, ...(tangent ? [{ label: `tangent at ${at}`, values: tangent }] : [])]} />`}`;
+}
+
+function ConfigForm({ onConfig, onError }) {
+  const [text, setText] = useState("{}");
+  const apply = (event) => {
     event.preventDefault();
     try {
-      setConfig(parseConfig(configText));
-      setFailure("");
+      onConfig(parseConfig(text));
+      onError("");
     } catch (error) {
-      setFailure(`config: ${error.message}`);
+      onError(`config: ${error.message}`);
     }
-  }
+  };
+  return html`<form class="row" onSubmit=${apply}><label class="inline">config
+    <input size="30" value=${text} spellcheck=${false} onInput=${(e) => setText(e.target.value)} /></label><button>Apply</button></form>`;
+}
 
-  if (problem) return html`<p class="error" role="alert">${problem}</p>`;
+export function Simulator({ name, support, metadata }) {
+  const [config, setConfig] = useState({});
+  const [wrong, setWrong] = useState("");
+  const [target, setTarget] = useState([0, 0]);
+  const [range, setRange] = useState([-5, 5]);
+  const { input, setInput, problem } = useInput(name, config, metadata.details?.point);
+  const { result, problem: failure } = useResult({ name, input, config, target, hasGradient: support.Gradient });
+
+  if (problem) return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} /><p class="error" role="alert">${wrong || problem}</p>`;
   if (!input) return html`<p class="note">Loading …</p>`;
-  const change = (k, i, v) => Number.isFinite(v) && setInput(input.map((vector, a) => (a === k ? vector.map((old, b) => (b === i ? v : old)) : vector)));
-  return html`<form class="row" onSubmit=${applyConfig}><label class="inline">config
-      <input size="30" value=${configText} spellcheck="false" onInput=${(e) => setConfigText(e.target.value)} /></label><button>Apply</button></form>
-    <div class="columns">
-      <div><h3>Parameters</h3>${input.map((vector, k) => html`<fieldset key=${k}><legend>input ${k}</legend>
-        ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<label class="slider" key=${i}><span>x${k}[${i}]</span>
-          <input type="range" min="-5" max="5" step="0.01" value=${v} onInput=${(e) => change(k, i, Number(e.target.value))} />
-          <input type="number" step="any" value=${v} aria-label=${`value of x${k}[${i}]`} onChange=${(e) => change(k, i, Number(e.target.value))} /></label>`)}
-        ${vector.length > MAX_SLIDERS && html`<p class="note">${vector.length - MAX_SLIDERS} further parameters stay 1.</p>`}
-      </fieldset>`)}</div>
-      <div aria-live="polite">
-        ${failure && html`<p class="error" role="alert">${failure}</p>`}
-        ${result && html`<h3>Outputs</h3>
-          ${result.output.map((vector, k) => html`<${Bars} values=${vector.slice(0, 100)} labels=${vector.map((_, i) => `y${k}[${i}]`)} />`)}
-          ${result.gradient && html`<h3>Gradient</h3>
-            <p class="row"><label class="inline">of the sum of output <select value=${target[1]} onChange=${(e) => setTarget([target[0], Number(e.target.value)])}>
-              ${result.output.map((_, k) => html`<option>${k}</option>`)}</select></label>
-              <label class="inline">by input <select value=${target[0]} onChange=${(e) => setTarget([Number(e.target.value), target[1]])}>
-              ${input.map((_, k) => html`<option>${k}</option>`)}</select></label>
-              <button onClick=${verify}>Check</button></p>
-            <${Bars} values=${result.gradient.slice(0, 100)} labels=${result.gradient.map((_, i) => `x${target[0]}[${i}]`)} />
-            ${check && html`<p class="note" role="status">${check}</p>`}`}`}
+  const evaluate = async (at) => (await post("/Evaluate", { name, input: at, config })).output[target[1]];
+  const choice = (index, label, count) => html`<label class="inline">${label} <select value=${target[index]}
+    onChange=${(e) => setTarget(target.map((old, i) => (i === index ? Number(e.target.value) : old)))}>
+    ${Array.from({ length: count }, (_, k) => html`<option>${k}</option>`)}</select></label>`;
+  return html`<${ConfigForm} onConfig=${setConfig} onError=${setWrong} />
+    <div class="columns wide">
+      <div><${Sliders} input=${input} names=${(metadata.inputs ?? []).map((t) => t.name)} range=${range} onChange=${setInput} onRange=${setRange} /></div>
+      <div>
+        ${(wrong || failure) && html`<p class="error" role="alert">${wrong || failure}</p>`}
+        ${result && html`<h2>Outputs</h2>
+          ${result.output.map((vector, k) => html`<${VectorPlot} key=${k} title=${`y${k}`} values=${vector} labels=${vector.map((_, i) => `y${k}[${i}]`)} />`)}
+          ${result.input[target[0]]?.length > 0 && result.output[target[1]] && html`<h2>${support.Gradient ? "Gradient of the sum of an output" : "Along a parameter"}</h2>
+            <p class="row">${choice(1, "output", result.output.length)} ${choice(0, "by input", result.input.length)}</p>
+            ${result.gradient && html`<${Gradient} evaluate=${evaluate} result=${result} target=${target} />`}
+            <${Sweep} evaluate=${evaluate} result=${result} range=${range} target=${target} />`}`}
       </div>
     </div>`;
 }

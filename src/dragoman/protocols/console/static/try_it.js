@@ -70,7 +70,7 @@ function Values({ field, id, onChange }) {
         ${Object.keys(SCALES).map((name) => html`<option>${name}</option>`)}</select></label> ${drop}</div>`;
   }
   return html`<label for=${id}>values: rows of a table, or JSON</label>
-    <textarea id=${id} rows="4" spellcheck="false" value=${field.text} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
+    <textarea id=${id} rows="4" spellcheck=${false} value=${field.text} onInput=${(e) => onChange({ text: e.target.value })}></textarea>
     <label class="inline">shape <input size="12" placeholder="from the values" value=${field.typedShape}
       onInput=${(e) => onChange({ typedShape: e.target.value })} /></label>`;
 }
@@ -119,7 +119,7 @@ function Columns({ fields, onColumns }) {
   };
   return html`<details><summary>Fill all inputs from a table</summary>
     <label for="columns">CSV with the names of the inputs in the first line</label>
-    <textarea id="columns" rows="4" spellcheck="false" onInput=${fill}></textarea>
+    <textarea id="columns" rows="4" spellcheck=${false} onInput=${fill}></textarea>
     <p class="note" role="status">${message}</p></details>`;
 }
 
