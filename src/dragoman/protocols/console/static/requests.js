@@ -44,6 +44,18 @@ function Timeline({ request }) {
     })}<tr><th scope="row">total</th><td class="number">${milliseconds(request.total_ms)}</td><td></td><td></td></tr></tbody></table>`;
 }
 
+const REASONS = {
+  idle_worker: "a worker was idle", worker_free: "a worker became free", full: "it was full",
+  max_wait: "its first request had waited for the maximum time", batch_delay: "the adaptive delay had ended",
+};
+const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+
+function describeBatch(batch) {
+  if (!batch) return "not merged with others";
+  const { rows, calls, reason } = batch;
+  return `${count(rows, "row")} of ${count(calls, "request")}, dispatched when ${REASONS[reason] ?? reason.replaceAll("_", " ")}`;
+}
+
 function Details({ request }) {
   const { batch, calls } = request;
   const facts = [
@@ -52,7 +64,7 @@ function Details({ request }) {
     ["request", `${request.method} ${request.path}`],
     ["protocol", request.protocol],
     ["model", request.model && html`<a href=${`#/models/${encodeURIComponent(request.model)}`}>${request.model}</a>${request.version && ` version ${request.version}`}`],
-    ["batch", batch ? `${batch.rows} rows of ${batch.calls} requests, dispatched because: ${batch.reason.replaceAll("_", " ")}` : "not merged with others"],
+    ["batch", describeBatch(batch)],
     ["first chunk", request.first_chunk_ms !== null && `after ${milliseconds(request.first_chunk_ms)}`],
     ["trace id", request.trace_id || "not traced"],
     ["body", `${request.received_bytes} bytes received, ${request.sent_bytes} sent`],
