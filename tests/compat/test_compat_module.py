@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import dragoman
 from dragoman.compat.mlserver import MLModel, ModelSettings, codecs, grpc, raw, types, utils
 from dragoman.compat.mlserver.codecs import json as json_codec
 from dragoman.compat.mlserver.codecs.errors import CodecNotFound, InputsNotFound, OutputNotFound
@@ -369,6 +372,31 @@ def test_a_script_that_imports_mlserver(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "usage: python -m dragoman.runtimes.mlserver SCRIPT" in run.stderr
+
+
+def test_every_script_of_an_environment_may_import_mlserver(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    site = next((tmp_path / "venv").rglob("site-packages"))
+    libraries = Path(np.__file__).parents[1]
+    code = "import mlserver.codecs as c; print(c.__name__, c.StringCodec.encode_input('x', ['a']).shape)"
+
+    def run(*arguments: str, isolated: bool = False) -> subprocess.CompletedProcess[str]:
+        path = "" if isolated else f"{Path(dragoman.__file__).parents[1]}{os.pathsep}{libraries}"
+        command = [str(tmp_path / "venv" / "bin" / "python"), *arguments]
+        environment = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    command = ["-m", "dragoman.runtimes.mlserver"]
+    assert run(*command, "--install").stdout == f"wrote dragoman_mlserver.pth and dragoman_mlserver.py in {site}\n"
+    assert run("-c", code).stdout == "dragoman.compat.mlserver.codecs [1, 1]\n"
+    # Without Dragoman, and beside the package.
+    assert "No module named 'mlserver'" in run("-c", code, isolated=True).stderr
+    (site / "mlserver").mkdir()
+    (site / "mlserver" / "__init__.py").write_text("")
+    assert run("-c", "import mlserver; print(mlserver.__file__)").stdout == f"{site}/mlserver/__init__.py\n"
+    assert "No module named 'mlserver.codecs'" in run("-c", code).stderr
+    assert run(*command, "--uninstall").returncode == 0
+    assert [each.name for each in site.glob("dragoman*")] == []
 
 
 # --- modules for clients and codecs --------------------------------------------------------------------------------
