@@ -162,7 +162,10 @@ class CodecRegistry:
 
     def input(self, content_type: str, where: str = "input") -> type[InputCodec]:
         """Return the codec of a content type for one tensor. Raises InvalidInput naming `where` if there is none."""
-        codec = self._inputs.get(content_type) or _load("codecs.input", content_type)
+        known = self._inputs.get(content_type)
+        if known is not None:
+            return known
+        codec: type[InputCodec] | None = _load("codecs.input", content_type)
         if codec is None:
             expected = ", ".join(sorted({*self._inputs, *_INPUT}))
             raise InvalidInput(f"{where}: unknown content type '{content_type}': expected one of {expected}")
@@ -170,7 +173,10 @@ class CodecRegistry:
 
     def request(self, content_type: str) -> type[RequestCodec] | None:
         """Return the codec of a content type for a whole request; None if there is none."""
-        codec = self._requests.get(content_type) or _load("codecs.request", content_type)
+        known = self._requests.get(content_type)
+        if known is not None:
+            return known
+        codec: type[RequestCodec] | None = _load("codecs.request", content_type)
         return None if codec is None else self.add(codec)
 
     def input_for(self, value: Any) -> type[InputCodec] | None:

@@ -106,6 +106,8 @@ def _parameters(parameters: Any) -> Parameters:
     """Return the parameters of a response or output without headers and without those that are None."""
     if parameters is None:
         return NONE
+    if isinstance(parameters, ours.Parameters):
+        return parameters.scalars() or NONE
     fields: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else parameters.model_dump()
     return {k: v for k, v in fields.items() if v is not None and k != "headers"} or NONE
 

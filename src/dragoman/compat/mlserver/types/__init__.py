@@ -84,6 +84,20 @@ class Parameters(BaseModel):
     content_type: str | None = None
     headers: dict[str, Any] | None = None
 
+    def scalars(self) -> dict[str, Any]:
+        """Return the parameters without headers and those that are None."""
+        values = vars(self)
+        if values.keys() == _CONTENT_TYPE_ONLY:  # most often
+            content_type = values["content_type"]
+            if content_type is None or type(content_type) is str:
+                return {} if content_type is None else {"content_type": content_type}
+        found = self.model_dump()
+        found.pop("headers", None)
+        return found
+
+
+_CONTENT_TYPE_ONLY = {"content_type", "headers"}
+
 
 class _NamedTensor(BaseModel):
     """A named tensor. Codecs store its codec in `_decoder` and its value in `_decoded`."""
@@ -107,8 +121,7 @@ class _NamedTensor(BaseModel):
 
     def to_tensor(self) -> Tensor:
         """Return the data as a tensor with the current shape and datatype. Raises InvalidOutput."""
-        parameters = self.parameters.model_dump() if self.parameters is not None else {}
-        parameters.pop("headers", None)
+        parameters = self.parameters.scalars() if self.parameters is not None else {}
         data: Any = self.data
         tensor = data.tensor if isinstance(data, TensorData) else None
         if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:

@@ -10,6 +10,8 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 _Dict = dict[str, Any]  # the class has a method of that name
+_MISSING = object()
+_IMMUTABLE = frozenset({str, int, float, bool})
 
 
 class BaseModel:
@@ -22,16 +24,25 @@ class BaseModel:
     _allows_extra: ClassVar[bool] = False
 
     def __init__(self, **given: Any) -> None:
-        for name, convert in self._fields().items():
+        values = vars(self)
+        for name, convert, default in self._defaults():
             if name in given:
                 value = given.pop(name)
-                setattr(self, name, convert(value) if convert is not None and value is not None else value)
-            elif hasattr(type(self), name):
-                setattr(self, name, copy.copy(getattr(type(self), name)))
-            else:
+                values[name] = value if convert is None or value is None else convert(value)
+            elif default is None or type(default) in _IMMUTABLE:
+                values[name] = default
+            elif default is _MISSING:
                 raise ValueError(f"{type(self).__name__}: field '{name}' is missing")
-        for name, value in given.items() if self._allows_extra else ():
-            setattr(self, name, value)
+            else:
+                values[name] = copy.copy(default)
+        if self._allows_extra:
+            values.update(given)
+
+    @classmethod
+    @cache
+    def _defaults(cls) -> tuple[tuple[str, Callable[[Any], Any] | None, Any], ...]:
+        """Return name, converter and default of each field."""
+        return tuple((name, convert, getattr(cls, name, _MISSING)) for name, convert in cls._fields().items())
 
     @classmethod
     @cache
