@@ -2,6 +2,8 @@
 
 import json
 import queue
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +89,7 @@ def test_statistics_count_each_request_and_its_duration(plain: ServerProcess, mo
         with pytest.raises(InferenceServerException):
             client.infer("SumDiff", [tensor(module, "INPUT0", a, "INT32")])
         (after,) = statistics(client, "SumDiff")
-    assert (after["name"], after["version"]) == ("SumDiff", "")
+    assert (after["name"], after["version"]) == ("SumDiff", "1")
     assert after["inference_count"] - before["inference_count"] == 3
     assert after["execution_count"] - before["execution_count"] == 3
     stats, earlier = after["inference_stats"], before["inference_stats"]
@@ -122,7 +124,7 @@ def test_statistics_of_all_models_and_errors(plain: ServerProcess) -> None:
         "model_stats": [
             {
                 "name": "Upper",
-                "version": "",
+                "version": "1",  # perf_analyzer aborts unless it is a number
                 "last_inference": 0,
                 "inference_count": 0,
                 "execution_count": 0,
@@ -278,6 +280,18 @@ def test_only_extensions_that_are_on_are_listed(plain: ServerProcess, batched: S
 
 
 # --- the sequence of calls of perf_analyzer --------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("perf_analyzer") is None, reason="needs a program of the package perf-analyzer")
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_perf_analyzer(plain: ServerProcess, transport: str) -> None:
+    url = f"127.0.0.1:{plain.http_port if transport == 'http' else plain.grpc_port}"
+    command = ["perf_analyzer", "-m", "SumDiff", "-i", transport, "-u", url, "--request-count", "50", "--shape"]
+    result = subprocess.run(
+        [*command, "INPUT0:1,16", "--shape", "INPUT1:1,16"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Successful request count: 50" in result.stdout
 
 
 @pytest.mark.parametrize("module", CLIENTS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from dragoman.codecs.elements import strings
 from dragoman.core.calls import Generate, Infer, Inference, Tokenize
-from dragoman.core.datatypes import BOOL, BYTES, INT64
+from dragoman.core.datatypes import BOOL, BYTES, INT32, INT64
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
@@ -34,12 +35,14 @@ GenerateFunction = Callable[[Generate], AsyncIterator[Generation]]
 # Triton's names of the inputs, and other names of the input of prompts.
 _PROMPTS = "text_input"
 _ALIASES = (_PROMPTS, "input", "inputs", "prompt", "text", "args", "text_inputs")
-_COMPANIONS = ("stream", "sampling_parameters", "exclude_input_in_output")
+_COMPANIONS = ("stream", "sampling_parameters", "exclude_input_in_output", "max_tokens")
 SIGNATURE = Signature(
     inputs=(
         TensorSpec(_PROMPTS, BYTES, (-1,), optional=True),
         TensorSpec("sampling_parameters", BYTES, (1,), optional=True),
+        TensorSpec("max_tokens", INT32, (1,), optional=True),
         TensorSpec("stream", BOOL, (1,), optional=True),
+        TensorSpec("exclude_input_in_output", BOOL, (1,), optional=True),
     ),
     outputs=(
         TensorSpec("text_output", BYTES, (-1,)),
@@ -59,6 +62,7 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_id
 _PROTOCOL_PARAMETERS = frozenset(
     {"timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers"}
 )
+_NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?")
 _MAX_NEW_TOKENS = 20
 _MAX_SEQUENCES = 64
 # Maximum number of unknown parameters that the response names.
@@ -73,11 +77,18 @@ async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
         generation = merge_chunks([chunk async for chunk in chunks])
     names = [quote(name[:64], safe=".-_") for name in ignored[:_MAX_REPORTED]]
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
-    return Inference(_outputs(generation.texts, whole=True), metadata=value)
+    outputs = _outputs(generation.texts, whole=True)
+    if _repeats_prompts(call):
+        completions = outputs["text_output"].data
+        whole = [request.prompts[t.prompt].encode() + c for t, c in zip(generation.texts, completions, strict=True)]
+        outputs["text_output"] = Tensor(object_array(whole, (len(whole),)), BYTES)
+    return Inference(outputs, metadata=value)
 
 
 async def stream_texts(generate: GenerateFunction, call: Infer) -> AsyncGenerator[Inference, None]:
     """Yield the new text of each completion, one row each; finish_reason is empty until it ends."""
+    if _repeats_prompts(call):
+        raise InvalidInput("input 'exclude_input_in_output': expected true, as a stream has only new text")
     request, _ = parse_generate(call, stream=True)
     count = max(1, request.sampling.n)
     rows = [Text(p, c) for p in range(len(request.prompts)) for c in range(count)]
@@ -104,9 +115,15 @@ def parse_generate(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
 
 
 def _sampling_parameters(call: Infer) -> dict[str, Any]:
-    """Return the parameters that Triton's clients send as JSON in a separate input."""
+    """Return the parameters that Triton's clients send in separate inputs: a number of tokens, and JSON.
+
+    Numbers in the JSON may be strings, as those of Triton's benchmark of vLLM.
+    """
+    limit: dict[str, Any] = {}
+    if "max_tokens" in call.inputs:
+        limit = {"max_tokens": _single(call, "max_tokens").item()}
     if "sampling_parameters" not in call.inputs:
-        return {}
+        return limit
     text = str(strings(call.inputs["sampling_parameters"], "sampling_parameters").reshape(-1)[0])
     try:
         parameters = _json(text)
@@ -114,7 +131,31 @@ def _sampling_parameters(call: Infer) -> dict[str, Any]:
         raise InvalidInput(f"input 'sampling_parameters': expected JSON: {error}") from error
     if not isinstance(parameters, dict):
         raise InvalidInput("input 'sampling_parameters': expected a JSON object")
-    return parameters
+    return limit | {name: _number(name, value) for name, value in parameters.items()}
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return the number in a string; any other value, and texts such as stop strings, unchanged."""
+    if not isinstance(value, str) or _NAMES.get(name) in _LISTS:
+        return value
+    try:
+        return json.loads(value) if _NUMBER.fullmatch(value) else value
+    except ValueError:  # a number of too many digits
+        return value
+
+
+def _repeats_prompts(call: Infer) -> bool:
+    """Return whether completions begin with their prompts: the input `exclude_input_in_output` is false."""
+    name = "exclude_input_in_output"
+    return name in call.inputs and not _single(call, name)
+
+
+def _single(call: Infer, name: str) -> Any:
+    """Return the element of an input of one. Raises InvalidInput."""
+    data = call.inputs[name].data
+    if data.size != 1:
+        raise InvalidInput(f"input '{name}': expected one element, got {data.size}")
+    return data.reshape(-1)[0]
 
 
 def _json(text: str) -> Any:

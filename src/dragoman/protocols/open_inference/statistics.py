@@ -53,6 +53,10 @@ class Statistics(msgspec.Struct):
     memory_usage: Sequence[Any]
 
 
+# Triton's clients expect a number, also for a model without versions.
+_ONLY_VERSION = "1"
+
+
 class StatisticsList(msgspec.Struct):
     model_stats: Sequence[Statistics]
 
@@ -81,7 +85,7 @@ def _statistics(model: ModelStatistics) -> Statistics:
     )
     return Statistics(
         name=model.name,
-        version=model.version,
+        version=model.version or _ONLY_VERSION,
         last_inference=int(model.last_s * 1e3),
         inference_count=model.inferences,
         execution_count=model.executions,
