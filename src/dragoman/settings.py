@@ -78,6 +78,10 @@ class ProtocolOptions:
         ),
     ] = False
     allow_config_override: Annotated[bool, Option("let clients override configs", SECURITY, operator_only=True)] = False
+    allow_file_override: Annotated[
+        Literal["no", "data", "code"],
+        Option("let load requests send files: data, as ONNX, or code too, as model.py", SECURITY, operator_only=True),
+    ] = "no"
     max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
     max_json_values: Annotated[int, Option("values in the JSON of a request, tensor data excluded", LIMITS)] = 1 << 19
     max_json_bytes: Annotated[int, Option("bytes of the JSON of a request, tensor data excluded", LIMITS)] = 16 << 20

@@ -21,6 +21,7 @@ class SettingsArguments(TypedDict, total=False):
     lmi_http_codes: str
     trust_request_chat_template: bool
     allow_config_override: bool
+    allow_file_override: Literal["no", "data", "code"]
     max_json_depth: int
     max_json_values: int
     max_json_bytes: int

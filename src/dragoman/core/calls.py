@@ -349,13 +349,15 @@ class Load(ServerCall[None]):
 
     With a `url`, register the model at that path under an unused name. `version_weights`, such as "1=90,2=10", replaces
     the shares of requests that versions get, "" removes them; only the version of the request is loaded, if there is
-    one. `overrides` are fields of its ModelSpec that hold until the next load.
+    one. `config` is a ModelConfig of Triton as JSON that replaces the configuration of the model, and `files` by their
+    paths replace its folder, both until the next load.
     """
 
     token: str = field(repr=False, default="")
     url: str = ""
     version_weights: str | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""
+    files: Mapping[str, bytes] = field(repr=False, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +15,9 @@ from dragoman.engine.deployment import Deployment
 from dragoman.engine.model_changes import ModelChanges
 from dragoman.engine.on_demand import LoadedModels, is_pinned
 from dragoman.engine.placements import PreferredPlacements
-from dragoman.engine.registry import ModelRegistry
+from dragoman.engine.registry import ModelRegistry, is_current
 from dragoman.engine.repository import ModelOnDisk, Repository, Source
+from dragoman.engine.sent_models import SentModels
 from dragoman.engine.statistics import index_entry
 from dragoman.engine.version_routing import VersionRouting
 
@@ -51,6 +52,7 @@ class ModelControl:
         loaded_models: LoadedModels | None = None,
     ) -> None:
         self._repository = repository
+        self._sent = SentModels(repository)
         self._registry = registry
         self._on_change = on_change
         self._siblings = siblings
@@ -111,12 +113,12 @@ class ModelControl:
                 raise
 
     async def load(
-        self, name: str, version: str = "", url: str = "", version_weights: str | None = None, **overrides: Any
+        self, name: str, version: str = "", url: str = "", version_weights: str | None = None, *sent: Any
     ) -> None:
         """Load or reload a model, or one version of it; with a `url`, register the model at that path.
 
         With `version_weights` only these are changed, once the version is loaded, if there is one. They stay until the
-        whole model is loaded again. `overrides` are fields of the specs.
+        whole model is loaded again. `sent`: `config` and `files` of the call `Load`.
 
         Raises ModelNotFound, InvalidInput, OutOfMemory (the old version stays), AlreadyLoaded, NotReady.
         """
@@ -126,19 +128,20 @@ class ModelControl:
             self._registry.set_routing(name, self._registry.routing(name).override(version_weights))
             self._on_change()
             return
-        source = await asyncio.to_thread(self._find_source, name, url or self._url(name))
-        await self._changes.wait(name)
-        if url and self._registry.versions(name):
-            raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
-        versions = self._select_versions(name, (replace(s, **overrides) for s in source.specs()), version)
-        routing, before = source.routing, self._registry.routing(name)
-        if version and before.is_override:
-            routing = before
-        if version_weights is not None:
-            routing = routing.override(version_weights)
-            routing.check_versions(name, {*self._registry.versions(name), version})
-        replacing = self._replace(name, versions, routing, keep_others=bool(version))
-        await self._changes.run(name, replacing, versions)
+        find = partial(self._find_source, name, url or self._url(name))
+        async with self._sent.source(name, find, *sent) as source:
+            await self._changes.wait(name)
+            if url and self._registry.versions(name):
+                raise AlreadyLoaded(f"model '{name}' is loaded already; unload it to register another with that name")
+            routing, before = source.routing, self._registry.routing(name)
+            if version and before.is_override:
+                routing = before
+            if version_weights is not None:
+                routing = routing.override(version_weights)
+                routing.check_versions(name, {*self._registry.versions(name), version})
+            versions = self._select_versions(name, source.specs(), version)
+            replacing = self._replace(name, versions, routing, keep_others=bool(version))
+            await self._changes.run(name, replacing, versions)
 
     async def scale(self, name: str, version: str, replicas: int) -> None:
         """Set the number of replicas of a model or version, whose deployments are replaced by new ones.
@@ -202,7 +205,7 @@ class ModelControl:
             self._list(name, state)
         else:
             old = {spec.version: spec for spec in before.specs} if before else {}
-            kept = {s.version: current[s.version] for s in state.specs if _serves(current.get(s.version), s, old)}
+            kept = {s.version: current[s.version] for s in state.specs if is_current(current.get(s.version), s, old)}
             new = self._deployments(spec for spec in state.specs if spec.version not in kept)
             routing = state.routing
             if (override := self._registry.routing(name)).is_override and {*override.weights} <= {*kept, *new}:
@@ -248,9 +251,7 @@ class ModelControl:
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, *self._changes.close(), return_exceptions=True)
-        await asyncio.gather(*map(self._close, self._registry.all()))
-
-    # ----------------------------------------------------------------------------------------------------------
+        await asyncio.gather(*map(self._discard, self._registry.all()))
 
     def _url(self, name: str) -> str:
         """Return where the model was registered from, or ""."""
@@ -273,20 +274,21 @@ class ModelControl:
         by_version = {}
         for spec in specs:
             load = None if self._loaded_models is None or is_pinned(spec) else self._load_for_call
+            self._sent.hold(spec)
             by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load, self._placements)
         return by_version
 
     def _select_versions(self, name: str, specs: Iterable[ModelSpec], version: str) -> dict[str, Deployment]:
         """Return new deployments of one version, or without a version of every one that is to be served."""
-        deployments = self._deployments(specs)
+        by_version = {spec.version: spec for spec in specs}
         if not version:
-            return deployments
-        if version not in deployments:
-            served = ", ".join(filter(None, deployments)) or "it has none"
+            return self._deployments(by_version.values())
+        if version not in by_version:
+            served = ", ".join(filter(None, by_version)) or "it has none"
             raise InvalidInput(
                 f"failed to load '{name}', version '{version}' is not among those to be served: {served}"
             )
-        return {version: deployments[version]}
+        return self._deployments([by_version[version]])
 
     def _record_unserved(self, name: str, versions: Iterable[str], reason: str, state: str = "UNAVAILABLE") -> None:
         """Record why versions of the repository are not served."""
@@ -343,7 +345,7 @@ class ModelControl:
             others = self._registry.by_version(name) if keep_others else kept
             routing.check_compatible({**others, **versions})
         except BaseException as error:
-            await asyncio.gather(*map(self._close, versions.values()))
+            await asyncio.gather(*map(self._discard, versions.values()))
             if is_first and self._registry.versions(name):  # restore the readiness of the server
                 self._registry.remove(name)
                 self._on_change()
@@ -389,6 +391,13 @@ class ModelControl:
             await self._loaded_models.remove(deployment)
         await deployment.close()
 
+    async def _discard(self, deployment: Deployment) -> None:
+        """Close a deployment that is not used again."""
+        try:
+            await self._close(deployment)
+        finally:
+            self._sent.release(deployment.spec)
+
     # --- loading on demand -------------------------------------------------------------------------------------
 
     async def _load_for_call(self, deployment: Deployment) -> None:
@@ -433,17 +442,9 @@ class ModelControl:
             try:
                 await deployment.drain()
             finally:
-                await self._close(deployment)
+                await self._discard(deployment)
 
         for deployment in old:
             task = asyncio.get_running_loop().create_task(retire(deployment))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
-
-
-def _serves(deployment: Deployment | None, spec: ModelSpec, old: Mapping[str, ModelSpec]) -> bool:
-    """Return whether a deployment was loaded from what is on disk now; its replicas may have been scaled since."""
-    if deployment is None:
-        return False
-    loaded = deployment.spec
-    return loaded == spec or (old.get(spec.version) == spec and replace(loaded, replicas=spec.replicas) == spec)

@@ -335,8 +335,8 @@ class Engine:
         match request.call:
             case Index(_, ready):
                 return self._control.index(ready=ready)
-            case Load(_, url, weights, overrides):
-                await self._control.load(check_name(request.model), request.version, url, weights, **overrides)
+            case Load(_, url, weights, config, files):
+                await self._control.load(check_name(request.model), request.version, url, weights, config, files)
             case ScaleModel(_, replicas):
                 await self._control.scale(check_name(request.model), request.version, replicas)
             case Unload():

@@ -1,6 +1,7 @@
 """Deployments by model name and version, and the default version of each model."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -9,6 +10,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
+from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 
@@ -177,3 +179,11 @@ class ModelRegistry:
 def _version_key(version: str) -> tuple[bool, int, str]:
     """Return the sort key of a version: integers by value, after all others in alphabetical order."""
     return (True, int(version), version) if version.isdecimal() else (False, 0, version)
+
+
+def is_current(deployment: Deployment | None, spec: ModelSpec, old: Mapping[str, ModelSpec]) -> bool:
+    """Return whether a deployment was loaded from what is on disk now; its replicas may have been scaled since."""
+    if deployment is None:
+        return False
+    loaded = deployment.spec
+    return loaded == spec or (old.get(spec.version) == spec and replace(loaded, replicas=spec.replicas) == spec)

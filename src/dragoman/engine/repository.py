@@ -77,6 +77,10 @@ class Repository:
         """
         raise NotSupported("models are loaded only from the server's repository: expected no `url`")
 
+    def at_folder(self, name: str, folder: Path) -> Source:
+        """Return the model in a folder with the files that a client has sent. Raises NotSupported or InvalidInput."""
+        raise NotSupported("models are loaded only from the server's repository: expected no files")
+
 
 class DiskRepository(Repository):
     """Models below paths on disk, in addition to fixed ones. Each scan reads the disk again.
@@ -151,6 +155,12 @@ class DiskRepository(Repository):
             raise InvalidInput(f"`url`: expected one model, found several in '{url}': {names[:256]}")
         source = self._source([replace(models[0], name=name)])
         return Source(lambda: [replace(spec, url=url) for spec in source.specs()], source.routing)
+
+    def at_folder(self, name: str, folder: Path) -> Source:
+        models = Search(self._run_code).models(str(folder))
+        if len(models) != 1:
+            raise InvalidInput(f"failed to load '{name}', expected one model in its files, got {len(models)}")
+        return self._source([replace(models[0], name=name)])
 
     def _source(self, same: Sequence[FoundModel]) -> Source:
         settings: dict[str, Any] = {}

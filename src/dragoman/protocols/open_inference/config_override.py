@@ -1,102 +1,128 @@
 """The parameters of a load request that override the configuration or the files of a model."""
 
+import base64
+import binascii
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf import text_format
 from google.protobuf.json_format import Parse, ParseError
 
+from dragoman.compat.triton.backends import CONFIG_FILE
 from dragoman.core import error_texts
-from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
-from dragoman.core.sequences import SequenceOptions
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.wire import Policy
 
+_FILE = "file:"
 _LONGEST_NAME = 255  # bytes, of a file on Linux
+_LONGEST_PATH = 1024
+_MAX_FILES = 100
+# Files that no runtime runs as code, and the backends that read nothing else.
+_DATA_SUFFIXES = (".onnx", ".data", ".xml", ".bin", ".txt")
+_DATA_BACKENDS = ("onnxruntime", "openvino")
+_DATA_PLATFORMS = ("onnxruntime_onnx", "openvino_ir")
+# Settings of models in the formats of other servers and our own; they may start programs.
+_SETTINGS_NAMES = frozenset(
+    ("dragoman.toml", "model-settings.json", "serving.properties", "settings.json", CONFIG_FILE)
+)
 
 
-def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
-    """Return the settings of a model that the parameter `config` overrides, by the names of `ModelSpec`.
+def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -> tuple[str, Mapping[str, bytes]]:
+    """Return the configuration that replaces that of a model, as the text of a `config.pbtxt`, and its new files.
 
-    Raises Forbidden unless the operator allows it, and for all files; InvalidInput for fields that cannot be changed.
+    Both are empty without such parameters; the files have the configuration among them. Raises Forbidden for what the
+    operator does not allow, and InvalidInput.
     """
-    for key in parameters:
-        if key.startswith("file:"):
-            _reject_file(model, key)
+    files = {name: value for name, value in parameters.items() if name.startswith(_FILE)}
+    for name in files:
+        _check_allowed(model, name, policy)
     config = parameters.get("config")
     if config is None or config == "":
-        return {}
-    if not policy.allow_config_override:
+        if files:
+            raise InvalidInput(f"{error_texts.not_in_repository(model)}: files need the parameter 'config'")
+        return "", {}
+    if not (files or policy.allow_config_override):
         raise Forbidden(
             f"failed to load '{model}', parameter 'config' is not allowed: expected the setting allow_config_override; "
             "a model is loaded as it is in the repository"
         )
+    message = _parse_config(model, config)
+    text = text_format.MessageToString(message)
+    if not files:
+        return text, {}
+    if len(files) > _MAX_FILES:
+        raise InvalidInput(f"failed to load '{model}', expected at most {_MAX_FILES} files, got {len(files)}")
+    if policy.allow_file_override != "code":
+        _check_data_backend(model, message)
+    contents = {_parse_path(model, name, policy): _parse_content(model, name, files[name]) for name in files}
+    for path in contents:
+        if any(other.startswith(f"{path}/") for other in contents):
+            raise InvalidInput(f"failed to load '{model}', '{path}' is both a file and a folder")
+    return text, {**contents, CONFIG_FILE: text.encode()}
+
+
+def _parse_config(model: str, config: Any) -> Any:
     if not isinstance(config, str):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected JSON as a text, got {config!r:.80}")
     if not config.lstrip().startswith("{"):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON object, got {config!r:.80}")
     try:
-        return _settings(model, Parse(config, m.ModelConfig()))
+        return Parse(config, m.ModelConfig())
     except ParseError as error:
         raise InvalidInput(f"{error_texts.not_in_repository(model)}: parameter 'config': {error}") from error
 
 
-def _reject_file(model: str, key: str) -> None:
-    if any(len(part.encode()) > _LONGEST_NAME for part in key.removeprefix("file:").split("/")):
-        raise ServerError(f"{error_texts.not_in_repository(model)}: the name of a file is too long: {key[:64]!r}")
+def _check_allowed(model: str, name: str, policy: Policy) -> None:
+    if any(len(part.encode()) > _LONGEST_NAME for part in name.removeprefix(_FILE).split("/")):
+        raise ServerError(f"{error_texts.not_in_repository(model)}: the name of a file is too long: {name[:64]!r}")
+    if policy.allow_file_override == "no":
+        raise Forbidden(
+            f"failed to load '{model}', parameter {name[:64]!r} is not allowed: expected the setting "
+            "allow_file_override; a model is loaded as it is in the repository"
+        )
+
+
+def _check_data_backend(model: str, config: Any) -> None:
+    """Raise Forbidden unless the configuration names a backend that runs no code of its files."""
+    if config.backend in _DATA_BACKENDS or (not config.backend and config.platform in _DATA_PLATFORMS):
+        return
     raise Forbidden(
-        f"failed to load '{model}', parameter {key[:64]!r}: files of a model cannot be sent; change them in the "
-        "repository and load it"
+        f"failed to load '{model}', parameter 'config': expected the backend {' or '.join(_DATA_BACKENDS)}, got "
+        f'{config.backend or config.platform or "none"!r:.64}; the setting allow_file_override = "code" allows others'
     )
 
 
-def _settings(model: str, config: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for field, value in config.ListFields():
-        match field.name:
-            case "name" if value == model:
-                pass
-            case "max_batch_size" if value >= 0:
-                settings["max_batch_size"] = value
-            case "dynamic_batching" if _has_only(value, "preferred_batch_size", "max_queue_delay_microseconds"):
-                settings["max_batch_wait_s"] = value.max_queue_delay_microseconds / 1e6
-            case "instance_group" if all(_has_only(group, "name", "count", "kind") for group in value):
-                settings["replicas"] = _replicas(model, value)
-            case "sequence_batching" if _has_only(value, "max_sequence_idle_microseconds", "direct", "oldest"):
-                settings["sequences"] = _sequences(model, value)
-            case name:
-                expected = "name, max_batch_size, dynamic_batching, instance_group or sequence_batching"
-                raise InvalidInput(
-                    f"failed to load '{model}', parameter 'config': expected only {expected}, got {name}: {value!s:.80}"
-                )
-    return settings
-
-
-def _has_only(message: Any, *names: str) -> bool:
-    return all(field.name in names for field, _ in message.ListFields())
-
-
-def _replicas(model: str, groups: Any) -> int:
-    """Return the number of instances; 0 is that of a group without a count. Raises InvalidInput."""
-    counts = [group.count for group in groups]
-    total = sum(count or 1 for count in counts)
-    if min(counts) < 0 or total > MAX_REPLICAS:
+def _parse_path(model: str, name: str, policy: Policy) -> str:
+    """Return the path of a file below the folder of its model. Raises InvalidInput, Forbidden."""
+    path = name.removeprefix(_FILE)
+    parts = path.split("/")
+    is_plain = path.isprintable() and len(path.encode()) <= _LONGEST_PATH and "\\" not in path
+    if not is_plain or len(parts) < 2 or not _is_version(parts[0]) or not {"", ".", ".."}.isdisjoint(parts):
         raise InvalidInput(
-            f"failed to load '{model}', parameter 'config': instance_group: expected from 1 to {MAX_REPLICAS} "
-            f"instances in all, got the counts {', '.join(map(str, counts)):.80}"
+            f"failed to load '{model}', parameter {name[:64]!r}: expected file:VERSION/PATH, as file:1/model.onnx"
         )
-    return total
+    if not _SETTINGS_NAMES.isdisjoint(parts):
+        raise Forbidden(f"failed to load '{model}', parameter {name[:64]!r}: files of settings cannot be sent")
+    if policy.allow_file_override != "code" and not path.endswith(_DATA_SUFFIXES):
+        raise Forbidden(
+            f"failed to load '{model}', parameter {name[:64]!r} is not allowed: expected {', '.join(_DATA_SUFFIXES)}; "
+            'the setting allow_file_override = "code" allows others'
+        )
+    return path
 
 
-def _sequences(model: str, batching: Any) -> SequenceOptions:
-    """Return the options of sequences. Raises InvalidInput."""
-    idle_s = (batching.max_sequence_idle_microseconds or 1_000_000) / 1e6
-    if batching.HasField("oldest"):
-        candidates = batching.oldest.max_candidate_sequences
-        if candidates < 0:
-            raise InvalidInput(
-                f"failed to load '{model}', parameter 'config': max_candidate_sequences: expected at least 0, got "
-                f"{candidates}"
-            )
-        return SequenceOptions(max_candidates=max(1, candidates), idle_s=idle_s)
-    return SequenceOptions(strategy="direct", idle_s=idle_s)
+def _is_version(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and not part.startswith("0")
+
+
+def _parse_content(model: str, name: str, value: Any) -> bytes:
+    """Return the bytes of a file, which are base64 over REST. Raises InvalidInput."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):  # ValueError: not ASCII
+        pass
+    raise InvalidInput(f"failed to load '{model}', parameter {name[:64]!r}: expected the content of a file in base64")

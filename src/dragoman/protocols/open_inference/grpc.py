@@ -328,8 +328,8 @@ def _repository_load(policy: Policy, request: GrpcRequest) -> EngineCall[None, b
     message = m.parse_message(m.RepositoryModelLoadRequest, request.body)
     parameters = m.parameters_from_proto(message.parameters, "")
     weights = oip.parse_version_weights(parameters)
-    overrides = parse_overrides(message.model_name, parameters, policy)
-    call = Load(bearer_token(request.metadata), version_weights=weights, overrides=overrides)
+    config, files = parse_overrides(message.model_name, parameters, policy)
+    call = Load(bearer_token(request.metadata), version_weights=weights, config=config, files=files)
     load = _control_request(call, message, request)
     return _message_call(load, lambda _: m.RepositoryModelLoadResponse())
 

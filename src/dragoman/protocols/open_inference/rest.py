@@ -285,9 +285,9 @@ class OpenInferenceRest:
 
     def load(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:
         parameters = parse_control_request(http, self._policy).parameters or {}
-        overrides = parse_overrides(http.params["model"], parameters, self._policy)
+        config, files = parse_overrides(http.params["model"], parameters, self._policy)
         weights = parse_version_weights(parameters)
-        call = Load(control_token(http.headers), version_weights=weights, overrides=overrides)
+        call = Load(control_token(http.headers), version_weights=weights, config=config, files=files)
         return self._control(call, http, parameters)
 
     def unload(self, http: HttpRequest) -> EngineCall[None, HttpResponse]:

@@ -1,0 +1,102 @@
+"""Models whose configuration or files a client has sent, in private temporary folders."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from dragoman.compat.triton.backends import CONFIG_FILE
+from dragoman.core.errors import InvalidInput
+from dragoman.core.spec import ModelSpec
+from dragoman.engine.repository import Repository, Source
+
+_TRITON = "triton"  # the runtime of folders with a config.pbtxt
+
+
+class SentModels:
+    """Writes sent files, and removes the folder of a model once no version of it is loaded or being loaded."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._uses: dict[Path, int] = {}
+
+    @asynccontextmanager
+    async def source(
+        self, name: str, find: Callable[[], Source], config: str = "", files: Mapping[str, bytes] = MappingProxyType({})
+    ) -> AsyncIterator[Source]:
+        """Return the source of a model whose folder is replaced by `files`, or whose configuration by `config`.
+
+        Without these it is the source that `find` returns. Raises InvalidInput. Nothing is left of the files unless
+        versions are held by the end of the context.
+        """
+        if not (files or config):
+            yield await asyncio.to_thread(find)
+            return
+        root = _new_folder()
+        self._uses[root] = 1
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, root, name, find, config, files))
+        try:
+            yield await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})
+            self._release(root)
+
+    def _write(
+        self, root: Path, name: str, find: Callable[[], Source], config: str, files: Mapping[str, bytes]
+    ) -> Source:
+        if not files:
+            source = find()
+            specs = source.specs()
+            if specs[0].runtime != _TRITON:
+                from dragoman.compat.triton.overrides import overridden_settings  # imports protobuf
+
+                settings = overridden_settings(name, config)
+                return Source(lambda: [replace(spec, **settings) for spec in specs], source.routing)
+            files = {CONFIG_FILE: config.encode()}
+            _link(Path(specs[0].parameters["source"]).parent, root / name)
+        try:
+            for path, content in files.items():
+                file = root / name / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            source = self._repository.at_folder(name, root / name)
+            specs = source.specs()
+        except (InvalidInput, OSError) as error:
+            raise InvalidInput(f"failed to load '{name}', {str(error).replace(f'{root}/', '')}") from error
+        return Source(lambda: specs, source.routing)
+
+    def hold(self, spec: ModelSpec) -> None:
+        """Keep the folder of a version that is to be loaded."""
+        for root in self._roots(spec):
+            self._uses[root] += 1
+
+    def release(self, spec: ModelSpec) -> None:
+        """Release the folder of a version that is closed."""
+        for root in self._roots(spec):
+            self._release(root)
+
+    def _release(self, root: Path) -> None:
+        self._uses[root] -= 1
+        if not self._uses[root]:
+            del self._uses[root]
+            shutil.rmtree(root, ignore_errors=True)
+
+    def _roots(self, spec: ModelSpec) -> list[Path]:
+        return [root for root in self._uses if Path(spec.uri).is_relative_to(root)]
+
+
+def _new_folder() -> Path:
+    """Create a folder that only this user can read."""
+    return Path(tempfile.mkdtemp(prefix="dragoman-model-")).resolve()
+
+
+def _link(source: Path, folder: Path) -> None:
+    """Create a folder with links to all of another one but its configuration."""
+    folder.mkdir()
+    for entry in source.iterdir():
+        if entry.name != CONFIG_FILE:
+            (folder / entry.name).symlink_to(entry.resolve())
