@@ -423,12 +423,12 @@ def test_json_in_input_tensors_is_limited(server: ServerThread, values: int, sta
 def test_inputs_of_tritons_llm_backends(server: ServerThread, greedy: str) -> None:
     """genai-perf sends limits as tensors, numbers in JSON as texts, and whether the prompt is repeated."""
 
-    def infer(path: str = "infer", **inputs: tuple[str, Any]) -> tuple[int, Any]:
+    def infer(path: str, **inputs: tuple[str, Any]) -> tuple[int, Any]:
         tensors = [{"name": n, "shape": [1], "datatype": d, "data": [v]} for n, (d, v) in inputs.items()]
         return server.post(f"/v2/models/story/{path}", {"inputs": tensors})
 
     def text(**inputs: tuple[str, Any]) -> str:
-        status, body = infer(text_input=("BYTES", PROMPT), **inputs)
+        status, body = infer("infer", text_input=("BYTES", PROMPT), **inputs)
         assert status == 200, body
         return str(body["outputs"][0]["data"][0])
 
@@ -437,7 +437,7 @@ def test_inputs_of_tritons_llm_backends(server: ServerThread, greedy: str) -> No
     assert text(sampling_parameters=("BYTES", options), stream=("BOOL", True)) == greedy
     assert text(max_tokens=("INT32", 10), exclude_input_in_output=("BOOL", False)) == PROMPT + greedy
     assert text(max_tokens=("INT32", 10), exclude_input_in_output=("BOOL", True)) == greedy
-    status, body = infer(text_input=("BYTES", PROMPT), sampling_parameters=("BYTES", '{"max_tokens": "ten"}'))
+    status, body = infer("infer", text_input=("BYTES", PROMPT), sampling_parameters=("BYTES", '{"max_tokens": "ten"}'))
     assert (status, body) == (400, {"error": '`max_tokens` must be an integer that is strictly positive; got "ten"'})
     prompt: tuple[str, Any] = ("BYTES", PROMPT)
     status, body = infer("infer_stream", text_input=prompt, exclude_input_in_output=("BOOL", False))

@@ -80,7 +80,7 @@ async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
     outputs = _outputs(generation.texts, whole=True)
     if _repeats_prompts(call):
         completions = outputs["text_output"].data
-        whole = [request.prompts[t.prompt].encode() + c for t, c in zip(generation.texts, completions, strict=True)]
+        whole = [str(request.prompts[t.prompt]).encode() + c for t, c in zip(generation.texts, completions, strict=True)]
         outputs["text_output"] = Tensor(object_array(whole, (len(whole),)), BYTES)
     return Inference(outputs, metadata=value)
 
