@@ -79,8 +79,8 @@ async def infer_texts(generate: GenerateFunction, call: Infer) -> Inference:
     value = {"x-ignored-parameters": ", ".join(names)} if names else {}
     outputs = _outputs(generation.texts, whole=True)
     if _repeats_prompts(call):
-        completions = outputs["text_output"].data
-        whole = [str(request.prompts[t.prompt]).encode() + c for t, c in zip(generation.texts, completions, strict=True)]
+        prompts = [str(request.prompts[each.prompt]).encode() for each in generation.texts]
+        whole = [a + b for a, b in zip(prompts, outputs["text_output"].data, strict=True)]
         outputs["text_output"] = Tensor(object_array(whole, (len(whole),)), BYTES)
     return Inference(outputs, metadata=value)
 
