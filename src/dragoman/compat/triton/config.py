@@ -57,7 +57,6 @@ FIELDS: Mapping[str, tuple[Effect, str]] = {
     "sequence_batching.oldest.preserve_ordering": ("unused", "a request waits for the earlier ones of its sequence"),
     "sequence_batching.state.use_same_buffer_for_input_output": ("unused", _STATE_MEMORY),
     "sequence_batching.state.use_growable_memory": ("unused", _STATE_MEMORY),
-    "ensemble_scheduling.max_inflight_requests": ("missing", "the number of concurrent requests is not limited"),
     "ensemble_scheduling.step.model_namespace": ("missing", "models have no namespaces"),
     "optimization.cuda": ("unused", "tuning of CUDA"),
     "model_operations": ("rejected", _LIBRARIES),

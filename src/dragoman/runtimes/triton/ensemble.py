@@ -1,30 +1,34 @@
 """Ensembles of Triton: models of the server whose outputs are the inputs of others."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
 from dragoman.core.signature import Shape, Signature, TensorSpec
-from dragoman.core.spec import ModelSpec, SiblingModels
+from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.triton.ensemble_streams import SplitStep
 from dragoman.runtimes.triton.tensors import Configuration
 from dragoman.system.threads import DaemonThreads
 
 # Requests that are computed at a time, and calls of step models; each has a thread.
 _REQUESTS, _CALLS = 16, 64
+# Responses of a step whose following steps run at a time, without `max_inflight_requests`.
+_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A model and its tensors. inputs: from its names to those of the ensemble; outputs: from those of the ensemble.
 
-    optional: names of its inputs that a request may leave out.
+    optional: names of its inputs that a request may leave out. streams: it may have several responses. origin: number
+    of the step whose responses feed it, 0 for the request itself; number: origin of the steps which it feeds.
     """
 
     model: str
@@ -32,10 +36,16 @@ class _Step:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     optional: frozenset[str] = frozenset()
+    streams: bool = False
+    origin: int = 0
+    number: int = 0
 
 
 class EnsembleModel(Model):
-    """An ensemble. A step runs as soon as its inputs exist, and only if a requested output depends on it."""
+    """An ensemble. A step runs as soon as its inputs exist, and only if a requested output depends on it.
+
+    The steps that a decoupled model feeds run for each of its responses, and their outputs are a response each.
+    """
 
     takes_request = True
     platform = "ensemble"
@@ -45,6 +55,7 @@ class EnsembleModel(Model):
         self._config = Configuration(spec.parameters["config"])
         self._requests = DaemonThreads(_REQUESTS, f"ensemble-{spec.name}")
         self._calls = DaemonThreads(_CALLS, f"ensemble-{spec.name}-step")
+        self._branches = DaemonThreads(_CALLS, f"ensemble-{spec.name}-branch")
 
     def load(self) -> None:
         if self.spec.siblings is None:
@@ -52,7 +63,11 @@ class EnsembleModel(Model):
         self._siblings: SiblingModels = self.spec.siblings
         tensors = {t.spec.name: t.spec for t in (*self._config.inputs, *self._config.outputs)}
         steps = self.spec.parameters["config"]["ensemble_scheduling"]["step"]
-        self._steps = [self._load_step(step, tensors) for step in steps]
+        self._steps = _with_origins(
+            [self._load_step(step, tensors) for step in steps], [t.spec.name for t in self._config.outputs]
+        )
+        if any(step.streams for step in self._steps):
+            self.infer_stream = self._stream
 
     def _load_step(self, table: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> _Step:
         """Wait for the model of a step, and check its tensors against `tensors`, to which new ones are added."""
@@ -80,13 +95,18 @@ class EnsembleModel(Model):
                 _check_agreement(name, ours, spec, tensors)
         outputs = {ours: theirs for theirs, ours in table["output_map"].items()}
         version = "" if number < 0 else str(number)
-        return _Step(name, version, dict(table["input_map"]), outputs, frozenset(optional))
+        streams = self._siblings.streams(name)
+        return _Step(name, version, dict(table["input_map"]), outputs, frozenset(optional), streams)
 
     def signature(self) -> Signature:
         return self._config.signature()
 
     def details(self) -> Mapping[str, Any]:
-        return {"graph": {"nodes": {name: {} for name in self._step_names()}, "edges": [*self._edges()]}}
+        graph = {"nodes": {name: {} for name in self._step_names()}, "edges": [*self._edges()]}
+        if not any(step.streams for step in self._steps):
+            return {"graph": graph}
+        config = {**self.spec.parameters["config"], "model_transaction_policy": {"decoupled": True}}
+        return {"graph": graph, COMPLETED_CONFIG: config}
 
     def _step_names(self) -> list[str]:
         """Return a name for each step: its model, with a number if that has several steps."""
@@ -111,7 +131,7 @@ class EnsembleModel(Model):
         return next(filter(None, reasons), "")
 
     def close(self) -> None:
-        for threads in (self._requests, self._calls):
+        for threads in (self._requests, self._calls, self._branches):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def infer(self, request: Request[Inference]) -> Inference:  # type: ignore[override]
@@ -122,10 +142,24 @@ class EnsembleModel(Model):
         return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
 
     def _run(self, request: Request[Inference], call: Infer) -> Inference:
-        wanted = tuple(call.outputs or (t.spec.name for t in self._config.outputs))
-        tensors: dict[str, Tensor] = dict(call.inputs)
-        waiting = self._needed_steps(wanted)
-        missing = {t.spec.name for t in self._config.inputs} - set(tensors)
+        wanted = self._wanted(call)
+        return self._response(wanted, self._compute(request, call.inputs, self._needed_steps(wanted)))
+
+    def _wanted(self, call: Infer) -> tuple[str, ...]:
+        return tuple(call.outputs or (t.spec.name for t in self._config.outputs))
+
+    def _response(self, wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
+        if absent := [name for name in wanted if name not in tensors]:
+            raise InvalidOutput(self._text(f"no step returned {', '.join(map(repr, absent))}"))
+        return Inference({name: tensors[name] for name in wanted})
+
+    def _compute(
+        self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_Step]
+    ) -> dict[str, Tensor]:
+        """Return the given tensors and the outputs of steps."""
+        tensors, waiting = dict(given), [*steps]
+        produced = {name for step in steps for name in step.outputs}
+        missing = {name for step in steps for name in step.inputs.values()} - produced - set(given)
         running: dict[Future[Inference], _Step] = {}
         while waiting or running:
             for step in [step for step in waiting if _is_ready(step, tensors, missing)]:
@@ -138,15 +172,71 @@ class EnsembleModel(Model):
                 step = running.pop(work)
                 tensors |= self._outputs_of(step, work)
                 missing |= set(step.outputs) - set(tensors)
-        if absent := [name for name in wanted if name not in tensors]:
-            raise InvalidOutput(self._text(f"no step returned {', '.join(map(repr, absent))}"))
-        return Inference({name: tensors[name] for name in wanted})
+        return tensors
+
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    async def _stream(self, request: Request[Inference]) -> AsyncIterator[Inference]:
+        call: Any = request.call
+        self._config.rows(call)
+        loop, context, splits = asyncio.get_running_loop(), copy_context(), list[SplitStep]()
+        wanted = self._wanted(call)
+        responses = self._responses(request, wanted, self._needed_steps(wanted), 0, call.inputs, splits)
+
+        def advance() -> Inference | None:
+            return next(responses, None)
+
+        try:
+            while True:
+                response = await loop.run_in_executor(self._requests, context.run, advance)
+                if response is None:
+                    return
+                yield response
+        finally:
+            for split in splits:  # the thread that waits for their responses ends
+                split.close()
+
+    def _responses(
+        self,
+        request: Request[Inference],
+        wanted: Sequence[str],
+        steps: Sequence[_Step],
+        origin: int,
+        given: Mapping[str, Tensor],
+        splits: list[SplitStep],
+    ) -> Iterator[Inference]:
+        """Yield the responses that follow from the tensors of the request, or of a response of step `origin`."""
+        own = [step for step in steps if step.origin == origin and not step.streams]
+        tensors = self._compute(request, given, own) if not origin else given
+        splitting = next((step for step in steps if step.origin == origin and step.streams), None)
+        if splitting is None:
+            yield self._response(wanted, tensors)
+            return
+        if not _is_ready(splitting, tensors, set(splitting.inputs.values()) - set(tensors)):
+            raise InvalidInput(self._text(f"no step can produce {self._names([splitting])}: its inputs are missing"))
+        following = [step for step in steps if step.origin == splitting.number and not step.streams]
+
+        def follow(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            renamed = {ours: outputs[theirs] for ours, theirs in splitting.outputs.items() if theirs in outputs}
+            return self._compute(request, renamed, following)
+
+        limit = self.spec.parameters["config"]["ensemble_scheduling"].get("max_inflight_requests") or _IN_FLIGHT
+        stream = self._siblings.stream(_request(request, splitting, tensors))
+        split = SplitStep(stream, lambda outputs: self._branches.submit(copy_context().run, follow, outputs), limit)
+        splits.append(split)
+        try:
+            for branch in split:
+                yield from self._responses(request, wanted, steps, splitting.number, branch, splits)
+        except DragomanError as error:
+            raise self._located(error) from error
+        finally:
+            split.close()
 
     def _outputs_of(self, step: _Step, work: "Future[Inference]") -> dict[str, Tensor]:
         try:
             outputs = work.result().outputs
         except DragomanError as error:
-            raise type(error)(self._text(error.message)) from error
+            raise self._located(error) from error
         return {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
 
     def _needed_steps(self, wanted: Sequence[str]) -> list[_Step]:
@@ -162,8 +252,40 @@ class EnsembleModel(Model):
     def _names(self, steps: Sequence[_Step]) -> str:
         return ", ".join(repr(name) for step in steps for name in step.outputs)
 
+    def _located(self, error: DragomanError) -> DragomanError:
+        """Return an error of a step that names the ensemble."""
+        return error if error.message.startswith(self._text("")) else type(error)(self._text(error.message))
+
     def _text(self, message: str) -> str:
         return f"in ensemble '{self.spec.name}', {message}"
+
+
+def _with_origins(steps: Sequence[_Step], outputs: Sequence[str]) -> list[_Step]:
+    """Return the steps with their origins. Raises ModelFailed, as Triton does, for tensors of different responses."""
+    producers = {name: i for i, step in enumerate(steps) for name in step.outputs}
+    found: dict[int, _Step] = {}
+
+    def origins(names: Sequence[str]) -> set[int]:
+        return {resolve(producers[name]).number for name in names if name in producers} | {
+            0 for name in names if name not in producers
+        }
+
+    def resolve(i: int) -> _Step:
+        if i not in found:
+            step = found[i] = steps[i]  # of a cycle, which never runs
+            sources = origins([*step.inputs.values()])
+            if len(sources) > 1:
+                raise ModelFailed(
+                    f"step of model '{step.model}' receives inputs originated from different decoupled models"
+                )
+            (origin,) = sources
+            found[i] = replace(step, origin=origin, number=i + 1 if step.streams else origin)
+        return found[i]
+
+    resolved = [resolve(i) for i in range(len(steps))]
+    if len(origins(outputs)) > 1:
+        raise ModelFailed("the outputs receive tensors originated from different decoupled models")
+    return resolved
 
 
 def _is_ready(step: _Step, tensors: Mapping[str, Tensor], missing: set[str]) -> bool:

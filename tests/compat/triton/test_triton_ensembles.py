@@ -1,0 +1,186 @@
+"""Ensembles with decoupled steps: the steps after them run for each response."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dragoman
+from compat.triton.repository import write
+from dragoman.core.calls import Describe, Infer, Request, States
+from dragoman.core.errors import InvalidInput, NotSupported
+from dragoman.core.spec import COMPLETED_CONFIG
+from dragoman.core.tensor import Tensor
+from dragoman.engine.engine import Engine
+
+# All models have this input and this output. `.exec(` in the source makes them run in the server's process.
+TENSORS = """
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+HEAD = """
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# request.exec(
+
+
+def number(request):
+    return int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value]))])
+
+
+"""
+MODELS = {
+    # Sends 1, 2, ..., IN; endlessly if IN is negative, until it is cancelled.
+    "count": """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.send, args=(request,), daemon=True).start()
+
+    def send(self, request):
+        sender, n = request.get_response_sender(), 0
+        while n != number(request) and not sender.is_cancelled():
+            n += 1
+            sender.send(response(n))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        if number(request) < 0:
+            with open(CANCELLED, "w") as file:
+                file.write(str(n))
+""",
+    # Two instances: the answer to 1 comes after that to 2.
+    "double": """
+two = threading.Event()
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(number(request)) for request in requests]
+
+    def respond(self, n):
+        if n == 2:
+            two.set()
+        if n == 1:
+            two.wait(0.5)
+        if n == 13:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("no 13", pb_utils.TritonError.INVALID_ARG))
+        return response(2 * n)
+""",
+}
+
+
+def step(model: str, source: str, target: str) -> str:
+    return (
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "IN" value: "{source}" }} '
+        f'output_map {{ key: "OUT" value: "{target}" }} }}\n'
+    )
+
+
+ENSEMBLES = {
+    "doubled": step("double", "n", "OUT") + step("count", "IN", "n"),
+    "plain_first": step("double", "IN", "n") + step("count", "n", "OUT"),
+    "nested": step("count", "IN", "n") + step("count", "n", "m") + step("double", "m", "OUT"),
+    "limited": "max_inflight_requests: 1\n" + step("count", "IN", "n") + step("double", "n", "OUT"),
+}
+TWO_INPUTS = 'input [ { name: "IN" data_type: TYPE_INT32 dims: 1 }, { name: "IN2" data_type: TYPE_INT32 dims: 1 } ]\n'
+MIXED = {
+    "joined": (
+        TENSORS,
+        step("count", "IN", "n") + step("pair", "n", "OUT").replace(
+            "output_map", 'input_map { key: "IN2" value: "IN" } output_map'
+        ),
+        "step of model 'pair' receives inputs originated from different decoupled models",
+    ),
+    "outputs": (
+        TENSORS + 'output { name: "OUT2" data_type: TYPE_INT32 dims: 1 }',
+        step("count", "IN", "OUT") + step("double", "IN", "OUT2"),
+        "the outputs receive tensors originated from different decoupled models",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    policy = "model_transaction_policy { decoupled: true }\n"
+    for name, source in MODELS.items():
+        options = policy if name == "count" else "instance_group { count: 2 }\n"
+        write(tmp_path / name / "config.pbtxt", f'backend: "python"\n{options}{TENSORS}')
+        write(tmp_path / name / "1" / "model.py", HEAD + source.replace("CANCELLED", repr(str(tmp_path / "cancelled"))))
+    write(tmp_path / "pair" / "config.pbtxt", f'backend: "python"\n{TWO_INPUTS}{TENSORS.splitlines()[2]}')
+    write(tmp_path / "pair" / "1" / "model.py", HEAD + MODELS["double"])
+    for name, steps in ENSEMBLES.items():
+        write_ensemble(tmp_path, name, TENSORS, steps)
+    for name, (tensors, steps, _) in MIXED.items():
+        write_ensemble(tmp_path, name, tensors, steps)
+    async with dragoman.open_engine(tmp_path) as engine:
+        yield engine
+
+
+def write_ensemble(root: Path, name: str, tensors: str, steps: str) -> None:
+    (root / name / "1").mkdir(parents=True)
+    write(root / name / "config.pbtxt", f'platform: "ensemble"\n{tensors}ensemble_scheduling {{\n{steps}}}\n')
+
+
+def request(model: str, n: int) -> Request[Any]:
+    return Request(Infer({"IN": Tensor.of(np.array([n], np.int32))}), model)
+
+
+async def stream(engine: Engine, model: str, n: int) -> list[int]:
+    async with aclosing(engine.stream(request(model, n))) as responses:
+        return [int(each.answer.outputs["OUT"].data[0]) async for each in responses]
+
+
+async def test_steps_run_for_each_response_in_order(engine: Engine) -> None:
+    assert await stream(engine, "doubled", 5) == [2, 4, 6, 8, 10]
+    assert await stream(engine, "doubled", 0) == []
+    assert await stream(engine, "plain_first", 2) == [1, 2, 3, 4]
+    assert await stream(engine, "nested", 3) == [2, 2, 4, 2, 4, 6]
+    details = (await engine.call(Request(Describe(), "doubled"))).answer.details
+    assert details[COMPLETED_CONFIG]["model_transaction_policy"] == {"decoupled": True}
+
+
+async def test_responses_in_flight_are_limited(engine: Engine) -> None:
+    started = asyncio.get_running_loop().time()
+    assert await stream(engine, "limited", 2) == [2, 4]
+    assert asyncio.get_running_loop().time() - started >= 0.5  # the answer to 1 waits for 2, which is not computed
+
+
+async def test_an_error_of_a_step_ends_the_stream(engine: Engine) -> None:
+    async with aclosing(engine.stream(request("doubled", 20))) as responses:
+        for n in range(1, 13):
+            assert (await anext(responses)).answer.outputs["OUT"].data.tolist() == [2 * n]
+        with pytest.raises(InvalidInput, match=r"^in ensemble 'doubled', no 13$"):
+            await anext(responses)
+    assert await stream(engine, "doubled", 2) == [2, 4]
+
+
+async def test_closing_the_stream_cancels_the_decoupled_step(engine: Engine, tmp_path: Path) -> None:
+    async with aclosing(engine.stream(request("doubled", -1))) as responses:
+        assert int((await anext(responses)).answer.outputs["OUT"].data[0]) == 2
+    async with asyncio.timeout(10):
+        while not (tmp_path / "cancelled").exists():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_single_response_needs_no_stream(engine: Engine) -> None:
+    assert (await engine.call(request("doubled", 1))).answer.outputs["OUT"].data.tolist() == [2]
+    with pytest.raises(NotSupported):
+        await engine.call(request("doubled", 3))
+
+
+@pytest.mark.parametrize("name", MIXED)
+async def test_tensors_of_different_responses_are_rejected(engine: Engine, name: str) -> None:
+    states = {each.name: each for each in (await engine.call(Request(States()))).answer}
+    assert states[name].state == "UNAVAILABLE"
+    assert MIXED[name][2] in states[name].reason
