@@ -14,7 +14,7 @@ import dragoman
 from dragoman import FP64, Infer, Tensor, TensorSpec
 from dragoman.core.calls import Request
 from dragoman.core.errors import InvalidInput, Overloaded
-from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.schedule import QueuePolicy, ScheduleOptions
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.engine import Engine
 from dragoman.engine.model_files import repository_settings
@@ -118,6 +118,21 @@ async def test_each_level_has_a_limit() -> None:
         assert all(task.exception() is None for task in queued)
 
 
+async def test_a_level_may_have_limits_of_its_own() -> None:
+    levels: dict[str, dict[str, Any]] = {"2": {"max_queue_size": 2}, "1": {"timeout_s": WAIT_S}}
+    async for model in busy(ScheduleOptions(priority_levels=3, max_queue_size=1, levels=levels)):
+        kept = [await model.send(x, priority=priority) for x, priority in ((1, 2), (2, 2), (3, 3))]
+        for priority in (2, 3):
+            with pytest.raises(Overloaded, match="Exceeds maximum queue size"):
+                await (await model.send(4, priority=priority))
+        expired = [await model.send(x, priority=1) for x in (5, 6)]
+        for task in expired:
+            with pytest.raises(Overloaded, match="Request timeout expired"):
+                await task
+        assert await model.release() == [[1.0], [2.0], [3.0]]
+        assert all(task.exception() is None for task in kept)
+
+
 async def test_a_request_that_waits_too_long_is_rejected() -> None:
     async for model in busy(ScheduleOptions(timeout_s=WAIT_S)):
         with pytest.raises(Overloaded, match="Request timeout expired"):
@@ -154,7 +169,18 @@ def test_options_of_a_file(tmp_path: Path) -> None:
     options = repository_settings(tmp_path)["m"]["schedule"]
     assert options == ScheduleOptions(priority_levels=4, timeout_s=0.5, timeout_action="delay")
     assert [options.level(priority) for priority in (1, 4, 5, 0, -1, None, True, "1")] == [1, 4, 2, 2, 2, 2, 2, 2]
+    file.write_text(
+        "[models.m.schedule]\npriority_levels = 2\nlevels.2 = {timeout_action = 'delay', timeout_s = 1.5}\n"
+    )
+    options = repository_settings(tmp_path)["m"]["schedule"]
+    assert options.policy(2) == QueuePolicy(timeout_s=1.5, timeout_action="delay")
+    assert options.policy(1).timeout_s == 0
     for line, error in (
+        ("levels.2 = {}", r"setting 'schedule.levels.2': expected a level from 1 to priority_levels = 1"),
+        ("levels.01 = {}", r"setting 'schedule.levels.01': expected a level"),
+        ("levels.1 = {size = 1}", r"unknown setting 'schedule.levels.1.size'"),
+        ("levels.1 = {timeout_s = -1}", r"\[schedule.levels.1\] setting 'timeout_s'"),
+        ("levels.1 = 3", r"setting 'schedule.levels.1': expected a table, got 3"),
         ("priority_levels = 0", r"\[schedule\] setting 'priority_levels'"),
         ("timeout_action = 'drop'", "timeout_action"),
         ("level = 1", "unknown setting 'schedule.level'"),

@@ -13,7 +13,7 @@ from dragoman.compat.triton.backends import is_model_folder
 from dragoman.core.datatypes import datatype
 from dragoman.core.errors import InvalidInput
 from dragoman.core.options import Option, options, suggestion
-from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.schedule import QueuePolicy, ScheduleOptions
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import LaunchOptions, ModelSpec
@@ -111,10 +111,21 @@ def _parse_setting(key: str, value: Any, path: Path) -> dict[str, Any]:
     """Return the setting of a key, or those that the table `[model.placement]` stands for. Raises InvalidInput."""
     if key == "placement" and isinstance(value, dict):
         return _parse_launch(value, path)
-    for name, kind in (("sequences", SequenceOptions), ("schedule", ScheduleOptions)):
-        if key == name:
-            return {key: kind(**_parse_options(kind, key, value, path))}
+    if key == "sequences":
+        return {key: SequenceOptions(**_parse_options(SequenceOptions, key, value, path))}
+    if key == "schedule":
+        return {key: _parse_schedule(value, path)}
     return {key: _parse(key, value, path)}
+
+
+def _parse_schedule(table: Any, path: Path) -> ScheduleOptions:
+    schedule = ScheduleOptions(**_parse_options(ScheduleOptions, "schedule", table, path))
+    for level, limits in schedule.levels.items():
+        if not level.isdecimal() or str(int(level)) != level or not 1 <= int(level) <= schedule.priority_levels:
+            expected = f"expected a level from 1 to priority_levels = {schedule.priority_levels}"
+            raise InvalidInput(f"{path}: setting 'schedule.levels.{level}': {expected}")
+        _parse_options(QueuePolicy, f"schedule.levels.{level}", limits, path)
+    return schedule
 
 
 def _check_protocols(protocols: Mapping[str, Any], path: Path) -> None:

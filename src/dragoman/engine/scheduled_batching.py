@@ -61,7 +61,8 @@ class ScheduledBatcher(Batcher):
             request = structs.replace(request, call=call)
         key, count = self._key(request)
         waiting = sum(m.level == level for queue in self._waiting.values() for m in queue)  # type: ignore[attr-defined]
-        if 0 < options.max_queue_size <= waiting:
+        policy = options.policy(level)
+        if 0 < policy.max_queue_size <= waiting:
             raise Overloaded("Exceeds maximum queue size")
         member = _ScheduledMember(
             request, call, count, loop.create_future(), now_s, get_context(), get_times(),
@@ -69,7 +70,7 @@ class ScheduledBatcher(Batcher):
         )  # fmt: skip
         self._insert(key, member)
         self._dispatch_soon()
-        timer = loop.call_later(options.timeout_s, self._expire, key, member) if options.timeout_s else None
+        timer = loop.call_later(policy.timeout_s, self._expire, key, member) if policy.timeout_s else None
         try:
             return await member.answer
         except asyncio.CancelledError:
@@ -100,7 +101,7 @@ class ScheduledBatcher(Batcher):
         if member.batch is not None or member.answer.done():
             return
         self._forget(key, member)
-        if self._options.timeout_action == "reject":
+        if self._options.policy(member.level).timeout_action == "reject":
             member.fail(Overloaded("Request timeout expired"))
             return
         member.order = member.level, True, member.arrived_s

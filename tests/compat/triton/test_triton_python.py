@@ -311,14 +311,16 @@ async def test_an_instance_survives_errors(engine: Engine) -> None:
 
 QUEUE = """
 dynamic_batching { priority_levels: 3 default_priority_level: 2
-  default_queue_policy { max_queue_size: 2 default_timeout_microseconds: 500000 timeout_action: %s } }
+  default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 500000 timeout_action: ACTION }
+  priority_queue_policy {
+    key: 3 value { max_queue_size: 2 default_timeout_microseconds: 500000 timeout_action: ACTION } } }
 """
 
 
 @pytest.mark.parametrize("action", ["REJECT", "DELAY"])
 async def test_priorities_and_limits_of_the_queue(tmp_path: Path, action: str) -> None:
     folder = tmp_path / "ordered"
-    write(folder / "config.pbtxt", f'backend: "python" {TENSORS}{QUEUE % action}')
+    write(folder / "config.pbtxt", f'backend: "python" {TENSORS}{QUEUE.replace("ACTION", action)}')
     write(folder / "1" / "model.py", HEAD + MODELS["ordered"])
     async with dragoman.open_engine(tmp_path) as engine:
 

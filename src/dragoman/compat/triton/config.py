@@ -49,7 +49,6 @@ FIELDS: Mapping[str, tuple[Effect, str]] = {
         "different",
         "the timeout of a request is a deadline for its response, always",
     ),
-    "dynamic_batching.priority_queue_policy": ("missing", "all levels have the default_queue_policy"),
     "sequence_batching.direct.max_queue_delay_microseconds": ("unused", _NO_DELAY),
     "sequence_batching.direct.minimum_slot_utilization": ("unused", _NO_DELAY),
     "sequence_batching.oldest.max_queue_delay_microseconds": ("unused", _NO_DELAY),
@@ -134,17 +133,25 @@ class TritonModel:
         policy = batching.default_queue_policy
         if not (batching.priority_levels or policy.max_queue_size or policy.default_timeout_microseconds):
             return {}
+        levels = batching.priority_queue_policy
         return {
             "priority_levels": max(1, batching.priority_levels),
             "default_priority": batching.default_priority_level,
-            "max_queue_size": policy.max_queue_size,
-            "timeout_s": policy.default_timeout_microseconds / 1e6,
-            "timeout_action": "delay" if policy.timeout_action == policy.DELAY else "reject",
+            **_queue_policy(policy),
+            "levels": {str(n): _queue_policy(levels[n]) for n in sorted(levels) if 1 <= n <= batching.priority_levels},
         }
 
     @property
     def replicas(self) -> int:
         return sum(group.count or 1 for group in self.config.instance_group) or 1
+
+
+def _queue_policy(policy: Any) -> dict[str, Any]:
+    return {
+        "max_queue_size": policy.max_queue_size,
+        "timeout_s": policy.default_timeout_microseconds / 1e6,
+        "timeout_action": "delay" if policy.timeout_action == policy.DELAY else "reject",
+    }
 
 
 def model_table(folder: Path) -> dict[str, Any]:

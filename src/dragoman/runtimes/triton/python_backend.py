@@ -194,8 +194,8 @@ class PythonBackendModel(Model):
             self._sequences.check_id(id_)  # the engine checks those of other sequences
         pending = PendingRequest(request, rows, deliver_on_loop)
         self._queue.put(pending)
-        if self._schedule.timeout_s:
-            loop.call_later(self._schedule.timeout_s, self._queue.expire, pending)
+        if timeout_s := self._schedule.policy(pending.order[0]).timeout_s:
+            loop.call_later(timeout_s, self._queue.expire, pending)
         return pending
 
     def unavailable(self) -> str:

@@ -47,7 +47,7 @@ class RequestQueue:
         with self._changed:
             if self._closed:
                 raise NotReady("the model is unloading")
-            if 0 < self._schedule.max_queue_size <= sum(each.order[0] == level for each in self._pending):
+            if 0 < self._schedule.policy(level).max_queue_size <= sum(each.order[0] == level for each in self._pending):
                 raise Overloaded("Exceeds maximum queue size")
             pending.order = level, False, next(self._numbers)
             self._insert(pending)
@@ -62,7 +62,7 @@ class RequestQueue:
             if pending not in self._pending:
                 return
             self._pending.remove(pending)
-            if self._schedule.timeout_action == "delay":
+            if self._schedule.policy(pending.order[0]).timeout_action == "delay":
                 pending.order = pending.order[0], True, pending.order[2]
                 self._insert(pending)
                 return
