@@ -35,10 +35,10 @@ def too_many_rows(model: str, max_rows: int) -> str:
     return f"inference request batch-size must be <= {max_rows} for '{model}'"
 
 
-def missing_start(model: str) -> str:
+def missing_start(id_: int | str, model: str) -> str:
     return (
-        f"inference request for sequence ID to model '{model}' must specify the START flag on the first request of the "
-        "sequence"
+        f"inference request for sequence {id_} to model '{model}' must specify the START flag on the first request of "
+        "the sequence"
     )
 
 

@@ -148,9 +148,9 @@ class SequencePool:
         """End a sequence of which a request was cancelled: later ones would be computed without it."""
         if turn in sequence.turns:
             while sequence.turns[-1] is not turn:
-                self._fail_turn(sequence.turns.pop(), earlier_request_cancelled(self._spec.name))
+                self._fail_turn(sequence.turns.pop(), earlier_request_cancelled(sequence.id, self._spec.name))
         else:
-            self._fail_turns(sequence, earlier_request_cancelled(self._spec.name))
+            self._fail_turns(sequence, earlier_request_cancelled(sequence.id, self._spec.name))
         self._end(sequence)
 
     def _join(self, request: Request[Any], stream_ended: asyncio.Event | None) -> tuple[LiveSequence, SequenceTurn]:
@@ -162,7 +162,7 @@ class SequencePool:
         if step.start:
             sequence = self._begin(step.id, sequence)
         elif sequence is None:
-            raise InvalidInput(error_texts.missing_start(self._spec.name))
+            raise InvalidInput(error_texts.missing_start(step.id, self._spec.name))
         sequence.last_s = time.monotonic()
         step.number, step.slot = sequence.number, sequence.slot
         call = structs.replace(call, sequences=(step,))

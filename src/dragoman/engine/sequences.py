@@ -86,8 +86,8 @@ class SequenceWorker:
         self.tasks: set[asyncio.Task[None]] = set()
 
 
-def earlier_request_cancelled(model: str) -> InvalidInput:
-    return InvalidInput(f"{error_texts.missing_start(model)}; an earlier request of it was cancelled")
+def earlier_request_cancelled(id_: SequenceId, model: str) -> InvalidInput:
+    return InvalidInput(f"{error_texts.missing_start(id_, model)}; an earlier request of it was cancelled")
 
 
 def unloading_error(model: str) -> NotReady:

@@ -27,7 +27,7 @@ class SequenceStates:
             return structs.replace(call, sequences=(SequenceStep(0, start=True, end=True, state={}),))
         for step in call.sequences:
             if not step.start and self._states.get(step.slot, (0, {}))[0] != step.number:
-                raise SequenceLost(f"{error_texts.missing_start(self._model)}; its worker was restarted")
+                raise SequenceLost(f"{error_texts.missing_start(step.id, self._model)}; its worker was restarted")
         for step in call.sequences:
             if step.start:
                 self._states[step.slot] = (step.number, {})
