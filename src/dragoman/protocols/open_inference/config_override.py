@@ -8,13 +8,13 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.json_format import Parse, ParseError
 
-from dragoman.compat.triton.backends import CONFIG_FILE
 from dragoman.core import error_texts
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.wire import Policy
 
 _FILE = "file:"
+_CONFIG_FILE = "config.pbtxt"
 _LONGEST_NAME = 255  # bytes, of a file on Linux
 _LONGEST_PATH = 1024
 _MAX_FILES = 100
@@ -24,7 +24,7 @@ _DATA_BACKENDS = ("onnxruntime", "openvino")
 _DATA_PLATFORMS = ("onnxruntime_onnx", "openvino_ir")
 # Settings of models in the formats of other servers and our own; they may start programs.
 _SETTINGS_NAMES = frozenset(
-    ("dragoman.toml", "model-settings.json", "serving.properties", "settings.json", CONFIG_FILE)
+    ("dragoman.toml", "model-settings.json", "serving.properties", "settings.json", _CONFIG_FILE)
 )
 
 
@@ -59,7 +59,7 @@ def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -
     for path in contents:
         if any(other.startswith(f"{path}/") for other in contents):
             raise InvalidInput(f"failed to load '{model}', '{path}' is both a file and a folder")
-    return text, {**contents, CONFIG_FILE: text.encode()}
+    return text, {**contents, _CONFIG_FILE: text.encode()}
 
 
 def _parse_config(model: str, config: Any) -> Any:
