@@ -857,6 +857,18 @@ async def test_a_configuration_is_overridden_until_the_next_load() -> None:
         assert (await server.request("GET", config)).json["max_batch_size"] == 0
 
 
+def untyped(x, y=None):  # type: ignore[no-untyped-def]
+    return x
+
+
+async def test_metadata_names_inputs_of_unknown_datatype() -> None:
+    async with serving(untyped) as server:
+        metadata = (await server.request("GET", "/v2/models/untyped")).json
+        assert (metadata["inputs"], metadata["details"]["untyped_inputs"]) == ([], ["x", "y"])
+        response = await server.infer("untyped", inputs(tensor("z")))
+        assert (response.status, "unexpected inference input 'z'" in response.error) == (400, True)
+
+
 # --- names in paths --------------------------------------------------------------------------------------------
 
 

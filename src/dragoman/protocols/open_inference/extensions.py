@@ -68,8 +68,12 @@ _VERSIONS = "versions"
 
 
 def public_details(model: ModelDescription) -> Mapping[str, Any]:
-    """Return the details of a model that its metadata has."""
-    return {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, _VERSIONS)}
+    """Return the details of a model that its metadata has, with the names of tensors of unknown datatype."""
+    details = {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, _VERSIONS)}
+    for side, specs in (("inputs", model.signature.inputs), ("outputs", model.signature.outputs)):
+        if untyped := [spec.name for spec in specs if spec.datatype is None]:
+            details[f"untyped_{side}"] = untyped
+    return details
 
 
 def metadata_versions(model: ModelDescription) -> Sequence[str]:
