@@ -1,6 +1,7 @@
 """`config.pbtxt`: errors name file, line and field; the model file must agree; what is not honoured is logged."""
 
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper
 
 import dragoman
 from compat.triton.repository import ADD_SUB, write, write_add_sub
+from dragoman.compat.triton import pb_utils
 from dragoman.core.calls import Describe, Infer, Request, States
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed
 from dragoman.core.model import Model
@@ -363,3 +365,23 @@ def test_torchscript_names_by_position(tmp_path: Path) -> None:
         wide.infer(Infer({"INPUT__1": Tensor.of(b), "INPUT__0": Tensor.of(a)}))
     with pytest.raises(InvalidInput, match="batch-size must be <= 4 for 'm'"):
         model.infer(Infer({"INPUT__1": Tensor.of(np.ones((5, 4), np.float32))}))
+
+
+def test_the_files_of_a_version_choose_the_backend_anew(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1" / "model.onnx", "")
+    assert spec_of(tmp_path, "").parameters["backend"] == "onnx"
+    changed = (tmp_path / "m" / "config.pbtxt").stat()
+    (tmp_path / "m" / "1" / "model.onnx").rename(tmp_path / "m" / "1" / "model.py")
+    os.utime(tmp_path / "m" / "config.pbtxt", ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    (spec,) = DiskRepository([str(tmp_path)], {}).scan()["m"].state().specs
+    assert spec.parameters["backend"] == "python"
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_given_transaction_policy_is_not_changed(given: bool) -> None:
+    config = pb_utils.ModelConfig({"name": "m", "model_transaction_policy": {"decoupled": given}})
+    config.set_model_transaction_policy({"decoupled": given})
+    with pytest.raises(
+        ValueError, match=f"^trying to change decoupled .* model 'm', which is already set to '{given}'"
+    ):
+        config.set_model_transaction_policy({"decoupled": not given})

@@ -161,7 +161,8 @@ def model_table(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_FILE
     stat = path.stat() if path.exists() else None
-    model = _read_and_report(path, stat.st_mtime_ns if stat else 0, stat.st_size if stat else 0)
+    files = frozenset(file.name for version in _versions(folder)[-1:] for file in version.iterdir())
+    model = _read_and_report(path, stat.st_mtime_ns if stat else 0, stat.st_size if stat else 0, files)
     config = model.config
     table: dict[str, Any] = {
         "name": config.name,
@@ -189,8 +190,11 @@ def model_table(folder: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(1024)
-def _read_and_report(path: Path, _changed_ns: int, _size: int) -> TritonModel:
-    """Read a file, once until it changes, and log the fields that are not honoured in one warning."""
+def _read_and_report(path: Path, _changed_ns: int, _size: int, _files: frozenset[str]) -> TritonModel:
+    """Read a file, once until it or the names of the model's files change, which may choose the backend.
+
+    Log the fields that are not honoured in one warning.
+    """
     model = read_model(path.parent)
     found = list(remarks(model, str(path)))
     for remark in found:

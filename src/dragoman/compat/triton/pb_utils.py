@@ -388,8 +388,11 @@ class ModelConfig:
         if unknown:
             raise ValueError(f"model_transaction_policy: expected decoupled, got {', '.join(sorted(unknown))}")
         given = self._fields.get("model_transaction_policy", {}).get("decoupled")
-        if given and not transaction_policy_dict.get("decoupled"):
-            raise ValueError("model_transaction_policy: config.pbtxt has decoupled: true")
+        if given is not None and given != bool(transaction_policy_dict.get("decoupled")):
+            raise ValueError(
+                "trying to change decoupled property in auto-complete-config for model "
+                f"'{self._fields.get('name', '')}', which is already set to '{given}'"
+            )
         self._fields["model_transaction_policy"] = dict(transaction_policy_dict)
 
     def add_input(self, tensor: Mapping[str, Any]) -> None:
