@@ -42,7 +42,7 @@ def response(value):
 
 """
 MODELS = {
-    # Sends 1, 2, ..., IN; endlessly if IN is negative, until it is cancelled.
+    # Sends 1, 2, ..., IN; if IN is negative -IN numbers, then none until it is cancelled.
     "count": """
 class TritonPythonModel:
     def execute(self, requests):
@@ -51,9 +51,15 @@ class TritonPythonModel:
 
     def send(self, request):
         sender, n = request.get_response_sender(), 0
-        while n != number(request) and not sender.is_cancelled():
+        if number(request) == 99:
+            error = pb_utils.TritonError("no 99", pb_utils.TritonError.INVALID_ARG)
+            sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        while n != abs(number(request)):
             n += 1
             sender.send(response(n))
+        while number(request) < 0 and not sender.is_cancelled():
+            time.sleep(0.001)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         if number(request) < 0:
             with open(CANCELLED, "w") as file:
@@ -162,12 +168,19 @@ async def test_an_error_of_a_step_ends_the_stream(engine: Engine) -> None:
             assert (await anext(responses)).answer.outputs["OUT"].data.tolist() == [2 * n]
         with pytest.raises(InvalidInput, match=r"^in ensemble 'doubled', no 13$"):
             await anext(responses)
+    with pytest.raises(InvalidInput, match=r"^in ensemble 'doubled', no 99$"):
+        await stream(engine, "doubled", 99)
     assert await stream(engine, "doubled", 2) == [2, 4]
 
 
-async def test_closing_the_stream_cancels_the_decoupled_step(engine: Engine, tmp_path: Path) -> None:
-    async with aclosing(engine.stream(request("doubled", -1))) as responses:
-        assert int((await anext(responses)).answer.outputs["OUT"].data[0]) == 2
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_closing_the_stream_cancels_the_decoupled_step(engine: Engine, tmp_path: Path, is_waiting: bool) -> None:
+    async with aclosing(engine.stream(request("doubled", -2))) as responses:
+        assert (await anext(responses)).answer.outputs["OUT"].data.tolist() == [2]
+        if is_waiting:
+            assert (await anext(responses)).answer.outputs["OUT"].data.tolist() == [4]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(responses), 0.05)
     async with asyncio.timeout(10):
         while not (tmp_path / "cancelled").exists():
             await asyncio.sleep(0.01)
