@@ -268,3 +268,58 @@ def test_a_folder_of_triton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: -1\nbackend: 'python'\n")
     assert main(["doctor", str(tmp_path), "--dry-run"]) == 1
     assert "config.pbtxt:1: field 'max_batch_size': expected 0 or more, got -1" in capsys.readouterr().out
+
+
+KSERVE = """
+import kserve
+from kserve import KServeClient, Model, ModelServer
+from kserve.model_repository import ModelRepository
+from kserve.protocol.rest.openai import OpenAIModel
+from kserve.storage import Storage
+
+
+class Mine(Model):
+    def load(self):
+        Storage.download("/models")
+
+    async def predict(self, payload, headers=None):
+        for each in payload["instances"]:
+            yield str(each) + headers["x-user"]
+
+
+class Models(ModelRepository):
+    async def load(self, name): ...
+
+
+if __name__ == "__main__":
+    kserve.model_server.app.add_middleware(object)
+    kserve.RayModel
+    ModelServer(workers=2, registered_models=Models()).start([Mine("mine")])
+"""
+
+
+def test_scripts_of_kserve_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script.py").write_text(KSERVE)
+    assert main(["doctor", "--dry-run", str(tmp_path), "--json"]) == 1
+    remarks = [r for r in json.loads(capsys.readouterr().out) if r["place"] == "script.py"]
+    assert {r["subject"]: r["effect"] for r in remarks} == {
+        "kserve.KServeClient": "missing",
+        "kserve.protocol.rest.openai.OpenAIModel": "missing",
+        "kserve.RayModel": "missing",
+        "Models.load": "missing",
+        "Storage.download": "different",
+        "Mine.predict": "different",
+        "Mine.predict, headers": "different",
+        "add_middleware": "unused",
+        "ModelServer(workers)": "unused",
+    }
+    assert all(r["note"] for r in remarks)
+
+
+def test_a_script_of_kserve_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).parent / "kserve" / "scripts" / "one_class.py"
+    assert main(["doctor", str(script), "--json"]) == 0
+    remarks = json.loads(capsys.readouterr().out)
+    assert [(r["subject"], r["effect"], r["note"]) for r in remarks if r["place"] == "dragoman serve"] == [
+        ("model 'one_class'", "same", "loaded")
+    ]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dragoman.compat.fields import Remark
-from dragoman.compat.survey import survey
+from dragoman.compat.survey import survey, survey_script
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.runtime import lazy_function
 from dragoman.engine_setup import load_errors
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "served, and load each model."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("folder", metavar="FOLDER", help="the folder with models and settings files")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the folder with models and settings files, or a script of KServe"
+    )
     parser.add_argument("--json", action="store_true", help="write a JSON list of remarks")
     parser.add_argument("--dry-run", action="store_true", help="read files only: load no model and run no code")
     parser.add_argument(
@@ -60,11 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     folder = Path(arguments.folder)
-    if not folder.is_dir():
+    is_script = folder.suffix == ".py" and folder.is_file()
+    if not (folder.is_dir() or is_script):
         raise InvalidInput(f"'{arguments.folder}' is not a folder")
     requests = _parse_requests(arguments.request)
     logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
-    found = survey(folder)
+    found = survey_script(folder) if is_script else survey(folder)
     names: list[str] = []
     remarks = [*found, *_load_errors(folder, found, names)]
     if unknown := sorted(requests.keys() - names):

@@ -60,6 +60,11 @@ def survey(folder: Path) -> list[Remark]:
     return remarks
 
 
+def survey_script(path: Path) -> list[Remark]:
+    """Return the remarks on the code of a Python file."""
+    return list(_code(path, path.name))
+
+
 def _triton(path: Path, place: str) -> Iterator[Remark]:
     """Return remarks on a `config.pbtxt`; none if it is invalid, which loading it reports."""
     from dragoman.compat.triton.config import read_model, remarks  # imports protobuf
@@ -136,6 +141,10 @@ def _code(path: Path, place: str) -> Iterator[Remark]:
     except (OSError, SyntaxError, ValueError) as error:
         yield Remark(place, "code", "missing", f"cannot be parsed: {error}")
         return
+    if any(module.partition(".")[0].startswith("kserve") for module, _ in _imports(tree)):
+        from dragoman.compat.kserve.survey import remarks  # imports protobuf
+
+        yield from remarks(tree, place)
     for module, names in _imports(tree):
         top = module.partition(".")[0]
         if top.startswith("mlserver_") and top not in RUNTIME_PACKAGES:

@@ -13,33 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dragoman.compat import kserve as ours
+from dragoman.compat.kserve.survey import MODULES, PACKAGE
 from dragoman.core.errors import ModelFailed
 from dragoman.core.spec import ModelSpec
-from dragoman.formats import oip_messages
 from dragoman.runtimes.module_alias import install_aliases
 
-_PACKAGE = "kserve"
-_OURS = ours.__name__
-_MODULES = (
-    *("errors", "inference_client", "logging", "model", "model_repository", "model_server", "predictor_config"),
-    "storage",
-)
-_ALIASES = {
-    _PACKAGE: _OURS,
-    **{f"{_PACKAGE}.{name}": f"{_OURS}.{name}" for name in _MODULES},
-    f"{_PACKAGE}.context": f"{_OURS}.predictor_config",
-    f"{_PACKAGE}.constants": f"{_OURS}.predictor_config",
-    f"{_PACKAGE}.constants.constants": f"{_OURS}.predictor_config",
-    f"{_PACKAGE}.protocol": _OURS,
-    f"{_PACKAGE}.protocol.infer_type": f"{_OURS}.infer_type",
-    f"{_PACKAGE}.protocol.grpc": _OURS,
-    f"{_PACKAGE}.protocol.grpc.grpc_predict_v2_pb2": oip_messages.__name__,
-    f"{_PACKAGE}.utils": f"{_OURS}.utils",
-    f"{_PACKAGE}.utils.utils": f"{_OURS}.utils",
-    f"{_PACKAGE}.utils.numpy_codec": f"{_OURS}.numpy_codec",
-    "kserve_storage": f"{_OURS}.storage",
-}
 _NAME = "model_name"
 # A script changes `__main__` and the arguments of its process while it runs.
 _RUNNING = threading.Lock()
@@ -47,7 +25,7 @@ _RUNNING = threading.Lock()
 
 def install() -> None:
     """Let `import kserve` find our modules; an installed package takes precedence."""
-    install_aliases(_ALIASES)
+    install_aliases(MODULES)
 
 
 class _ServerStarted(BaseException):
@@ -72,7 +50,7 @@ def run_script(spec: ModelSpec) -> ScriptResult:
     def start(server: Any, models: Any) -> None:
         registered = server.registered_models.get_models().values()
         result.models = list({id(model): model for model in (*models, *registered)}.values())
-        result.predictor = importlib.import_module(f"{_PACKAGE}.context").get_predictor_config()
+        result.predictor = importlib.import_module(f"{PACKAGE}.context").get_predictor_config()
         raise _ServerStarted
 
     keeps = spec.placement in ("", "process")
@@ -101,7 +79,7 @@ def _arguments(spec: ModelSpec) -> list[str]:
 @contextmanager
 def _replaced_start(start: Any) -> Iterator[None]:
     """Replace the method `start` of the class of servers. The package parses the arguments when it is imported."""
-    server = importlib.import_module(_PACKAGE).ModelServer
+    server = importlib.import_module(PACKAGE).ModelServer
     original, server.start = server.start, start
     try:
         yield
