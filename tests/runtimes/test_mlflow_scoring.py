@@ -158,7 +158,13 @@ def test_errors_of_a_model_have_no_traceback(ours: TestClient, theirs: dict[str,
 def test_limits(ours: TestClient) -> None:
     number = "9" * 5000
     lists, objects = "[" * 5000 + "]" * 5000, f"[{'{},' * (1 << 19)}1]"
-    messages = {lists: "nests too deep", f"[{number}]": "cannot be parsed", objects: "too many values in JSON"}
+    rows = f"[{'[1],' * (1 << 19)}[1]]"
+    messages = {
+        lists: "nests too deep",
+        f"[{number}]": "cannot be parsed",
+        objects: "too many values in JSON",
+        rows: "too many rows: expected at most 524288 lists, got 524290",
+    }
     for value, message in messages.items():
         content = f'{{"inputs": {value}}}'
         answer = ours.post("/models/table/invocations", content=content, headers={"content-type": JSON})

@@ -39,6 +39,7 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
     try:
         if kind != _CSV:
             kind = _JSON
+            _check_rows(body)
             check_json(cut_number_arrays(body, _POLICY)[0], _POLICY)
             _check_table(body)
         else:
@@ -57,6 +58,15 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
     except OverflowError as error:
         return _error("INTERNAL_ERROR", str(error), 500)
     return Handled(content.encode(), result.mimetype, result.status)
+
+
+def _check_rows(body: bytes) -> None:
+    """Raise InvalidInput for too many lists, each of which takes about 20 times its text as an object of Python."""
+    lists = body.count(b"[")
+    if lists > _POLICY.max_json_values:
+        raise InvalidInput(
+            f"too many rows: expected at most {_POLICY.max_json_values} lists, got {lists}; send CSV instead"
+        )
 
 
 def _check_table(body: bytes) -> None:
