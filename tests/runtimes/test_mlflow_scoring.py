@@ -159,17 +159,22 @@ def test_limits(ours: TestClient) -> None:
     number = "9" * 5000
     lists, objects = "[" * 5000 + "]" * 5000, f"[{'{},' * (1 << 19)}1]"
     rows = f"[{'[1],' * (1 << 19)}[1]]"
+    rows_message = "too many rows: expected at most 524288, got 524290"
     messages = {
         lists: "nests too deep",
         f"[{number}]": "cannot be parsed",
         objects: "too many values in JSON",
-        rows: "too many rows: expected at most 524288 lists, got 524290",
+        rows: rows_message,
     }
     for value, message in messages.items():
         content = f'{{"inputs": {value}}}'
         answer = ours.post("/models/table/invocations", content=content, headers={"content-type": JSON})
         assert answer.status_code == 400, answer.text
         assert message in answer.json()["message"]
+    for line_end in ("\n", "\r"):
+        csv = f"a,b,c{line_end}" + f"1{line_end}" * (1 << 19)
+        answer = ours.post("/models/table/invocations", content=csv, headers={"content-type": "text/csv"})
+        assert (answer.status_code, answer.json()["message"]) == (400, rows_message.replace("524290", "524289"))
     parquet = {"content-type": "application/vnd.apache.parquet"}
     assert ours.post("/models/table/invocations", content=b"PAR1", headers=parquet).status_code == 415
 

@@ -39,7 +39,7 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
     try:
         if kind != _CSV:
             kind = _JSON
-            _check_rows(body)
+            _check_rows(body.count(b"["))
             check_json(cut_number_arrays(body, _POLICY)[0], _POLICY)
             _check_table(body)
         else:
@@ -60,13 +60,10 @@ def score(model: Any, body: bytes, content_type: str) -> Handled:
     return Handled(content.encode(), result.mimetype, result.status)
 
 
-def _check_rows(body: bytes) -> None:
-    """Raise InvalidInput for too many lists, each of which takes about 20 times its text as an object of Python."""
-    lists = body.count(b"[")
-    if lists > _POLICY.max_json_values:
-        raise InvalidInput(
-            f"too many rows: expected at most {_POLICY.max_json_values} lists, got {lists}; send CSV instead"
-        )
+def _check_rows(rows: int) -> None:
+    """Raise InvalidInput for too many rows, each of which takes many times its text as objects of Python."""
+    if rows > _POLICY.max_json_values:
+        raise InvalidInput(f"too many rows: expected at most {_POLICY.max_json_values}, got {rows}")
 
 
 def _check_table(body: bytes) -> None:
@@ -115,7 +112,8 @@ def _length(value: Any) -> int:
 
 
 def _check_csv(body: bytes) -> None:
-    """Raise InvalidInput for CSV in which most cells are missing."""
+    """Raise InvalidInput for CSV with too many rows, or in which most cells are missing."""
+    _check_rows(max(body.count(b"\n"), body.count(b"\r")))
     lines = body.splitlines()
     if len(lines) * max((line.count(b",") + 1 for line in lines), default=0) <= max(len(body), _MAX_SPARSE_CELLS):
         return

@@ -91,7 +91,9 @@ def _is_not_of_mlserver(route: Route) -> bool:
 
 
 def _may_be_handler(route: Route, needs_keys: bool) -> bool:
-    return not route.health and (route.role == "infer" or not (needs_keys or route.role == "admin"))
+    return not (route.health or route.calls_handlers) and (
+        route.role == "infer" or not (needs_keys or route.role == "admin")
+    )
 
 
 def _call_handler_or(

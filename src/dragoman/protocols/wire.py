@@ -177,7 +177,8 @@ class Route:
 
     `health` marks a health check, which is answered on connections beyond the limits and without a key too. `role` is
     what a caller with a key needs. `is_administrative`: with an admin port it is served there only, as are all routes
-    for the role admin. `is_public`: needs no key. Without an `operation`, the route is not in the OpenAPI document.
+    for the role admin. `is_public`: needs no key. `calls_handlers`: its endpoint calls custom handlers itself. Without
+    an `operation`, the route is not in the OpenAPI document.
     """
 
     method: str
@@ -187,6 +188,7 @@ class Route:
     role: Role = "admin"
     is_administrative: bool = False
     is_public: bool = False
+    calls_handlers: bool = False
     operation: Operation | None = None
 
 

@@ -114,7 +114,7 @@ def protocol(policy: Policy) -> HttpProtocol:
     """Return the routes of the protocol."""
     at = KServeV1(policy)
     routes = (
-        Route("POST", "/v1/models/{name}", at.predict, role="infer", operation=messages.PREDICT),
+        Route("POST", "/v1/models/{name}", at.predict, role="infer", calls_handlers=True, operation=messages.PREDICT),
         Route("GET", "/v1/models/{name}", at.ready, role="read", operation=messages.READY),
     )
     errors = messages.errors([status for _, status in _STATUS])

@@ -232,6 +232,16 @@ class Lmi:
 def protocol(policy: Policy) -> HttpProtocol:
     errors = LmiErrors(parse_codes(policy.lmi_http_codes))
     at = Lmi(policy, errors)
-    routes = [Route("POST", path, at.invoke, role="infer", operation=messages.INVOKE) for path in _PATHS]
+    routes = [
+        Route(
+            "POST",
+            path,
+            at.invoke,
+            role="infer",
+            calls_handlers=path.endswith(_INVOCATIONS),
+            operation=messages.INVOKE,
+        )
+        for path in _PATHS
+    ]
     described = messages.errors(errors.statuses)
     return HttpProtocol("LMI", (*routes, *control.routes(policy)), errors.write, errors=described)
