@@ -13,6 +13,7 @@ from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready,
 
 HERE = Path(__file__).parent
 LLAMA = RESULTS / "attack" / "tiny-llama"
+MLFLOW = RESULTS / "attack" / "mlflow"
 # Models by the names that clients use.
 MODELS: Mapping[str, str] = {
     "doubled": f"{HERE / 'models.py'}:doubled",
@@ -21,6 +22,7 @@ MODELS: Mapping[str, str] = {
     "Large": f"{HERE / 'models.py'}:Large",
     "vector": f"{HERE / 'models.py'}:vector",
     "tiny-llama": str(LLAMA),
+    "mlflow": str(MLFLOW),
 }
 
 
@@ -32,6 +34,8 @@ def run_server(models: Sequence[str], options: Sequence[str] = (), max_files: in
     """
     if "tiny-llama" in models and not (LLAMA / "config.json").exists():
         _make_llama(LLAMA)
+    if "mlflow" in models and not (MLFLOW / "MLmodel").exists():
+        _make_mlflow(MLFLOW)
     http, grpc = free_port(), free_port()
     command = dragoman([MODELS[name] for name in models], http, grpc, *options)
     if max_files:
@@ -54,3 +58,14 @@ def _make_llama(folder: Path) -> None:
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         train.train(folder, "llama", train.TINY, 1)
+
+
+def _make_mlflow(folder: Path) -> None:
+    """Save a regression of one column."""
+    import mlflow.sklearn
+    from sklearn.linear_model import LinearRegression
+
+    model = LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0])
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        mlflow.sklearn.save_model(model, str(folder), serialization_format="pickle", pip_requirements=[])
