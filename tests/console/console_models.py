@@ -111,18 +111,19 @@ class Wrong(dragoman.VectorFunction):
 
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+INPUT = f"{HOSTILE}'\"$(id)`id`"
 
 
 class Hostile(dragoman.Model):
     """Markup in each name that a model chooses, and in its output."""
 
     placement = "inline"
-    inputs = (dragoman.TensorSpec(HOSTILE, dragoman.BYTES, (1,)),)
+    inputs = (dragoman.TensorSpec(INPUT, dragoman.BYTES, (1,)),)
     outputs = (dragoman.TensorSpec(f"{HOSTILE}'\"", dragoman.BYTES, (1,)),)
     platform = HOSTILE
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
-        if call.inputs[HOSTILE].data[0] == b"fail":
+        if call.inputs[INPUT].data[0] == b"fail":
             raise dragoman.errors.InvalidInput(f"</p><script>document.title = 'x'</script>{HOSTILE}")
         return {f"{HOSTILE}'\"": np.array([f"</pre><script>document.title = 'x'</script>{HOSTILE}".encode()], object)}
 

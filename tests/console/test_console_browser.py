@@ -1,5 +1,7 @@
 """The console in a real browser."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -50,10 +52,10 @@ async def test_models_are_listed_and_controlled(browser: Browser) -> None:
     await page.wait_for_selector("table.models")
     assert await page.locator("table.models tbody tr").count() == len(MODELS) + 2
     await browser.keep("models")
-    row = page.locator("tr", has_text="Table")
+    row = page.locator("tr", has=page.get_by_role("link", name="Table"))
     await row.get_by_role("button", name="Unload").click()
     await row.get_by_text("unavailable").wait_for()
-    await row.get_by_role("button", name="Load", exact=True).click()
+    await row.get_by_role("button", name="Load Table", exact=True).click()
     await row.get_by_text("ready").wait_for()
 
 
@@ -267,8 +269,17 @@ async def test_names_and_outputs_of_a_model_stay_text(browser: Browser) -> None:
     await page.wait_for_selector("p.error")
     await browser.open(f"/#/requests/{HOSTILE}")
     await page.wait_for_selector("p.error")
-    assert await page.title() == "Dragoman"
+    assert await page.title() == f"{HOSTILE} - Dragoman"
     assert await page.locator("img").count() == 0
+
+
+async def test_a_snippet_runs_for_any_name_of_a_tensor(browser: Browser) -> None:
+    await browser.open("/#/models/Hostile", "Code")
+    snippet = await browser.page.inner_text("pre.code")
+    shell = ("bash", "-c", snippet.replace("curl", "curl -s", 1))
+    process = await asyncio.create_subprocess_exec(*shell, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert json.loads(output)["outputs"][0]["datatype"] == "BYTES", snippet
 
 
 async def test_chat_shows_tokens_as_text(browser: Browser) -> None:
@@ -413,12 +424,14 @@ async def test_a_walk_with_the_keyboard_only(browser: Browser) -> None:
     assert outline == "solid", "the focus is not visible"
     await press("Enter")
     await page.wait_for_selector("[role=tab]")
+    assert await page.evaluate("() => document.activeElement.id") == "main"
+    assert await page.title() == "Table - Dragoman"
     while await browser.focused() != "button Try it":
         await press("Tab")
     await press("ArrowRight")
     assert await browser.focused() == "button Code"
     await page.wait_for_selector("pre.code")
-    await press("ArrowLeft")
+    await press("Home")
     while await browser.focused() != "textarea values: rows of a table, or JSON":
         await press("Tab")
     await press("Control+a")

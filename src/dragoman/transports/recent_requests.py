@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -21,12 +21,10 @@ class RecentRequests:
     def __init__(self, size: int) -> None:
         self.size = size
         self._requests: deque[Begun] = deque(maxlen=size)
-
-    def add(self, begun: Begun) -> None:
-        self._requests.append(begun)
+        self.add: Callable[[Begun], None] = self._requests.append
 
     def record(self, exchange: Exchange) -> None:
-        self._requests.append([exchange])
+        self.add([exchange])
 
     def families(self) -> Iterable[Family]:
         return ()

@@ -1,6 +1,6 @@
 // The console: its views by the address after #, and the key for a server that needs one.
 import { read, send, storeKey, storedKey } from "./api.js";
-import { html, render, useEffect, useState } from "./html.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
 import { Live } from "./live.js";
 import { ModelView } from "./model.js";
 import { Models } from "./models.js";
@@ -51,6 +51,12 @@ function App() {
     }
   }
   useEffect(() => void connect(), []);
+  const isFirst = useRef(true);
+  useEffect(() => {
+    document.title = [name || (view && view !== "models" ? view : ""), "Dragoman"].filter(Boolean).join(" - ");
+    if (!isFirst.current) document.getElementById("main").focus(); // the link that was followed may be gone
+    isFirst.current = false;
+  }, [view, name, version]);
 
   function useKey(key) {
     storeKey(key);

@@ -82,9 +82,10 @@ export function ModelView({ name, version, server }) {
   if (!model) return html`<h1>${name}</h1><p class="note">Loading …</p>`;
   const tabs = tabsOf(model, name, version);
   const move = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = (chosen + step + tabs.length) % tabs.length;
+    const last = tabs.length - 1;
+    const next = { ArrowRight: chosen === last ? 0 : chosen + 1, ArrowLeft: chosen === 0 ? last : chosen - 1, Home: 0, End: last }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
     setChosen(next);
     event.currentTarget.children[next].focus();
   };

@@ -44,8 +44,9 @@ function Control({ model, onDone, onError }) {
     onDone();
   };
   const loaded = model.state === "READY";
-  return html`<button disabled=${busy !== ""} onClick=${run("load")}>${loaded ? "Reload" : "Load"}</button>
-    <button disabled=${busy !== "" || !loaded} onClick=${run("unload")}>Unload</button>
+  const load = loaded ? "Reload" : "Load";
+  return html`<button disabled=${busy !== ""} onClick=${run("load")} aria-label=${`${load} ${model.name}`}>${load}</button>
+    <button disabled=${busy !== "" || !loaded} onClick=${run("unload")} aria-label=${`Unload ${model.name}`}>Unload</button>
     ${busy && html`<span role="status">${busy}ing …</span>`}`;
 }
 
