@@ -13,6 +13,7 @@ import pytest
 import dragoman
 from access.access_models import BODY, Doubler, KeyFile, bearer
 from access.conftest import keys as keys
+from console.console_models import Wage, write_graphs
 from dragoman.core.errors import InvalidInput
 from e2e.otlp_receiver import running_receiver
 from rest.rest_server import RestServer, serving
@@ -22,16 +23,17 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Slow(dragoman.Model):
-    """Computes for 50 ms, so that calls wait in a queue and are merged."""
+    """Waits until a test sets `open`, so that further calls are in the queue and merged; then computes for 20 ms."""
 
-    begun = threading.Event()
+    begun, open = threading.Event(), threading.Event()
     placement = "thread"
     batched = True
     inputs = (dragoman.TensorSpec("x", dragoman.FP32, (-1,)),)
 
     def infer(self, call: dragoman.Infer) -> dict[str, Any]:
         self.begun.set()
-        time.sleep(0.05)
+        assert self.open.wait(20)
+        time.sleep(0.02)
         return {"y": np.asarray(call.inputs["x"].data) * 2}
 
 
@@ -63,12 +65,26 @@ async def test_queue_and_batch_of_merged_requests() -> None:
         sending = [asyncio.create_task(server.infer("Slow", BODY, {"x-request-id": "first"}))]
         await asyncio.to_thread(Slow.begun.wait)
         sending += [asyncio.create_task(server.infer("Slow", BODY, {"x-request-id": f"r{i}"})) for i in range(3)]
+        while b'dragoman_queued_calls{model="Slow",version=""} 3' not in (await server.request("GET", "/metrics")).body:
+            await asyncio.sleep(0.01)
+        Slow.open.set()
         await asyncio.gather(*sending)
         first, *merged = [(await find(server, name))[0] for name in ("first", "r0", "r1", "r2")]
     assert first["batch"]["calls"] == 1
     assert [(each["batch"]["calls"], each["batch"]["rows"]) for each in merged] == [(3, 3)] * 3
-    assert all(each["queue_ms"] > 1 for each in merged)
-    assert all(each["compute_ms"] >= 49 for each in (first, *merged))
+    assert all(each["queue_ms"] >= 19 for each in merged)
+    assert all(each["compute_ms"] >= 19 for each in (first, *merged))
+
+
+async def test_calls_of_other_models(tmp_path: Path) -> None:
+    _, payroll = write_graphs(tmp_path)
+    tensors = [{"name": name, "datatype": "FP64", "shape": [1], "data": [2]} for name in ("time", "price")]
+    async with serving(Wage, payroll, **KEPT) as server:
+        response = await server.infer("payroll", {"inputs": tensors}, {"x-request-id": "month"})
+        assert response.json["outputs"][0]["data"] == [8]
+        (found,) = await find(server, "month")
+    assert [(each["model"], each["depth"]) for each in found["calls"]] == [("Wage", 1)] * 2
+    assert all(0 < each["total_ms"] <= found["total_ms"] for each in found["calls"])
 
 
 async def test_only_the_last_requests_are_kept() -> None:
