@@ -75,6 +75,16 @@ class Sizes(dragoman.Model):
         return {"size": np.array([len(each) for each in call.inputs["file"].data])}
 
 
+class Echo(dragoman.Model):
+    """Returns text as it is."""
+
+    placement = "inline"
+    inputs = outputs = (dragoman.TensorSpec("text", dragoman.BYTES, (-1,)),)
+
+    def infer(self, call: dragoman.Infer) -> dict[str, Any]:
+        return dict(call.inputs)
+
+
 class Wage(dragoman.Model):
     """Inputs that are columns of a table."""
 

@@ -1,6 +1,7 @@
 """The console in a real browser."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +13,7 @@ import dragoman
 from console.browser import Browser, needs_chromium, open_chromium, open_page, png
 from console.console_models import (
     HOSTILE,
+    Echo,
     Hostile,
     Mirror,
     Parrot,
@@ -27,7 +29,7 @@ from console.console_models import (
 from rest.rest_server import DEFAULTS
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
-MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Hostile)
+MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Echo, Hostile)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -191,6 +193,22 @@ async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> N
     await output.locator("td", has_text=normalized).wait_for()
     await page.set_input_files("input[type=file]", upload("notes.png", b"no picture", "image/png"))
     await page.wait_for_selector("text='notes.png' is not a picture that this browser can read")
+
+
+async def test_pictures_in_base64_are_shown_and_other_text_is_not(browser: Browser) -> None:
+    page = browser.page
+    encoded = base64.b64encode(SMALL).decode()
+    await browser.open("/#/models/Echo")
+    await page.fill("textarea", encoded)
+    await browser.press("Run")
+    picture = page.get_by_role("img", name="Picture 1 of text")
+    await picture.wait_for()
+    assert await picture.evaluate("(e) => e.decode().then(() => [e.naturalWidth, e.naturalHeight])") == [2, 2]
+    for text in (f"{encoded}\nplain", f"{encoded}#fragment", "data:image/svg+xml,<svg/>"):
+        await page.fill("textarea", text)
+        await browser.press("Run")
+        await page.get_by_label("Output text").get_by_text(text.splitlines()[-1]).wait_for()
+        assert await page.locator("img").count() == 0
 
 
 async def test_files_are_bytes_and_tables(browser: Browser) -> None:

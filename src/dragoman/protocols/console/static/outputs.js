@@ -1,5 +1,5 @@
 // The outputs of a model as tables, plots and pictures.
-import { html, useState } from "./html.js";
+import { html, useMemo, useState } from "./html.js";
 import { encodedPicture, Picture, picturesOf } from "./images.js";
 import { format, Plot } from "./plot.js";
 import { rowsOf, show, size } from "./tensors.js";
@@ -9,6 +9,7 @@ const MIN_CURVE = 8; // rows of what is plotted at first
 const MAX_SERIES = 6;
 const MIN_SIDE = 2;
 const MAX_LISTED = 1000;
+const MAX_ENCODED = 16;
 
 function Table({ tensor, rows }) {
   const isCut = rows.length * (rows[0]?.length ?? 1) < size(tensor.shape);
@@ -39,7 +40,8 @@ function Pictures({ tensor, pictures }) {
 }
 
 function Encoded({ tensor, urls }) {
-  return html`<div class="row">${urls.map((url, i) => html`<img class="picture" src=${url} alt=${`Picture ${i + 1} of ${tensor.name}`} />`)}</div>`;
+  return html`<div class="row">${urls.map((url, i) => html`<img class="picture" src=${url} alt=${`Picture ${i + 1} of ${tensor.name}`} />`)}</div>
+    ${size(tensor.shape) > urls.length && html`<p class="note">The first ${urls.length} of ${size(tensor.shape)} pictures.</p>`}`;
 }
 
 // The ways to show a tensor by their names, the best one first.
@@ -62,13 +64,13 @@ function viewsOf(tensor) {
     if (tensor.shape.length > 2) found.unshift(view);
     else found.push(view);
   }
-  const urls = flat.map(encodedPicture);
+  const urls = tensor.datatype === "BYTES" ? flat.slice(0, MAX_ENCODED).map(encodedPicture) : [];
   if (urls.length > 0 && urls.every(Boolean)) found.unshift(["Picture", html`<${Encoded} tensor=${tensor} urls=${urls} />`]);
   return found;
 }
 
 export function Output({ tensor }) {
-  const views = viewsOf(tensor);
+  const views = useMemo(() => viewsOf(tensor), [tensor]);
   const [chosen, setChosen] = useState(views[0][0]);
   const [name, view] = views.find(([each]) => each === chosen) ?? views[0];
   return html`<section class="output" aria-label=${`Output ${tensor.name}`}>

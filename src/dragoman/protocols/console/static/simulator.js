@@ -82,7 +82,7 @@ function Sliders({ input, names, range, onChange, onRange }) {
       <label class="inline">to <input type="number" step="any" class="narrow-number" value=${high} onChange=${(e) => bound(1, e.target.valueAsNumber)} /></label></p>
     ${input.map((vector, k) => html`<fieldset key=${k}><legend>input ${k} <small>${names[k] ?? ""}</small></legend>
       ${vector.slice(0, MAX_SLIDERS).map((v, i) => html`<div class="slider" key=${i}><label for=${`x-${k}-${i}`}>x${k}[${i}]</label>
-        <input type="range" id=${`x-${k}-${i}`} min=${Math.min(low, v)} max=${Math.max(high, v)} step=${(high - low) / 1000 || "any"} value=${v}
+        <input type="range" id=${`x-${k}-${i}`} min=${Math.min(low, high, v)} max=${Math.max(low, high, v)} step=${Math.abs(high - low) / 1000 || "any"} value=${v}
           onInput=${(e) => change(k, i, Number(e.target.value))} />
         <input type="number" step="any" value=${v} aria-label=${`value of x${k}[${i}]`} onChange=${(e) => change(k, i, e.target.valueAsNumber)} /></div>`)}
       ${vector.length > MAX_SLIDERS && html`<p class="note">${vector.length - MAX_SLIDERS} further parameters stay as they are.</p>`}
@@ -124,7 +124,7 @@ function Sweep({ evaluate, result, range, target: [inWrt, outWrt] }) {
     setCurve({ result, index });
     setProblem("");
     try {
-      setCurve({ result, index, ...(await sweep(evaluate, result.input, [inWrt, index], range, SWEEP_POINTS)) });
+      setCurve({ result, index, ...(await sweep(evaluate, result.input, [inWrt, index], [Math.min(...range), Math.max(...range)], SWEEP_POINTS)) });
     } catch (error) {
       setProblem(error.message);
     }
