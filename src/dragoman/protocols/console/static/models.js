@@ -83,7 +83,7 @@ export function Models() {
           <td>${m.version || "–"}</td>
           <td><${State} state=${m.state} /></td>
           <td class="reason">${m.reason}</td>
-          ${canControl && html`<td><${Control} model=${m} onDone=${refresh} onError=${setFailure} /></td>`}
+          ${canControl && html`<td class="control"><${Control} model=${m} onDone=${refresh} onError=${setFailure} /></td>`}
         </tr>`,
       )}</tbody>
     </table></div>`;
