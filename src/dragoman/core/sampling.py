@@ -17,7 +17,7 @@ MOST_WORDS = 256
 MOST_BIASES = 1024
 MOST_TOP = 20
 _MOST_CHARACTERS = 4096
-_COLD = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
+GREEDY_BELOW = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
 _MOST_INTEGER = (1 << 31) - 1
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
 _MOST_SEED = (1 << 64) - 1
@@ -214,6 +214,37 @@ KINDS: Mapping[str, ValueKind] = {
     "adapter": text(),
 }
 
+# Fields for which a model may have defaults of its own, as in vLLM.
+MODEL_DEFAULTS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "max_new_tokens",
+        "skip_special_tokens",
+    }
+)
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+_OF_BEAMS = ("length_penalty", "early_stopping")
+
+
+def without_effect(made: Sampling, fields: Mapping[str, Any]) -> list[str]:
+    """Return the fields with a value that changes nothing in a Sampling made of them: sampling parameters of greedy
+    decoding, and parameters of beams without a beam search."""
+    names = [*(() if made.do_sample else _OF_SAMPLING), *(_OF_BEAMS if made.num_beams == 1 else ())]
+    default = Sampling()
+    return [
+        name
+        for name in names
+        if fields.get(name, getattr(default, name)) != getattr(default, name)
+        and not (name == "temperature" and fields[name] < GREEDY_BELOW)  # these ask for greedy decoding
+        and not (name == "top_p" and fields[name] == 0)
+    ]
+
 
 # --- together ----------------------------------------------------------------------------------------------
 
@@ -225,7 +256,7 @@ def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> 
     InvalidInput if fields contradict each other.
     """
     made = Sampling(**fields)
-    if made.temperature < _COLD or made.top_p == 0:
+    if made.temperature < GREEDY_BELOW or made.top_p == 0:
         made = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
     if made.n > 1 or made.best_of > 1 or made.num_beams > 1:
         _check_sequences(made, names, most)

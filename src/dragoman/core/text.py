@@ -71,6 +71,7 @@ class Sampling:
     truncate: keep only this number of the prompt's last tokens (None: all).
     skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
     grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none).
+    model_defaults: names of fields that the request leaves to the model, whose own defaults then replace these.
     """
 
     max_new_tokens: int | None = None
@@ -105,6 +106,7 @@ class Sampling:
     spaces_between_special_tokens: bool = True
     grammar: Grammar | None = None
     adapter: str = ""
+    model_defaults: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

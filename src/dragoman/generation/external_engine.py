@@ -1,11 +1,9 @@
 """Text generation by an external engine that returns tokens; prompts, stop strings and text are handled here."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dragoman.core.calls import Generate
@@ -242,14 +240,3 @@ async def _drain(stream: AsyncGenerator[Item, None], into: "asyncio.Queue[Item |
         into.put_nowait(error)
     else:
         into.put_nowait(None)
-
-
-def end_tokens(folder: Path, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the end tokens from generation_config.json, config.json or the tokenizer."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return frozenset(ids) if isinstance(ids, list) else frozenset({int(ids)})
-    eos = vocabulary.tokenizer.eos_token_id
-    return frozenset() if eos is None else frozenset({int(eos)})

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Prompt, Sampling
+from dragoman.generation.generation_config import apply_defaults
 from dragoman.generation.grammar import GrammarGuide, GrammarService
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.job import PromptRequest
@@ -19,6 +20,7 @@ from dragoman.generation.vocabulary import Vocabulary
 # Maximum number of top tokens returned with each token.
 MAX_TOP_LOGPROBS = 100
 
+_NO_DEFAULTS: Mapping[str, Any] = {}
 _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v is None or v >= 1, "at least 1"),
     "min_new_tokens": (lambda v: v >= 0, "at least 0"),
@@ -94,6 +96,7 @@ class InputProcessor:
 
     follows_grammars: False if an external engine applies grammars, so that they are only validated here.
     encodes: the model has an encoder for prompts, so that a completion does not continue its prompt.
+    defaults: the model's own values of sampling parameters.
     """
 
     def __init__(
@@ -107,10 +110,11 @@ class InputProcessor:
         *,
         follows_grammars: bool = True,
         encodes: bool = False,
+        defaults: Mapping[str, Any] = _NO_DEFAULTS,
     ) -> None:
         self.vocabulary, self._limits, self._budget, self._adapters = vocabulary, limits, budget, adapters
         vocabulary.context = limits.max_context
-        self._follows_grammars, self._encodes = follows_grammars, encodes
+        self._follows_grammars, self._encodes, self._defaults = follows_grammars, encodes, defaults
         self._grammars = GrammarService(
             vocabulary.tokenizer, vocabulary.size, sorted(ends), grammars, follows=follows_grammars
         )
@@ -128,7 +132,7 @@ class InputProcessor:
         began_s = time.monotonic()
         if not call.prompts:
             raise InvalidInput("prompts: expected at least one, got none")
-        sampling = call.sampling
+        sampling = apply_defaults(call.sampling, self._defaults)
         check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters)
         if self._encodes and sampling.prompt_logprobs is not None:
             raise InvalidInput("prompt_logprobs: expected none: this model reads prompts with an encoder")

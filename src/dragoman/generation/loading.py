@@ -19,6 +19,7 @@ from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache import CacheManager
 from dragoman.generation.engine import GenerationEngine, SequenceMemory
 from dragoman.generation.general import GeneralRunner, SequenceStates
+from dragoman.generation.generation_config import default_sampling, end_tokens
 from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
@@ -51,6 +52,7 @@ class EngineOptions(GrammarLimits):
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
+    generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
     """
 
     max_batch: int = 32
@@ -63,6 +65,7 @@ class EngineOptions(GrammarLimits):
     cache_memory: float = 0.0
     packed: bool = True
     adapters: Mapping[str, str] = field(default_factory=dict)
+    generation_config: bool = True
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
@@ -138,7 +141,8 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
     else:
         memory = SequenceStates(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
     vocabulary = Vocabulary(folder, runner.config.vocab_size)
-    ends = _end_tokens(pretrained, vocabulary)
+    ends = end_tokens(folder, vocabulary)
+    defaults = default_sampling(folder) if options.generation_config else {}
     report_step("measuring threads")
     threads = runner.set_threads(options.threads) if runner.device.type == "cpu" else 0
     intake = InputProcessor(
@@ -149,6 +153,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         frozenset(adapter_folders),
         options,
         encodes=runner.is_encoder_decoder,
+        defaults=defaults,
     )
     details = {
         "max_context": limits.max_context,
@@ -162,6 +167,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),
+        "default_parameters": defaults,
         "chat_template": vocabulary.has_template,
         "adapters": sorted(adapter_folders),
     }
@@ -217,13 +223,3 @@ def _free_bytes(device: torch.device) -> int:
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     return 2**30
-
-
-def _end_tokens(pretrained: Pretrained, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the end tokens of the generation config or the tokenizer."""
-    ids = pretrained.end_tokens
-    if ids is None:
-        ids = vocabulary.tokenizer.eos_token_id
-    if ids is None:
-        return frozenset()
-    return frozenset(ids) if isinstance(ids, list) else frozenset({int(ids)})

@@ -32,15 +32,13 @@ class UnsupportedArchitecture(Exception):
 class Pretrained:
     """A model of transformers in memory.
 
-    config: that of the decoder. end_tokens: those of `generation_config.json`, None if it names none.
-    forced_bos: first token of every completion of an encoder-decoder model.
+    config: that of the decoder. forced_bos: first token of every completion of an encoder-decoder model.
     """
 
     model: Any
     config: Any
     dtype: torch.dtype
     device: torch.device
-    end_tokens: int | list[int] | None = None
     forced_bos: int | None = None
 
     @property
@@ -83,7 +81,6 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         model.config.get_text_config(decoder=True),
         used_dtype,
         device,
-        saved.eos_token_id,
         getattr(saved, "forced_bos_token_id", None),
     )
 

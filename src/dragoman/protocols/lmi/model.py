@@ -32,7 +32,8 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 class LmiModel:
     """The settings of a model. `formatter`: the operator's choice, "" for none; `custom`: a function of the operator.
 
-    `rolling`: a single text is answered in the rolling-batch schema; `streams`: the dynamic-batch schema streams.
+    `rolling`: a single text is answered in the rolling-batch schema; `streams`: the dynamic-batch schema streams;
+    `trtllm`: the defaults of sampling are those of LMI with TensorRT-LLM.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LmiModel:
     streams: bool = False
     infer_do_sample: bool = False
     bedrock: bool = False
+    trtllm: bool = False
 
     def format(self, requested: str, stream: bool) -> str:
         """Return the formatter: that of the request, or of the operator, or the default for streams or complete
@@ -98,6 +100,7 @@ def _parse(name: str, settings: Mapping[str, Any], location: str) -> LmiModel:
         streams=_flag(settings, "enable_streaming", name),
         infer_do_sample=_flag(settings, "infer_do_sample", name),
         bedrock=_flag(settings, "bedrock_compat", name),
+        trtllm=str(settings.get("rolling_batch") or "").strip().lower() == "trtllm",
     )
 
 

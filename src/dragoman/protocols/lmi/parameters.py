@@ -102,12 +102,13 @@ _BEYOND_TEXT: Mapping[str, Any] = {
 
 
 def parse_generation_parameters(
-    values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True
+    values: Mapping[str, Any], policy: Policy, *, infer_do_sample: bool, rolling: bool = True, trtllm: bool = False
 ) -> tuple[ParsedParameters, Sampling]:
     """Parse the parameters of a request into a Sampling.
 
     Without `rolling` (the dynamic-batch schema) a response is only text. Without `do_sample` the parameters that shape
-    the distribution have no effect, as in LMI up to 0.31; with `infer_do_sample` they imply it, as from 0.32.
+    the distribution have no effect, as in LMI up to 0.31; with `infer_do_sample` they imply it, as from 0.32. `trtllm`:
+    sampling has the defaults of TensorRT-LLM.
     """
     parameters = parse_parameters(values, PARAMETERS, policy)
     unused = [name for name in ("stop",) if isinstance(values.get(name), bool)]
@@ -118,6 +119,8 @@ def parse_generation_parameters(
     fields = parameters.fields
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+    if trtllm and fields.get("do_sample"):
+        fields.update({name: value for name, value in _TENSORRT_LLM.items() if name not in fields})
     # LMI: with `best_of` or `num_beams` above 1 all completions are returned, the best first, also if `n` is 1.
     option = next((name for name in ("best_of", "num_beams") if fields.get(name, 1) > 1), None)
     if option and rolling and fields.get("n", 1) == 1:
@@ -139,4 +142,6 @@ def _remove_unsupported(parameters: ParsedParameters, values: Mapping[str, Any],
     return unused
 
 
+# With do_sample, unless the request names them (djl-serving's rolling batch of TensorRT-LLM).
+_TENSORRT_LLM: Mapping[str, Any] = {"top_k": 5, "top_p": 0.85, "temperature": 0.8}
 _NEUTRAL: Mapping[str, Any] = {name: getattr(Sampling(), name) for name in _DRAWS}

@@ -72,7 +72,7 @@ def parse_request(http: HttpRequest, model: LmiModel, policy: Policy) -> LmiRequ
     reject_unknown(unknown, _FIELDS, policy)
     unused = other_model(body, model.name, policy)
     parameters, sampling = parse_generation_parameters(
-        values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling
+        values, policy, infer_do_sample=model.infer_do_sample, rolling=model.rolling, trtllm=model.trtllm
     )
     ignored = (*unknown, *unused, *parameters.ignored)
     parameters = ParsedParameters(

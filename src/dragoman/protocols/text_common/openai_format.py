@@ -22,7 +22,7 @@ from dragoman.core.errors import (
     TooLong,
     Unauthorized,
 )
-from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, number
+from dragoman.core.sampling import MODEL_DEFAULTS, InvalidValueError, ValueKind, flag, format_value, integer, number
 from dragoman.core.text import FinishReason, Generation, PromptInfo, Text, Token
 from dragoman.protocols.text_common.parameters import (
     ANYTHING,
@@ -131,7 +131,8 @@ def parse_parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], po
 
 
 def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0.
+    """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0, and what the request does not
+    name is left to the model.
 
     The width of a beam search is `best_of`, else `n`, as in vLLM's earlier API.
     """
@@ -140,6 +141,7 @@ def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
         fields.pop("temperature", None)
     else:
         fields["do_sample"] = True
+    fields["model_defaults"] = MODEL_DEFAULTS - fields.keys()
     adapter = str(options.get("model", "")).partition(":")[2]
     if adapter:
         fields.setdefault("adapter", adapter)

@@ -12,7 +12,7 @@ import orjson
 
 from dragoman.core.calls import Answer, ModelCall, Request
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, sampling
+from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, sampling, without_effect
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
@@ -153,8 +153,14 @@ class ParsedParameters:
         return lambda fault: write(self.with_client_names(fault))
 
     def sampling(self, policy: Policy, **defaults: Any) -> Sampling:
-        """Return the Sampling of the fields. Raises InvalidInput if they contradict each other."""
-        return sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
+        """Return the Sampling of the fields.
+
+        Raises InvalidInput if they contradict each other, and in strict mode for those that change nothing.
+        """
+        made = sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
+        given = {name: value for name, value in self.fields.items() if name in self.names}
+        reject_unused([self.names[name] for name in without_effect(made, given)], policy)
+        return made
 
 
 def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:

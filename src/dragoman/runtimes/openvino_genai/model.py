@@ -14,7 +14,8 @@ import numpy as np
 
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.text import Sampling
-from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
+from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
+from dragoman.generation.generation_config import end_tokens
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.text_engine import check_options, notify, start_thread
 from dragoman.generation.token_sampler import TokenChoice

@@ -13,7 +13,8 @@ from typing import Any
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, WorkerLost
 from dragoman.core.text import Grammar, Sampling
 from dragoman.generation import folder as folders
-from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
+from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
+from dragoman.generation.generation_config import default_sampling, end_tokens
 from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.input_processor import MAX_TOP_LOGPROBS, EngineLimits, InputProcessor
@@ -118,7 +119,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class VllmOptions(GrammarLimits):
     """Parameters of a model on vLLM, in addition to the limits of grammars.
 
-    max_batch, max_context, dtype, prefill_chunk: as for our own engine. prefix_cache: 0 disables it.
+    max_batch, max_context, dtype, prefill_chunk, generation_config: as for our own engine. prefix_cache: 0 disables it.
     cache_memory: GiB for the key-value cache (0: vLLM's default). adapters: folders of LoRA adapters by name.
     arguments: further arguments of vLLM's engine, such as `tensor_parallel_size` or `quantization`.
     """
@@ -130,6 +131,7 @@ class VllmOptions(GrammarLimits):
     prefix_cache: int = -1
     cache_memory: float = 0.0
     adapters: dict[str, str] = field(default_factory=dict)
+    generation_config: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -167,8 +169,16 @@ class VllmModel(TextModel):
         vocabulary = Vocabulary(folder, config.get_vocab_size())
         ends = end_tokens(folder, vocabulary)
         limits = EngineLimits(options.max_batch, config.max_model_len)
+        defaults = default_sampling(folder) if options.generation_config else {}
         intake = InputProcessor(
-            vocabulary, limits, _UNLIMITED, ends, frozenset(adapters), options, follows_grammars=False
+            vocabulary,
+            limits,
+            _UNLIMITED,
+            ends,
+            frozenset(adapters),
+            options,
+            follows_grammars=False,
+            defaults=defaults,
         )
         details = {
             "engine": f"vllm {RUNTIME.require('vllm').__version__}",
@@ -179,6 +189,7 @@ class VllmModel(TextModel):
             "model_type": str(config.hf_config.model_type),
             "vocabulary": vocabulary.size,
             "end_tokens": sorted(ends),
+            "default_parameters": defaults,
             "chat_template": vocabulary.has_template,
             "adapters": sorted(adapters),
         }
