@@ -20,7 +20,8 @@ from dragoman.core.errors import InvalidInput, ModelFailed, Overloaded, WorkerLo
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Grammar, Sampling
 from dragoman.generation.completion_writer import EndConditions
-from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk, end_tokens
+from dragoman.generation.external_engine import ExternalEngine, ExternalRequest, TokenChunk
+from dragoman.generation.generation_config import end_tokens
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
 from dragoman.generation.token_sampler import TokenChoice
@@ -128,7 +129,7 @@ def test_no_parameter_is_dropped_by_openvino(name: str) -> None:
 
 
 def test_every_parameter_is_listed() -> None:
-    assert set(EACH) == {each.name for each in dataclasses.fields(Sampling)}
+    assert set(EACH) == {each.name for each in dataclasses.fields(Sampling)} - {"model_defaults"}
 
 
 def test_values_that_vllm_would_change_are_rejected(vocabulary: Vocabulary) -> None:
@@ -239,9 +240,9 @@ async def test_a_grammar_ends_a_completion_also_with_ignore_eos(vocabulary: Voca
 
 def test_end_tokens(vocabulary: Vocabulary, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 4}')
-    assert end_tokens(tmp_path, vocabulary) == {4}
+    assert end_tokens(tmp_path, vocabulary) == {1, 4}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
-    assert end_tokens(tmp_path, vocabulary) == {4, 5}
+    assert end_tokens(tmp_path, vocabulary) == {1, 4, 5}
     (tmp_path / "generation_config.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     assert end_tokens(tmp_path, vocabulary) == {1}

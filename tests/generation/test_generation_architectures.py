@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from benchmarks import architectures
 
-import architectures
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.generation import pretrained
 from dragoman.generation.general import GeneralRunner
@@ -66,9 +66,7 @@ async def test_greedy_decoding_equals_transformers_alone_and_in_a_crowd(name: st
     model = load_model(tmp_path)
     try:
         assert await crowd(model) == [reference(original, prompt)[0] for prompt in PROMPTS] * 3
-        runner = text_engine(model).engine._runner
-        path = "ours" if not model.details()["general_path"] else "cache" if runner.caches else "no cache"
-        assert path == ARCHITECTURES[name]
+        assert model.details()["forward"] == ARCHITECTURES[name]
     finally:
         await model.close()
 

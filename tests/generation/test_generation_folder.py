@@ -71,6 +71,10 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: _config(f, model_type=""), "config.json in 'broken' has no 'model_type'"),
     (lambda f: _config(f, model_type="nosuch"), "'broken' is of the model_type 'nosuch', which the installed transfor"),
     (
+        lambda f: _config(f, model_type="vit"),
+        "'broken' is of the model_type 'vit', for which transformers has no class that",
+    ),
+    (
         lambda f: _config(f, quantization_config={"quant_method": "awq", "bits": 4}),
         "has weights quantized by 'awq' .quantization_config in config.json., which cannot be run here: .*; serve the",
     ),

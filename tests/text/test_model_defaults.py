@@ -1,7 +1,6 @@
 """Sampling defaults of a model and of TensorRT-LLM, and parameters without effect in strict mode."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import architectures
+from benchmarks import architectures
+
 from dragoman.generation.generation_config import default_sampling, end_tokens
 
 from .test_lmi import write_model
@@ -31,7 +31,7 @@ FILE = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("defaults") / "tiny"
     architectures.save_model(folder, "llama")
     (folder / "generation_config.json").write_text(json.dumps(FILE))

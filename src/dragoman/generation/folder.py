@@ -60,6 +60,11 @@ def explain_error(error: Exception, folder: Path) -> str:
             f"'{folder.name}' needs code of its own (auto_map in config.json), and no code of a model is run; serve a "
             "model that transformers knows by itself"
         )
+    if "Unrecognized configuration class" in str(error):
+        return (
+            f"'{folder.name}' is of the model_type '{config.get('model_type')}', for which transformers has no "
+            "class that generates text"
+        )
     if "does not recognize this architecture" in str(error):
         return (
             f"'{folder.name}' is of the model_type '{config.get('model_type')}', which the installed transformers does "

@@ -163,7 +163,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         "device": str(runner.device),
         "threads": threads,
         "machine_code": runner.native,
-        "general_path": isinstance(runner, GeneralRunner),
+        "forward": runner.forward,
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
         "end_tokens": sorted(ends),

@@ -61,6 +61,7 @@ class Runner:
     """
 
     prefill_chunk: int | None = None
+    forward = "ours"
     is_encoder_decoder = False
     fixed_bytes = 0
 

@@ -1,7 +1,17 @@
-"""Tiny random models of the architectures of transformers, saved as folders with a tokenizer."""
+"""Every text architecture of transformers as a tiny random model: does the text engine generate what it generates?
 
+usage: python -m benchmarks.architectures [--page] [MODEL_TYPE ...]
+
+Each model completes three prompts greedily, alone and together. --page writes the table into docs/text-engine.md.
+"""
+
+import argparse
+import asyncio
+import re
 import shutil
-from collections.abc import Mapping
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +20,16 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers.models.auto import modeling_auto
 
+from benchmarks.processes import ROOT
+from dragoman.core.calls import Generate
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Sampling
+from dragoman.runtimes.llm.model import LanguageModel
+
+PAGE = ROOT / "docs" / "text-engine.md"
+_MARKED = re.compile(r"(<!-- from results: architectures -->\n).*?(<!-- end -->)", re.S)
 VOCABULARY = 96
 WINDOW = 6  # shorter than the prompts of the tests
 
@@ -138,3 +157,116 @@ def save_model(folder: Path, model_type: str, factory: Any = transformers.AutoMo
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return model
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+_PROMPTS = [tuple((5 + 7 * i * i) % 90 + 3 for i in range(length)) for length in (14, 9, 21)]
+_NEW = 10
+_DIFFERENT = "different text"
+# Rows of the table, by result.
+_ROWS: Mapping[str, str] = {
+    "ours": "our attention: sequences are computed together",
+    "cache": "general path: the model's own code and cache, one sequence at a time",
+    "no cache": "general path without a cache: all tokens are computed again in each step",
+    _DIFFERENT: "**loaded, but generates another text**",
+    "not loaded": "not loaded",
+    "not generated": "transformers cannot generate with the random model",
+    "no model": "no small random model: its configuration cannot be reduced by rules, or needs another package",
+}
+# Models with an encoder for text.
+_ENCODERS = (
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian"),
+    *("mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers"),
+    *("t5", "t5gemma", "umt5", "xlm-prophetnet"),
+)
+
+
+def _expected(model: Any, prompt: Sequence[int]) -> list[int]:
+    source = torch.tensor([prompt])
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    with torch.inference_mode():
+        (row,) = model.generate(
+            source, attention_mask=torch.ones_like(source), max_new_tokens=_NEW, do_sample=False, eos_token_id=None
+        )
+    tokens: list[int] = row[start:].tolist()
+    return tokens
+
+
+async def _generated(model: LanguageModel) -> list[list[int]]:
+    """Return the completions of all prompts, alone and then together."""
+
+    async def tokens(prompt: tuple[int, ...]) -> list[int]:
+        call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=_NEW, ignore_eos=True))
+        return [token.id async for chunk in model.generate(call) for token in chunk.texts[0].tokens]
+
+    alone = [await tokens(prompt) for prompt in _PROMPTS]
+    together = await asyncio.gather(*(tokens(prompt) for prompt in _PROMPTS * 2))
+    await model.close()
+    return [*alone, *together]
+
+
+def measure(model_type: str, factory: Any, folder: Path) -> str:
+    """Return the row of the table for a model type."""
+    try:
+        original = save_model(folder, model_type, factory)
+    except Exception as error:  # code of any model
+        print(f"  {model_type}: {type(error).__name__}: {error}"[:200])
+        return "no model"
+    try:
+        expected = [_expected(original, prompt) for prompt in _PROMPTS]
+    except Exception as error:
+        print(f"  {model_type}: {type(error).__name__}: {error}"[:200])
+        return "not generated"
+    options = {"threads": 1, "dtype": "float32", "cache_memory": 0.1}
+    model = LanguageModel(ModelSpec(name=model_type, uri=str(folder), parameters=options))
+    try:
+        model.load()
+        if asyncio.run(_generated(model)) != expected * 3:
+            return _DIFFERENT
+    except Exception as error:
+        print(f"  {model_type}: {error}"[:200])
+        return "not loaded"
+    return str(model.details()["forward"])
+
+
+def table(results: Mapping[str, str]) -> str:
+    """Return the table of model types by result."""
+    lines = ["| result | number | model types |", "|---|---|---|"]
+    for result, text in _ROWS.items():
+        names = sorted(name for name, each in results.items() if each == result)
+        if names:
+            lines.append(f"| {text} | {len(names)} | {', '.join(names)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", action="store_true", help="write the table into docs/text-engine.md")
+    parser.add_argument("names", nargs="*", metavar="MODEL_TYPE")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    results: dict[str, str] = {}
+    kinds = (
+        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM, ""),
+        (_ENCODERS, transformers.AutoModelForSeq2SeqLM, " (encoder-decoder)"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for names, factory, suffix in kinds:
+            for name in sorted(names):
+                if not arguments.names or name in arguments.names:
+                    results[name + suffix] = measure(name, factory, Path(folder) / "model")
+                    print(f"{name}{suffix}: {results[name + suffix]}", flush=True)
+    text = table(results)
+    print(text)
+    if arguments.page:
+        line = f"transformers {transformers.__version__}, PyTorch {torch.__version__}, FP32 on a CPU."
+        page = PAGE.read_text()
+        PAGE.write_text(_MARKED.sub(lambda part: f"{part[1]}\n{line}\n\n{text}\n\n{part[2]}", page))
+
+
+if __name__ == "__main__":
+    main()
