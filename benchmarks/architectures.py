@@ -95,10 +95,24 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
-    "reformer": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 32]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 4,
+        "activation_sparsity_pattern": 0.0,
+    },
+    "gemma4_text": {
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "global_head_dim": 16,
+    },
+    "kimi_linear": {"num_experts_per_token": 2, "num_experts": 4},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_headdim": 16, "n_mamba_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
 }
@@ -141,7 +155,10 @@ def tokenizer() -> Any:
 
 
 def save_model(folder: Path, model_type: str, factory: Any = transformers.AutoModelForCausalLM, **options: Any) -> Any:
-    """Save a random model in a folder, and return it. Weights that begin as zeros or ones are random as well."""
+    """Save a random model in a folder, and return it as transformers loads it.
+
+    Weights that begin as zeros or ones are random as well.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(3)
     config = tiny_config(model_type, **options)
@@ -156,7 +173,7 @@ def save_model(folder: Path, model_type: str, factory: Any = transformers.AutoMo
     model.generation_config = transformers.GenerationConfig(**_SPECIAL)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    return model
+    return factory.from_pretrained(folder).eval()  # computed weights, such as positions, are not saved
 
 
 # --- the table -----------------------------------------------------------------------------------------------
@@ -178,7 +195,7 @@ _ROWS: Mapping[str, str] = {
 _ENCODERS = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian"),
     *("mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "switch_transformers"),
-    *("t5", "t5gemma", "umt5", "xlm-prophetnet"),
+    *("t5", "t5gemma", "umt5"),
 )
 
 

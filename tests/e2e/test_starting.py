@@ -416,10 +416,10 @@ def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Pat
     (tmp_path / "models" / "twice" / "model.py").write_text(
         "import dragoman\n\n\n@dragoman.model\ndef double(x: float) -> float:\n    return 2 * x\n"
     )
-    (tmp_path / "models" / "net.gguf").write_bytes(b"GGUF")
+    (tmp_path / "models" / "net.ggml").write_bytes(b"GGUF")
     with running_server(str(tmp_path / "models")) as process:
         process.wait_for_log("ready in")
-        assert "not served: file=models/net.gguf reason=GGUF is not supported" in process.log()
+        assert "not served: file=models/net.ggml reason=GGML is not supported" in process.log()
         rows = [line.split() for line in process.log().splitlines()]
-        assert ["models/net.gguf", "-", "-", "-", "skipped"] in rows
-        assert "  models/net.gguf: GGUF is not supported" in process.log()
+        assert ["models/net.ggml", "-", "-", "-", "skipped"] in rows
+        assert "  models/net.ggml: GGML is not supported" in process.log()

@@ -127,7 +127,7 @@ def test_skipped_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     write(folder / "iris.onnx")
     for name in ("train.py", "__init__.py", "weights.pt", "README.md", "data.csv", "requests.json", "notes.txt"):
         write(folder / name)
-    write(folder / "llama" / "model.gguf")
+    write(folder / "llama" / "model.ggml")
     write(folder / "forest" / "model.joblib")
     write(folder / "forest" / "scaler.pkl")
     write(folder / "forest" / "features.py")
@@ -137,13 +137,13 @@ def test_skipped_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert {*reasons} == {
         "models/train.py",
         "models/weights.pt",
-        "models/llama/model.gguf",
+        "models/llama/model.ggml",
         "models/forest/scaler.pkl",
         "models/forest/features.py",
     }
     assert "dragoman serve FILE" in reasons["models/train.py"]
     assert "expected a program of TorchScript" in reasons["models/weights.pt"]
-    assert "GGUF is not supported" in reasons["models/llama/model.gguf"]
+    assert "GGML is not supported" in reasons["models/llama/model.ggml"]
     assert "the sub-folder is one model, 'model.joblib'" in reasons["models/forest/scaler.pkl"]
 
 
@@ -151,7 +151,7 @@ def test_skipped_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("server.py", "f/server.py: a Python file in a folder is not a model by itself; name it in the command"),
-        ("model.gguf", "f/model.gguf: GGUF is not supported; expected the folder that save_pretrained writes"),
+        ("model.ggml", "f/model.ggml: GGML is not supported; expected the folder that save_pretrained writes"),
         ("net.safetensors", "f/net.safetensors: weights alone are not a model"),
     ],
 )

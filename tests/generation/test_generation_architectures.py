@@ -13,6 +13,7 @@ from benchmarks import architectures
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.generation import pretrained
+from dragoman.generation.attention import AttentionForm, MaskRecorder, attention
 from dragoman.generation.general import GeneralRunner
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import generation, ids, load_model, text, text_engine
@@ -49,7 +50,8 @@ ARCHITECTURES = {
     "falcon": "cache",
     "bloom": "cache",  # ALiBi
     "gpt_oss": "cache",  # sinks
-    "llama4_text": "cache",  # attention within chunks
+    "llama4_text": "cache",  # attention within chunks, longer than the sequences that are compared at load
+    "diffllama": "cache",  # passes halves of its heads to attention
     "mamba": "cache",
     "jamba": "cache",  # states and attention
     "recurrent_gemma": "no cache",  # keeps its states in its layers
@@ -57,18 +59,46 @@ ARCHITECTURES = {
     "t5": "cache",
 }
 ENCODERS = ("bart", "t5")
+OPTIONS: dict[str, Any] = {"llama4_text": {"attention_chunk_size": 16}}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 async def test_greedy_decoding_equals_transformers_alone_and_in_a_crowd(name: str, tmp_path: Path) -> None:
     kind: Any = transformers.AutoModelForSeq2SeqLM if name in ENCODERS else transformers.AutoModelForCausalLM
-    original = architectures.save_model(tmp_path, name, kind)
+    original = architectures.save_model(tmp_path, name, kind, **OPTIONS.get(name, {}))
     model = load_model(tmp_path)
     try:
         assert await crowd(model) == [reference(original, prompt)[0] for prompt in PROMPTS] * 3
         assert model.details()["forward"] == ARCHITECTURES[name]
     finally:
         await model.close()
+
+
+def test_our_attention_rejects_arguments_that_it_does_not_know() -> None:
+    tensors = [torch.zeros(1, 2, 3, 4)] * 3
+    with pytest.raises(pretrained.UnsupportedArchitecture, match="attention with s_aux"):
+        attention(None, *tensors, scaling=1.0, s_aux=torch.zeros(2), dropout=0.0)
+
+
+def test_masks_must_be_the_windows_of_the_layers() -> None:
+    def window(size: int) -> Any:
+        return lambda batch, head, row, column: (column <= row) & (column > row - size)
+
+    def chunk(batch: Any, head: Any, row: Any, column: Any) -> Any:
+        return (column <= row) & (column // 8 == row // 8)
+
+    def layers(*windows: int) -> dict[int, AttentionForm]:
+        return {number: AttentionForm(1.0, window) for number, window in enumerate(windows)}
+
+    recorder = MaskRecorder(64)
+    with pytest.raises(pretrained.UnsupportedArchitecture, match="a mask that is not a window"):
+        recorder.add(chunk)
+    recorder.add(window(100))
+    recorder.compare(layers(0, 64))
+    recorder.add(window(6))
+    recorder.compare(layers(0, 6))
+    with pytest.raises(pretrained.UnsupportedArchitecture, match="masks with the windows"):
+        recorder.compare(layers(0, 0))
 
 
 @dataclass(frozen=True)
@@ -131,9 +161,10 @@ async def test_a_failed_step_of_the_general_path_is_repeated(falcon: Loaded, mon
 
     def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
+        logits = compute(*arguments, **options)
         if len(calls) in (8, 14):
             raise RuntimeError("out of memory")
-        return compute(*arguments, **options)
+        return logits
 
     monkeypatch.setattr(GeneralRunner, "_forward", failing)
     options = {"max_new_tokens": NEW, "ignore_eos": True}

@@ -123,6 +123,8 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
 
 def folders(model: Path, configured: Mapping[str, str]) -> dict[str, Path]:
     """Return the folders of adapters by name: configured ones, and those in the model's folder `adapters`."""
+    if model.is_file():
+        return {name: model.parent / path for name, path in configured.items()}
     inside = model / "adapters"
     adapters = {each.name: each for each in sorted(inside.iterdir())} if inside.is_dir() else {}
     adapters = {name: folder for name, folder in adapters.items() if (folder / "adapter_config.json").is_file()}

@@ -1,6 +1,7 @@
 """Check the folder of a text model before it is loaded; explain errors in one line."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,23 @@ _CONVERT = "save it as safetensors, by save_pretrained of transformers on a mach
 _OTHER_FORMATS: Mapping[str, str] = {
     "pytorch_model*.bin": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
     "consolidated*.pth": f"PyTorch's pickles, which can run code when they are loaded; {_CONVERT}",
-    "*.gguf": "GGUF, which is not read; serve the folder that it was made from",
+    "*.gguf": "GGUF; serve that file instead of the folder",
     "tf_model*.h5": f"TensorFlow's; {_CONVERT}",
     "flax_model*.msgpack": f"Flax's; {_CONVERT}",
 }
 _GIT_LFS = b"version https://git-lfs"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
 def check(folder: Path) -> None:
-    """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read."""
+    """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read.
+
+    A GGUF file contains the configuration, the weights and the tokenizer.
+    """
+    if folder.is_file():
+        _check_gguf(folder)
+        return
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise ModelFailed(
             f"'{folder.name}' is a LoRA adapter, not a model; put it into the folder 'adapters' of its base model and "
@@ -44,7 +52,10 @@ def check(folder: Path) -> None:
 
 
 def explain_error(error: Exception, folder: Path) -> str:
-    """Return one line that explains why loading a folder failed."""
+    """Return one line that explains why loading a folder or a GGUF file failed."""
+    if folder.is_file():
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"'{folder.name}' cannot be loaded as a text model: {first}"
     config = _load_object(folder / "config.json", "its configuration")
     lines = str(error).strip().splitlines()
     reason = f"{lines[0] if lines else type(error).__name__}"
@@ -131,6 +142,17 @@ def _check_file(path: Path) -> None:
     if size != expected:
         problem = f"expected {expected} bytes, got {size}" if expected >= 0 else "its header cannot be read"
         raise ModelFailed(f"{path.name} in '{path.parent.name}' is truncated: {problem}; copy it again")
+
+
+def _check_gguf(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(len(_GIT_LFS))
+    if start == _GIT_LFS:
+        raise ModelFailed(f"{path.name} is a Git LFS pointer instead of weights; run `git lfs pull` there")
+    if start[:4] != b"GGUF":
+        raise ModelFailed(f"{path.name} is not a GGUF file: expected the bytes 'GGUF' at its start, got {start[:4]!r}")
+    if _SHARD.search(path.name):
+        raise ModelFailed(f"{path.name} is one of several files; join them with `llama-gguf-split --merge`")
 
 
 # --- tokenizer ---------------------------------------------------------------------------------------------

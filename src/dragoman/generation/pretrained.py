@@ -57,9 +57,12 @@ class Pretrained:
 
 
 def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
-    """Load a folder's weights. Raises ModelFailed if some are missing."""
+    """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing."""
     device = torch.device(device_name)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
+    if inside:  # blocks of few bits, which are computed in the shorter dtype
+        config.dtype = torch.bfloat16
     used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
     factory = AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
     model, loading_info = factory.from_pretrained(
@@ -70,6 +73,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,
+        **inside,
     )
     _check_weights(loading_info)
     model.eval().to(device)

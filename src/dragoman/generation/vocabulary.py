@@ -104,10 +104,18 @@ _BEFORE = 6
 
 
 class Vocabulary:
-    """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set."""
+    """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
+
+    A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
+        if (folder / "tokenizer.json").is_file():
+            inside = {}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **inside
+        )
         self.size = size
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)

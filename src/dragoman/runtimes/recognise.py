@@ -16,7 +16,6 @@ _SCRIPT = (
 )
 # Formats that no runtime loads: what to serve instead.
 _UNSUPPORTED: Mapping[str, str] = {
-    ".gguf": "GGUF is not supported; expected the folder that save_pretrained writes, with config.json and safetensors",
     ".ggml": "GGML is not supported; expected the folder that save_pretrained writes, with config.json and safetensors",
     ".safetensors": "weights alone are not a model; expected them beside the config.json that save_pretrained writes",
     ".ckpt": "a checkpoint is not a model; export it as ONNX, torch.export or TorchScript",

@@ -7,6 +7,7 @@ RUNTIME = Runtime(
     load=lazy_function("dragoman.runtimes.llm.model:LanguageModel"),
     packages=("transformers", "torch", "safetensors"),
     extra="text",
+    suffixes=(".gguf",),
     is_model_folder=lambda folder: pretrained_runtime(folder) == "llm",
     placement="thread",
 )

@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.runtime import Runtime
 from dragoman.generation import folder as folders
 from dragoman.runtimes.llm import RUNTIME
 from dragoman.runtimes.text_model import TextModel
 
+GGUF = Runtime(load=RUNTIME.load, extra="gguf")
+
 
 class LanguageModel(TextModel):
-    """A folder with a decoder's configuration, safetensors and tokenizer. No pickles are read.
+    """A folder with a model's configuration, safetensors and tokenizer, or a GGUF file. No pickles are read.
 
     Its parameters are those of `dragoman.generation.loading.Options`.
     """
@@ -29,6 +32,9 @@ class LanguageModel(TextModel):
     def check(self, folder: Path) -> None:
         folders.check(folder)
         RUNTIME.require("torch")
+        if folder.is_file():
+            for package in ("gguf", "accelerate"):
+                GGUF.require(package)
 
     def start_engine(self, folder: Path) -> Any:
         from dragoman.generation import loading

@@ -1,0 +1,121 @@
+"""GGUF files: completions equal those of the model that the file was made from."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks import architectures
+
+from dragoman.core.errors import ModelFailed
+from dragoman.runtimes.llm.model import LanguageModel
+from generation.helpers import ids, load_model, text
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# A byte-level vocabulary with one merge.
+WORDS = ["<pad>", "<s>", "</s>", *(chr(33 + i) for i in range(92)), "ab"]
+# Names of llama.cpp for the weights of a layer.
+LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def write_file(path: Path, model: Any) -> None:
+    """Write a Llama as llama.cpp does: rows of queries and keys in pairs, as its rotary embedding reads them."""
+    config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3] * 3 + [1] * (len(WORDS) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, weight in model.state_dict().items():
+        values, written = weight.numpy(), NAMES.get(name)
+        if written is None:
+            _, _, number, layer = name.removesuffix(".weight").split(".", 3)
+            written = f"blk.{number}.{LAYER[layer]}.weight"
+            if written.endswith(("attn_q.weight", "attn_k.weight")):
+                pairs = values.reshape(-1, 2, config.head_dim // 2, values.shape[1])
+                values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+        writer.add_tensor(written, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("original")
+    return architectures.save_model(folder, "llama", head_dim=8, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def model(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_file(path, original)
+    # Files of other models in the folder are not read.
+    (path.parent / "generation_config.json").write_text('{"eos_token_id": 40, "repetition_penalty": 2.0}')
+    model = load_model(path)
+    yield model
+    asyncio.run(model.close())
+
+
+async def test_completions_equal_those_of_the_original(model: LanguageModel, original: Any) -> None:
+    prompt = tuple((5 + 7 * i * i) % 90 + 3 for i in range(14))
+    with torch.inference_mode():
+        expected = original.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 14:].tolist()
+    assert model.details()["end_tokens"] == [2]
+    assert model.details()["default_parameters"] == {}
+
+
+async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:
+    assert model.text_engine.intake.vocabulary.encode("cab#")[1] == [69, 95, 5]
+    assert model.text_engine.intake.vocabulary.decode([69, 95, 5], skip_special=True) == "cab#"
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "message"),
+    [
+        ("a.gguf", b"GGML", "a.gguf is not a GGUF file: expected the bytes 'GGUF' at its start, got b'GGML'"),
+        ("a.gguf", b"version https://git-lfs.github.com", "a.gguf is a Git LFS pointer instead of weights"),
+        ("a-00001-of-00003.gguf", b"GGUF", "is one of several files; join them with `llama-gguf-split --merge`"),
+        ("a.gguf", b"GGUF\x03\x00\x00\x00", "'a.gguf' cannot be loaded as a text model: "),
+    ],
+)
+def test_files_that_cannot_be_loaded(tmp_path: Path, name: str, start: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(start)
+    with pytest.raises(ModelFailed) as caught:
+        load_model(tmp_path / name)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
