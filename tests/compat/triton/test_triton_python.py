@@ -379,3 +379,30 @@ def test_elements_that_are_no_text_are_sent_as_their_text() -> None:
     elements[:] = [1, 2.5, True, None, b"\xff", "é", bytearray(b"z")]
     tensor = pb_utils.Tensor("t", elements)
     assert tensor.as_numpy().tolist() == [b"1", b"2.5", b"True", b"None", b"\xff", "é".encode(), b"z"]
+
+
+COMPLETING = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1]})
+        if COMPLETE:
+            config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        return [response(number(request)) for request in requests]
+"""
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_datatypes_and_dims_are_completed(tmp_path: Path, complete: bool) -> None:
+    tensors = 'input { name: "IN" data_type: TYPE_INT32 } output { name: "OUT" dims: 1 }'
+    write(tmp_path / "m" / "config.pbtxt", f'backend: "python" {tensors}')
+    write(tmp_path / "m" / "1" / "model.py", HEAD + COMPLETING.replace("COMPLETE", str(complete)))
+    async with dragoman.open_engine(tmp_path) as engine:
+        (entry,) = (await engine.call(Request(States()))).answer
+        if complete:
+            assert await infer(engine, "m", 7) == 7
+        else:
+            assert "'OUT' of 'config.pbtxt': expected a data_type and dims" in entry.reason

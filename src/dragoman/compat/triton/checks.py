@@ -10,14 +10,17 @@ from dragoman.formats.model_config import ConfigFile
 _MAX_LEVELS = 100
 
 
-def check_config(file: ConfigFile, backend: Backend) -> None:
-    """Raise InvalidInput naming file, line and field for a configuration that Triton does not load."""
+def check_config(file: ConfigFile, backend: Backend, *, is_completed: bool = False) -> None:
+    """Raise InvalidInput naming file, line and field for a configuration that Triton does not load.
+
+    is_completed: the code of the model adds datatypes and dims that are missing.
+    """
     config = file.message
     if config.max_batch_size < 0:
         raise file.error("max_batch_size", f"expected 0 or more, got {config.max_batch_size}")
     if "/" in config.default_model_filename or config.default_model_filename == "..":
         raise file.error("default_model_filename", "expected the name of a file in the version folder")
-    _check_tensors(file, is_declared_by_file=backend.runtime != "torch")
+    _check_tensors(file, is_declared_by_file=backend.runtime != "torch", is_completed=is_completed)
     for number, group in enumerate(config.instance_group):
         if group.count < 0:
             raise file.error(f"instance_group[{number}].count", f"expected 1 or more, got {group.count}")
@@ -31,7 +34,7 @@ def check_config(file: ConfigFile, backend: Backend) -> None:
         _check_ensemble(file)
 
 
-def _check_tensors(file: ConfigFile, *, is_declared_by_file: bool) -> None:
+def _check_tensors(file: ConfigFile, *, is_declared_by_file: bool, is_completed: bool) -> None:
     config = file.message
     for side, tensors in (("input", config.input), ("output", config.output)):
         if not tensors and not is_declared_by_file:
@@ -42,17 +45,17 @@ def _check_tensors(file: ConfigFile, *, is_declared_by_file: bool) -> None:
             if tensor.name in names:
                 raise file.error(f"{path}.name", f"expected unique names, got '{tensor.name}' twice")
             names.add(tensor.name)
-            _check_tensor(file, path, tensor)
+            _check_tensor(file, path, tensor, is_completed=is_completed)
             if tensor.HasField("reshape"):
                 _check_reshape(file, path, tensor, has_batch_axis=config.max_batch_size > 0)
 
 
-def _check_tensor(file: ConfigFile, path: str, tensor: Any) -> None:
+def _check_tensor(file: ConfigFile, path: str, tensor: Any, *, is_completed: bool) -> None:
     if not tensor.name:
         raise file.error(f"{path}.name", "expected the name of the tensor")
-    if not tensor.data_type:
+    if not (tensor.data_type or is_completed):
         raise file.error(f"{path}.data_type", f"expected the datatype of '{tensor.name}', as TYPE_FP32")
-    if not tensor.dims:
+    if not (tensor.dims or is_completed):
         raise file.error(f"{path}.dims", f"expected the dims of '{tensor.name}', as [ 16 ]; [ 1 ] for one element")
     if wrong := [n for n in tensor.dims if not _is_dim(n)]:
         raise file.error(f"{path}.dims", f"expected integers from 1, or -1 for any length, got {wrong[0]}")

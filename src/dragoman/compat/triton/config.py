@@ -223,11 +223,19 @@ def read_model(folder: Path) -> TritonModel:
         backend = find_backend("", ENSEMBLE, name, None)
     if backend is None:
         raise file.error("backend" if config.backend else "platform", why_unsupported(config.backend, config.platform))
-    check_config(file, backend)
+    is_completed = backend.runtime == PYTHON and bool(versions) and _completes_config(versions[-1] / backend.file)
+    check_config(file, backend, is_completed=is_completed)
     config.backend = config.backend or backend.name
     config.platform = config.platform or backend.platform
     config.default_model_filename = config.default_model_filename or backend.file
     return TritonModel(folder, file, backend)
+
+
+def _completes_config(source: Path) -> bool:
+    try:
+        return b"auto_complete_config" in source.read_bytes()
+    except OSError:
+        return False
 
 
 def remarks(model: TritonModel, place: str) -> Iterator[Remark]:

@@ -410,5 +410,9 @@ class ModelConfig:
         given = next((each for each in tensors if each["name"] == tensor["name"]), None)
         if given is None:
             tensors.append({**tensor, "dims": list(tensor["dims"])})
-        elif given["data_type"] != tensor["data_type"] or list(given["dims"]) != list(tensor["dims"]):
+            return
+        if given["data_type"] == "TYPE_INVALID":
+            given["data_type"] = tensor["data_type"]
+        given["dims"] = given["dims"] or list(tensor["dims"])
+        if given["data_type"] != tensor["data_type"] or list(given["dims"]) != list(tensor["dims"]):
             raise ValueError(f"{side} '{tensor['name']}': config.pbtxt has another data_type or other dims")

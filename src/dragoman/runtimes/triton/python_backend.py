@@ -67,6 +67,7 @@ class PythonBackendModel(Model):
             if not isinstance(completed, pb_utils.ModelConfig):
                 raise ModelFailed("auto_complete_config: expected a ModelConfig as its result")
             given = completed.as_dict()
+            _check_completed(given)
             self._completed = {COMPLETED_CONFIG: given}
         self._config = Configuration(given)
         self._outputs = {tensor.spec.name: tensor for tensor in self._config.outputs}
@@ -281,6 +282,15 @@ class PythonBackendModel(Model):
                 return failure
         parameters: dict[str, Scalar] = json.loads(response.parameters())
         return Inference(outputs, parameters)
+
+
+def _check_completed(config: Mapping[str, Any]) -> None:
+    """Raise ModelFailed if a tensor still lacks its datatype or dims."""
+    for tensor in (*config.get("input", ()), *config.get("output", ())):
+        if tensor["data_type"] == "TYPE_INVALID" or not tensor["dims"]:
+            raise ModelFailed(
+                f"'{tensor['name']}' of 'config.pbtxt': expected a data_type and dims, also from auto_complete_config"
+            )
 
 
 def _step(call: Infer) -> SequenceStep:
