@@ -93,6 +93,20 @@ def call(*arrays: Any) -> Infer:
         ),
         ("dynamic_batching { priority_levels: 101 }", 2, "expected at most 100, got 101"),
         ("batch_input { kind: BATCH_ELEMENT_COUNT }", 2, "field 'batch_input'"),
+        *(
+            (
+                f'output {{ name: "O" data_type: TYPE_FP32 dims: 1 label_filename: "{path}" }}',
+                2,
+                f"label_filename': expected a file in the folder of the model, got '{path}'",
+            )
+            for path in ("/etc/passwd", "../labels.txt", "a/../../b")
+        ),
+        (
+            'model_warmup { name: "w" batch_size: 1 inputs { key: "I" value '
+            '{ data_type: TYPE_FP32 dims: 1 input_data_file: "../../x" } } }',
+            2,
+            "expected a file in the folder of the model, got '../../x'",
+        ),
     ],
 )
 def test_faults_name_file_line_and_field(tmp_path: Path, config: str, line: int | str, message: str) -> None:
@@ -125,6 +139,7 @@ def test_backends_that_are_not_supported(tmp_path: Path, config: str, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (('model_name: "a"', 'model_name: "../a"'), "step[0].model_name': expected the name of a model, got '../a'"),
         (('step [ { model_name: "a"', "step [ {"), "ensemble_scheduling.step[0].model_name': expected the name"),
         (('value: "OUT" } } ]', 'value: "IN" } } ]'), "expected tensors that nothing else produces, got 'IN'"),
         (('value: "IN"', 'value: "else"'), "field 'input[0]': 'IN' is not used by any step"),

@@ -59,8 +59,16 @@ def _check_tensor(file: ConfigFile, path: str, tensor: Any, *, is_completed: boo
         raise file.error(f"{path}.dims", f"expected the dims of '{tensor.name}', as [ 16 ]; [ 1 ] for one element")
     if wrong := [n for n in tensor.dims if not _is_dim(n)]:
         raise file.error(f"{path}.dims", f"expected integers from 1, or -1 for any length, got {wrong[0]}")
+    if path.startswith("output"):
+        _check_inside(file, f"{path}.label_filename", tensor.label_filename)
     if path.startswith("input") and tensor.format and len(tensor.dims) != 3:
         raise file.error(f"{path}.format", f"expected 3 dims for NHWC and NCHW, got {len(tensor.dims)}")
+
+
+def _check_inside(file: ConfigFile, path: str, name: str) -> None:
+    """Raise InvalidInput for a path outside of the model's folder: clients may send configurations."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise file.error(path, f"expected a file in the folder of the model, got '{name}'")
 
 
 def _is_dim(n: int) -> bool:
@@ -102,6 +110,7 @@ def _check_warmup(file: ConfigFile, path: str, warmup: Any) -> None:
         where = f"{path}.inputs"
         if not given.data_type or any(n < 1 for n in given.dims):
             raise file.error(where, f"'{name}': expected a data_type and dims from 1")
+        _check_inside(file, where, given.input_data_file)
         if given.WhichOneof("input_data_type") is None:
             raise file.error(where, f"'{name}': expected zero_data, random_data or input_data_file")
 
@@ -221,6 +230,8 @@ def _step_outputs(file: ConfigFile) -> Iterator[tuple[str, str]]:
         path = f"ensemble_scheduling.step[{number}]"
         if not step.model_name:
             raise file.error(f"{path}.model_name", "expected the name of a model")
+        if "/" in step.model_name:
+            raise file.error(f"{path}.model_name", f"expected the name of a model, got '{step.model_name}'")
         for side in ("input_map", "output_map"):
             if not getattr(step, side):
                 raise file.error(f"{path}.{side}", "expected a pair of tensors or more")
