@@ -86,3 +86,19 @@ def test_metrics() -> None:
     source = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
     front_ends = {family.name for family in front_end_metrics(())}  # their names are composed
     assert {*metric.findall(page("metrics.md"))} == {*metric.findall(source)} - {"dragoman_front_end_"} | front_ends
+
+
+def test_the_picture_of_the_layers_names_packages_that_exist() -> None:
+    source = ROOT / "src" / "dragoman"
+    picture = page("architecture.svg")
+    titles = [name for text in re.findall(r'font-weight="bold">(.+?)<', picture) for name in text.split(", ")]
+    assert len(titles) > 10
+    words = re.findall(r">([\w .·]+)<", picture)
+    protocols, runtimes, libraries = (
+        [name for line in words if line.startswith(first) for name in line.split(" · ")]
+        for first in ("open_inference", "python", ("generation", "derivatives", "codecs"))
+    )
+    paths = [*titles, *(f"protocols/{name}" for name in protocols), *libraries]
+    missing = [name for name in paths if not ((source / name).is_dir() or (source / f"{name}.py").exists())]
+    assert missing == ["clients", "libraries"]
+    assert {"python", "onnx", "llm"} <= {*runtimes} <= {path.stem for path in (source / "runtimes").iterdir()} | {"..."}
