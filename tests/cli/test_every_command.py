@@ -143,7 +143,11 @@ def test_a_full_disk_ends_a_command_with_a_sentence(unbuffered: str, tmp_path: P
     assert not (tmp_path / "keys.toml").exists()  # a key that could not be shown
 
 
-def test_a_full_disk_of_messages_keeps_the_exit_status() -> None:
+@pytest.mark.parametrize("words", [["models", "ftp://x"], []], ids=["error", "usage"])
+def test_a_full_disk_of_messages_is_a_failure(words: list[str]) -> None:
+    """Check for a failure of the command, not of the interpreter that flushes its streams at its end (120)."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "wb") as full:
-        process = subprocess.run([sys.executable, "-m", "dragoman", "models", "ftp://x"], stderr=full, check=False)
+        command = [sys.executable, "-m", "dragoman", *words]
+        process = subprocess.run(command, stderr=full, env=environment, check=False)
     assert process.returncode == 1
