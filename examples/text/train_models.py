@@ -160,6 +160,8 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        torch.set_num_threads(1)  # threads would wait for one another longer than they compute
     kinds: list[Kind] = ["llama"] if arguments.tiny else ["llama", "gpt2"]
     options: dict[str, Any] = {"size": TINY, "steps": 100} if arguments.tiny else {}
     for each in kinds:
