@@ -113,7 +113,7 @@ def iris_onnx() -> bytes:
 def test_a_page_works_as_written(page: Path, shell: Shell) -> None:
     for name, language, text in blocks(page):
         if name:
-            (shell.folder / name).parent.mkdir(exist_ok=True)
+            (shell.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (shell.folder / name).write_text(text)
         elif language == "python":
             subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=shell.folder, check=True)
@@ -144,6 +144,16 @@ def test_every_page_is_in_the_index(page: Path) -> None:
     if page not in (ROOT / "README.md", docs / "README.md"):
         index = docs / "README.md" if page.name == "README.md" or page.parent == docs else page.parent / "README.md"
         assert f"({page.relative_to(index.parent)})" in index.read_text()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("migrate-from-*.md")), ids=lambda p: p.stem)
+def test_a_migration_page_has_a_table_and_an_example(page: Path) -> None:
+    text = page.read_text()
+    assert "\n|---|---|\n" in text
+    assert "dragoman serve" in text
+    if page.stem.removeprefix("migrate-from-") not in ("tgi", "lmi"):  # their example needs a language model
+        languages = [language for _, language, _ in blocks(page)]
+        assert {"python", "sh"} <= {*languages}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
