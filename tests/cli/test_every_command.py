@@ -55,6 +55,10 @@ def test_the_search_shows_titles_and_whole_entries(capsys: pytest.CaptureFixture
     assert print_help(capsys, "keys", "--help=expires").count("\n") == 2
 
 
+def test_optional_values_are_not_named_as_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_help(capsys, "infer", status=2).endswith("the following arguments are required: URL, NAME\n")
+
+
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])  # its output is a script
 def test_json_is_an_option_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n  --json" in print_help(capsys, command, "--help")

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT")
     add("model", metavar="NAME", help="name of the model")
-    add("values", nargs="*", metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
+    add("values", nargs="*", default=[], metavar="VALUE", help="NAME=VALUE of an input, or the value of the only one")
     add("--data", metavar="FILE", help="all inputs: a file, -, or JSON")
     add("--example", action="store_true", help="send an example, made from the declared shapes")
     add("--version", default="", metavar="V", help="version of the model")
