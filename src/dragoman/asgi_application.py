@@ -34,7 +34,8 @@ log = logging.getLogger("dragoman.server")
 
 # These configure sockets, HTTP parsing and processes, which belong to the ASGI server here.
 _SERVER_SETTINGS = (
-    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "sagemaker", "tls_cert", "tls_key",
+    "host", "http_port", "grpc_port", "http_also", "umbridge_port", "front_ends", "processes", "sagemaker",
+    "tls_cert", "tls_key",
     "max_header_bytes", "max_headers", "max_connections", "max_streams", "max_grpc_calls",
     "max_grpc_calls_per_address", "grpc_stream_idle_timeout_s", "header_timeout_s", "keep_alive_timeout_s",
     "drain_delay_s", "log_format", "log_level", "explain_batches", "keep_memory",

@@ -19,7 +19,13 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.engine.counters import METRICS_FOLDER
 from dragoman.engine.engine import Engine
 from dragoman.engine_setup import make_engine, settings_for, spec_of_object
-from dragoman.server_transports import ServerTransports, http_addresses, make_kafka_input, make_worker_port
+from dragoman.server_transports import (
+    ServerTransports,
+    front_end_setting,
+    http_addresses,
+    make_kafka_input,
+    make_worker_port,
+)
 from dragoman.settings import SETTINGS, Settings
 from dragoman.settings_arguments import SettingsArguments
 from dragoman.system import event_loop, logs
@@ -210,6 +216,7 @@ class Server:
         try:
             async with asyncio.timeout(grace_s if grace_s > 0 else 0.001):
                 await self.engine.drain()
+                await self._transports.drain()
         except TimeoutError:
             if grace_s > 0:
                 log.warning("calls were still running after %s s and are cancelled", grace_s)
@@ -330,7 +337,7 @@ def _prometheus_folder(settings: Settings) -> Iterator[None]:
 
 def _make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     """Return the transports of an engine, in this process or in front ends."""
-    if settings.front_ends == 1:
+    if front_end_setting(settings)[1] == 1:
         return ServerTransports(engine, settings)
     from dragoman.front_ends.front_ends import make_transports
 

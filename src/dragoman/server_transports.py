@@ -150,6 +150,9 @@ class ServerTransports:
             if server is not None:
                 server.begin_drain()
 
+    async def drain(self) -> None:
+        """Wait until calls have ended that other processes compute for the engine."""
+
     async def stop(self, grace_s: float) -> None:
         """Accept no connections and let requests in flight finish, for at most `grace_s` seconds."""
         await self._refresher.stop()
@@ -275,16 +278,21 @@ def http_addresses(settings: Settings) -> list[Address]:
     return found
 
 
+def front_end_setting(settings: Settings) -> tuple[str, int]:
+    """Return the setting of processes that accept connections for the engine's, with its value; 1 if there are none."""
+    return ("processes", settings.processes) if settings.processes != 1 else ("front_ends", settings.front_ends)
+
+
 def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> Policy:
     headers = split_list(settings.forward_headers.lower())
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
-    if settings.shared_memory and settings.front_ends != 1:
-        raise InvalidInput(f"setting 'shared_memory': expected front_ends 1, got {settings.front_ends}")
-    if settings.recent_requests and settings.front_ends != 1:
-        raise InvalidInput(f"setting 'recent_requests': expected front_ends 1, got {settings.front_ends}")
+    name, count = front_end_setting(settings)
+    for only_one in ("shared_memory", "recent_requests"):
+        if getattr(settings, only_one) and count != 1:
+            raise InvalidInput(f"setting '{only_one}': expected {name} 1, got {count}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
-    own = (traces or TraceSettings()) if settings.front_ends == 1 else None
+    own = (traces or TraceSettings()) if count == 1 else None
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)
 
 

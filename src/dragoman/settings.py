@@ -177,12 +177,10 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),
     ] = False
     front_ends: Annotated[
-        int,
-        Option(
-            "processes that accept connections for one engine; 1: only the engine's process, 0: one per core",
-            ADDRESSES,
-            most=256,
-        ),
+        int, Option("processes that accept connections for one engine; 0: one per core", ADDRESSES, most=256)
+    ] = 1
+    processes: Annotated[
+        int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, most=256)
     ] = 1
     tls_cert: Annotated[str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES)] = ""
     tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES)] = ""

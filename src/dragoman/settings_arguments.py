@@ -81,6 +81,7 @@ class SettingsArguments(TypedDict, total=False):
     shared_memory: bool
     umbridge_shared_memory: bool
     front_ends: int
+    processes: int
     tls_cert: str
     tls_key: str
     tls_client_ca: str

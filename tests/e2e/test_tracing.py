@@ -478,7 +478,7 @@ async def test_several_front_ends_record_the_times_of_the_engine(receiver: OtlpR
         environment={"OTEL_BSP_SCHEDULE_DELAY": "50"},
     ) as process:
         for path in ("/v2/trace/setting", "/v2/logging"):
-            assert "with front_ends 1 only" in process.request("GET", path)[1]["error"]
+            assert "expected front_ends 1 and processes 1" in process.request("GET", path)[1]["error"]
         body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}]}
         assert infer(process, "Thread", trace_id, body)[0] == 200
         spans = receiver.trace(trace_id, 5)

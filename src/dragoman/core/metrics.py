@@ -61,6 +61,11 @@ class Histogram:
         self._buckets[bisect_left(self._bounds, value)] += weight
         self._sum += value * weight
 
+    def add(self, other: "Histogram") -> None:
+        """Add the values of a histogram with the same buckets."""
+        self._buckets = [mine + its for mine, its in zip(self._buckets, other._buckets, strict=True)]
+        self._sum += other._sum
+
     @property
     def count(self) -> int:
         """Number of values."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 
@@ -19,6 +19,14 @@ _DISPATCHED: Final = "dragoman_batches_total"
 _QUEUED: Final = "dragoman_queued_calls"
 
 
+def _no_executions() -> tuple[int, float]:
+    return 0, 0.0
+
+
+def _no_queue() -> int:
+    return 0
+
+
 class BatchCounters:
     """The counters; `queued` returns the number of calls that wait now.
 
@@ -31,10 +39,32 @@ class BatchCounters:
     def __init__(self, queued: Callable[[], int]) -> None:
         self.reasons: defaultdict[Reason, int] = defaultdict(int)
         self.queued = queued
-        self.executions: defaultdict[int, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        self.executions: defaultdict[int, tuple[int, float]] = defaultdict(_no_executions)
         self.answered = 0
         self.answered_wait_s = 0.0
         self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
+
+    def take(self) -> Self:
+        """Return counters with what was counted so far, and begin anew."""
+        taken = type(self)(_no_queue)
+        for name in self.__slots__:
+            if name != "queued":
+                mine = getattr(self, name)
+                setattr(self, name, getattr(taken, name))
+                setattr(taken, name, mine)
+        return taken
+
+    def add(self, other: Self) -> None:
+        """Add what other counters have counted."""
+        for mine, its in zip(self._histograms, other._histograms, strict=True):
+            mine.add(its)
+        for reason, count in other.reasons.items():
+            self.reasons[reason] += count
+        for rows, (count, compute_s) in other.executions.items():
+            executions, before_s = self.executions[rows]
+            self.executions[rows] = executions + count, before_s + compute_s
+        self.answered += other.answered
+        self.answered_wait_s += other.answered_wait_s
 
     def count(self, waits_s: Sequence[float], rows: int, reason: Reason) -> None:
         """Count a batch; `waits_s` are the times that its calls spent in the queue."""
@@ -57,18 +87,23 @@ class BatchCounters:
         for name, histogram in zip(_HISTOGRAMS, self._histograms, strict=True):
             for sample in histogram.samples(name, labels):
                 yield name, sample
-        yield _QUEUED, Sample(_QUEUED, labels, self.queued())
         for reason, count in sorted(self.reasons.items()):
             yield _DISPATCHED, Sample(_DISPATCHED, {**labels, "reason": reason}, count)
 
 
-def batch_families(deployments: Iterable[tuple[Mapping[str, str], BatchCounters | None]]) -> Iterable[Family]:
+def queue_family(deployments: Sequence[tuple[Mapping[str, str], BatchCounters | None]]) -> Iterable[Family]:
+    """Return the gauge of queued calls of the deployments that batch, each with its labels."""
+    samples = [Sample(_QUEUED, labels, c.queued()) for labels, c in deployments if c is not None]
+    if samples:
+        yield Family(_QUEUED, "gauge", "Calls that wait for a batch.", tuple(samples))
+
+
+def batch_families(deployments: Sequence[tuple[Mapping[str, str], BatchCounters | None]]) -> Iterable[Family]:
     """Return the metrics of the deployments that batch, each with its labels."""
     rows = [row for labels, counters in deployments if counters is not None for row in counters.samples(labels)]
     if rows:
         for name, help_text in _HISTOGRAMS.items():
             yield Family(name, "histogram", help_text, tuple(sample for family, sample in rows if family == name))
-        queued = tuple(sample for family, sample in rows if family == _QUEUED)
-        yield Family(_QUEUED, "gauge", "Calls that wait for a batch.", queued)
+        yield from queue_family(deployments)
         samples = tuple(sample for family, sample in rows if family == _DISPATCHED)
         yield Family(_DISPATCHED, "counter", "Batches by the reason why they were dispatched.", samples)

@@ -6,7 +6,7 @@ import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.metrics import SECONDS, Family, Histogram, Kind, Sample
@@ -50,6 +50,18 @@ class CallCounters:
         elif usage is not None:
             self.generation.count(usage, duration_s)
 
+    def take(self) -> Self:
+        """Return counters with what was counted so far, and begin anew."""
+        taken = type(self)()
+        taken._by_type, self._by_type = self._by_type, taken._by_type
+        taken.generation, self.generation = self.generation, taken.generation
+        return taken
+
+    def add(self, other: Self) -> None:
+        """Add what other counters have counted of calls without generated texts."""
+        for call_type, counters in other._by_type.items():
+            self._by_type[call_type].add(counters)
+
     @property
     def last_s(self) -> float:
         """The monotonic time when the last call ended, 0 if there was none."""
@@ -85,6 +97,12 @@ class TypeCounters:
         self.last_s = 0.0
         self.durations = Histogram(SECONDS)
 
+    def add(self, other: Self) -> None:
+        self.failed.update(other.failed)
+        self.failed_s += other.failed_s
+        self.last_s = max(self.last_s, other.last_s)
+        self.durations.add(other.durations)
+
     @property
     def succeeded(self) -> int:
         return self.durations.count - self.failed.total()
@@ -103,11 +121,17 @@ def families(deployments: Iterable[tuple[Mapping[str, str], CallCounters, int, b
     durations = [s for labels, counters, _, _ in rows for s in counters.durations(labels)]
     help_text = "Seconds from the arrival of a call to its end."
     yield Family("dragoman_call_duration_seconds", "histogram", help_text, tuple(durations))
-    in_flight = [Sample("dragoman_calls_in_flight", labels, float(count)) for labels, _, count, _ in rows]
-    yield Family("dragoman_calls_in_flight", "gauge", "Calls that are queued or running.", tuple(in_flight))
+    yield in_flight_family((labels, count) for labels, _, count, _ in rows)
     ready = [Sample("dragoman_model_ready", labels, float(is_ready)) for labels, _, _, is_ready in rows]
     yield Family("dragoman_model_ready", "gauge", "1 if a model version can answer.", tuple(ready))
     yield from generation_families([(labels, counters.generation) for labels, counters, _, _ in rows])
+
+
+def in_flight_family(rows: Iterable[tuple[Mapping[str, str], int]]) -> Family:
+    """Return the gauge of calls in flight of deployments, each with its labels."""
+    name = "dragoman_calls_in_flight"
+    samples = tuple(Sample(name, labels, float(count)) for labels, count in rows)
+    return Family(name, "gauge", "Calls that are queued or running.", samples)
 
 
 def model_families(reported: Iterable[tuple[Mapping[str, str], Sequence[Family]]]) -> Iterable[Family]:

@@ -43,7 +43,7 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
-from dragoman.core.metrics import Family
+from dragoman.core.metrics import Family, sum_families
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_name
@@ -97,23 +97,23 @@ class Engine:
     ) -> None:
         self._identity = identity or ServerIdentity()
         self._records = RecordStore(max_records)
-        self._registry = ModelRegistry(has_texts_of_mlserver=self._identity.has_texts_of_mlserver)
+        self.registry = ModelRegistry(has_texts_of_mlserver=self._identity.has_texts_of_mlserver)
         gate = asyncio.Semaphore(LOADING_AT_ONCE)
-        self._siblings = SiblingRegistry(self._registry, self.wait_for_change, gate)
+        self.sibling_registry = SiblingRegistry(self.registry, self.wait_for_change, gate)
         self._repository = repository
         self._loaded_models = LoadedModels(on_demand) if on_demand is not None else None
         self._unloads_idle = on_demand is not None and on_demand.idle_s > 0
         self._control = ModelControl(
             repository,
-            self._registry,
+            self.registry,
             self._notify_change,
-            self._siblings.of,
+            self.sibling_registry.of,
             gate,
             sources,
             loads_new_models=self._identity.loads_new_models,
             loaded_models=self._loaded_models,
         )
-        self._siblings.control = self._control
+        self.sibling_registry.control = self._control
         self._sync = FolderSync(repository, self._control)
         self._watch_quiet_s = watch_quiet_s
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -177,7 +177,7 @@ class Engine:
     async def close(self) -> None:
         """Stop at once."""
         self._draining = True
-        self._siblings.close()
+        self.sibling_registry.close()
         await self._stop_tasks()
         await self._control.close()
         self._notify_change()
@@ -189,7 +189,7 @@ class Engine:
 
         A model that calls load does not count: a client's call must not make the server unready.
         """
-        models = self._registry.all()
+        models = self.registry.all()
         enough = bool(models) or (self.started and not self._identity.load_at_start)
         return not self._stops and enough and all(d.ready for d in models if not d.loads_on_demand)
 
@@ -203,7 +203,7 @@ class Engine:
 
     def deployments(self) -> list[Deployment]:
         """Return every model version."""
-        return self._registry.all()
+        return self.registry.all()
 
     def skipped_files(self) -> Sequence[SkippedFile]:
         """Return files in model folders that look like models and are not served."""
@@ -211,11 +211,11 @@ class Engine:
 
     def siblings(self, name: str) -> SiblingModels:
         """Return access to the models for threads of a model of this name. Call it on the event loop."""
-        return self._siblings.of(name)
+        return self.sibling_registry.of(name)
 
     def _notify_change(self) -> None:
-        for deployment in self._registry.all():  # an answer may depend on models that were replaced
-            if deployment.response_cache is not None and deployment.spec.name in self._siblings.users:
+        for deployment in self.registry.all():  # an answer may depend on models that were replaced
+            if deployment.response_cache is not None and deployment.spec.name in self.sibling_registry.users:
                 deployment.response_cache.clear()
         self._change.set()
         self._change = asyncio.Event()
@@ -230,10 +230,10 @@ class Engine:
         if not isinstance(request.call, ModelCall):
             return begin(self._server_response(request))
         if type(request.call) is Handle:
-            request = self._registry.resolve_handler(request)
+            request = self.registry.resolve_handler(request)
             self._model_of(request, Handle)
         if request.model and not self._draining:
-            return self._registry.route(request.model, request.version).begin(request)
+            return self.registry.route(request.model, request.version).begin(request)
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:
@@ -262,7 +262,7 @@ class Engine:
     def _find(self, request: Request[Any]) -> Deployment:
         if self._draining:
             raise NotReady("the server is shutting down")
-        return self._registry.route(self._model_of(request, type(request.call)), request.version)
+        return self.registry.route(self._model_of(request, type(request.call)), request.version)
 
     def _model_of(self, request: Request[Any], able: type[Call[Any]]) -> str:
         """Return the name of the model that a request means. Raises Forbidden if the caller may not use it."""
@@ -274,18 +274,18 @@ class Engine:
     def _choose_call_type(self, able: type[Call[Any]], otherwise: type[Call[Any]]) -> type[Call[Any]]:
         """Return which of two call types a request without a model name means."""
         default = self._identity.default_model
-        if default and self._registry.find(default).is_loaded:
-            return able if self._registry.find(default).answers(able) else otherwise
-        return able if any(d.answers(able) for d in self._registry.all()) else otherwise
+        if default and self.registry.find(default).is_loaded:
+            return able if self.registry.find(default).answers(able) else otherwise
+        return able if any(d.answers(able) for d in self.registry.all()) else otherwise
 
     def _only_model(self, able: type[Call[Any]], allowed: frozenset[str] | None) -> str:
         """Return the model of calls without a model name: the default, or the only allowed one that answers them."""
-        names = sorted({d.spec.name for d in self._registry.all() if d.answers(able)})
+        names = sorted({d.spec.name for d in self.registry.all() if d.answers(able)})
         names = [name for name in names if allowed is None or name in allowed]
         default = self._identity.default_model
-        if default and (len(names) != 1 or not self._registry.find(default).is_loaded):
+        if default and (len(names) != 1 or not self.registry.find(default).is_loaded):
             return default
-        if not names and any(d.state == "LOADING" for d in self._registry.all()):
+        if not names and any(d.state == "LOADING" for d in self.registry.all()):
             raise NotReady("no model that can answer is loaded yet")
         if len(names) != 1:
             there = f"one of {', '.join(names)}" if names else "a model that can answer, and there is none"
@@ -317,7 +317,7 @@ class Engine:
             case Ready(may_be_unknown):
                 return self._ready(request, may_be_unknown=may_be_unknown)
             case ListModels():
-                return tuple(self._registry.names())
+                return tuple(self.registry.names())
             case DescribeServer():
                 identity = self._identity
                 return ServerDescription(identity.name, identity.version, identity.extensions)
@@ -328,7 +328,7 @@ class Engine:
             case States():
                 return self._control.states()
             case ReadStatistics():
-                return read_statistics(self._registry, request.model, request.version)
+                return read_statistics(self.registry, request.model, request.version)
         raise NotImplementedError(type(request.call).__name__)
 
     async def _control_call(self, request: Request[Any]) -> object:
@@ -345,7 +345,7 @@ class Engine:
 
     async def _call_all(self, requests: Sequence[Request[Any]]) -> tuple[Response[Any], ...]:
         await ensure_task()
-        tasks = [asyncio.ensure_future(self.call(request)) for request in self._registry.name_versions(requests)]
+        tasks = [asyncio.ensure_future(self.call(request)) for request in self.registry.name_versions(requests)]
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:
@@ -357,24 +357,24 @@ class Engine:
         if not request.model:
             return self.ready()
         if may_be_unknown:
-            versions = self._registry.versions(request.model)
+            versions = self.registry.versions(request.model)
             if not versions or (request.version and request.version not in versions):
                 return False
-        return not self._stops and self._registry.find(request.model, request.version).ready
+        return not self._stops and self.registry.find(request.model, request.version).ready
 
     async def _describe(self, request: Request[Any], call: Describe) -> ModelDescription:
         """Return the metadata of a model; one that was never loaded is loaded for it."""
         call_type: type[Call[Any]] = call.able or Call
         if call.otherwise is not None and not request.model:
             call_type = self._choose_call_type(call_type, call.otherwise)
-        deployment = self._registry.find(self._model_of(request, call_type), request.version)
+        deployment = self.registry.find(self._model_of(request, call_type), request.version)
         if not deployment.is_loaded and deployment.loads_on_demand:
             await deployment.wait_until_loaded(request, time.monotonic())
         return self._description(deployment)
 
     def _description(self, deployment: Deployment) -> ModelDescription:
         spec = deployment.spec
-        versions = tuple(v for v in self._registry.versions(spec.name) if v)
+        versions = tuple(v for v in self.registry.versions(spec.name) if v)
         if not deployment.is_loaded and deployment.loads_on_demand:
             return ModelDescription(spec.name, versions, spec.platform, Signature(), _ANY_CALL, path=spec.uri)
         loaded = deployment.loaded
@@ -403,29 +403,27 @@ class Engine:
         return self.started or self._draining
 
     def _descriptions(self) -> tuple[ModelDescription, ...]:
-        return tuple(
-            self._description(d) for d in self._registry.default_versions() if d.is_loaded or d.loads_on_demand
-        )
+        return tuple(self._description(d) for d in self.registry.default_versions() if d.is_loaded or d.loads_on_demand)
 
     def _measurements(self, call: InFlight | Measure) -> int | tuple[Family, ...]:
         if isinstance(call, InFlight):
-            return sum(d.in_flight for d in self._registry.all() if any(map(d.answers, call.able)))
-        labelled = [(d, {"model": d.spec.name, "version": d.spec.version}) for d in self._registry.all()]
+            return sum(d.in_flight for d in self.registry.all() if any(map(d.answers, call.able)))
+        labelled = [(d, {"model": d.spec.name, "version": d.spec.version}) for d in self.registry.all()]
         counted = [(labels, d.counters, d.in_flight, d.ready) for d, labels in labelled]
         own = [(labels, pool.measurements()) for d, labels in labelled for pool in d.pools]
         batches = [(labels, d.batch_counters) for d, labels in labelled]
-        caches = [(labels, d.response_cache) for d, labels in labelled]
-        return (
+        families = (
             *counters.families(counted),
             *batch_families(batches),
             *counters.model_families(own),
             *counters.prometheus_families(),
-            *cache_families(caches),
+            *cache_families([(labels, d.response_cache) for d, labels in labelled]),
             *(self._loaded_models.families() if self._loaded_models is not None else ()),
-            *share_family(self._registry.weighted_versions()),
+            *share_family(self.registry.weighted_versions()),
             *counters.server_families(self._identity.version),
             *(family for source in self.metric_sources for family in source()),
         )
+        return sum_families((families,))
 
     def _authorize(self, token: str) -> None:
         expected = self._identity.control_token

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
@@ -10,11 +11,12 @@ from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant
 from dragoman.access.restricted_engine import KeyLimits, LimitedCall, RestrictedEngine
-from dragoman.core.calls import Measure, Ready, Request, Response
+from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, Response, ScaleModel, Unload
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Kind, Sample, sum_families
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import PROCESS_METRICS
+from dragoman.front_ends.model_copies import CopyCounts, FrontEndMetrics
 from dragoman.server_transports import Ports, StoredResultCall
 from dragoman.settings import Settings
 from dragoman.system.coroutines import begin
@@ -31,6 +33,8 @@ _EXIT_S = 0.5
 _CLOSING_S = 3.0
 # How long a scrape of metrics waits for those of a front end.
 _METRICS_S = 1.0
+# A front end that does not respond to a change of the models for so long, or that hangs, is killed.
+_COPIES_S = 30.0
 
 
 class FrontEndService:
@@ -38,7 +42,9 @@ class FrontEndService:
 
     is_complete: whether every front end runs. measure: updates the metrics of all front ends. fetch: answers a request
     of a key to the async result store. restrict: returns the engine for calls with these limits, the same one for all
-    front ends. calls, restarts: counters of this front end.
+    front ends. update_copies: returns once no front end computes a model that was changed. add_counts: adds counts of
+    copies to those of the engine. calls, restarts: counters of this front end. copies: number of models that the
+    current process computes; in_flight: calls that it computed when it reported its metrics.
     """
 
     name = "server"
@@ -52,15 +58,21 @@ class FrontEndService:
         measure: Callable[[], Awaitable[None]],
         fetch: Callable[[StoredResultCall, Grant | None], Awaitable[Any]],
         restrict: Callable[[KeyLimits], RestrictedEngine],
+        update_copies: Callable[[], Awaitable[None]],
+        add_counts: Callable[[Iterable[CopyCounts]], None],
     ) -> None:
         self._engine = engine
         self._is_complete = is_complete
         self._measure = measure
         self._fetch = fetch
         self._restrict = restrict
+        self._update_copies = update_copies
+        self._add_counts = add_counts
         self._transport_metrics: tuple[Family, ...] = ()
         self._earlier_metrics: tuple[Family, ...] = ()  # of processes that have exited
         self.resource_usage: Mapping[str, float] = {}  # of the current process
+        self.copies = 0
+        self.in_flight = 0
         self.calls = 0
         self.restarts = 0
 
@@ -88,8 +100,10 @@ class FrontEndService:
                     return Response(await self._fetch(call, grant))
                 case Ready() if not request.model and not self._is_complete():
                     return Response(False)
-                case Measure():
+                case Measure() | ReadStatistics():
                     await self._measure()
+                case Load() | Unload() | ScaleModel():
+                    return await self._change(engine, request)
             return await engine.call(request)
         except Exception as error:
             raise _public_error(error, request) from error
@@ -107,16 +121,25 @@ class FrontEndService:
         except Exception as error:
             raise _public_error(error, request) from error
 
-    def set_metrics(self, metrics: tuple[Family, ...], resource_usage: Mapping[str, float]) -> None:
-        """Store the metrics of the transports of the current process, and its own."""
-        self._transport_metrics, self.resource_usage = metrics, resource_usage
+    async def _change(self, engine: CallHandler, request: Request[Any]) -> Response[Any]:
+        """Change a model; return once all front ends have the change."""
+        try:
+            return await engine.call(request)
+        finally:
+            await self._update_copies()
+
+    def set_metrics(self, metrics: FrontEndMetrics) -> None:
+        """Store the metrics of the current process, and add what it has counted."""
+        self._transport_metrics, self.resource_usage = metrics.families, metrics.resource_usage
+        self.copies, self.in_flight = metrics.copies, metrics.in_flight
+        self._add_counts(metrics.counts)
 
     def begin_restart(self) -> None:
         """Count a restart, and keep the counters of the process that has exited."""
         self.restarts += 1
         counters = [family for family in self._transport_metrics if family.kind != "gauge"]
         self._earlier_metrics, self._transport_metrics = sum_families((self._earlier_metrics, counters)), ()
-        self.resource_usage = {}
+        self.resource_usage, self.copies, self.in_flight = {}, 0, 0
 
     def transport_metrics(self) -> tuple[Family, ...]:
         """Return the metrics of the transports, summed over the processes of this front end."""
@@ -129,6 +152,7 @@ class FrontEnd:
     def __init__(self, service: FrontEndService, settings: Settings, ports: Ports) -> None:
         self.service = service
         self._settings = settings, ports
+        self._processes = ports.processes if settings.processes != 1 else 1  # that share the cores for models
         self._child: ChildProcess | None = None
         self.exited = asyncio.Event()
         self.has_responded = False
@@ -136,6 +160,8 @@ class FrontEnd:
         self.exit_reason = ""
         self.heartbeat = Heartbeat(self._is_stopped, lambda: None)
         self._measured: asyncio.Future[None] | None = None
+        self._copies: bytes | None = None
+        self._updates: list[asyncio.Future[None]] = []  # one for each table that was sent, until the process has it
 
     @property
     def pid(self) -> int:
@@ -146,7 +172,7 @@ class FrontEnd:
         """Return when it listens. Raises ServerError or InvalidInput, then nothing is left running."""
         self._listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            child = self._child = ChildProcess("dragoman.front_ends.process", runs_models=False)
+            child = self._child = ChildProcess("dragoman.front_ends.process", self._processes, runs_models=False)
         except OSError as error:
             raise ServerError(f"cannot start a process for a front end: {error}") from error
         self.exited = child.exited
@@ -186,6 +212,20 @@ class FrontEnd:
             self._worker.send(FrameKind.METRICS)
         await asyncio.wait({self._measured}, timeout=_METRICS_S)
 
+    async def set_copies(self, table: bytes) -> None:
+        """Return once the process computes no other models than these, or was killed because it does not respond."""
+        if table != self._copies:
+            self._copies = table
+            self._updates.append(asyncio.get_running_loop().create_future())
+            self._worker.send(FrameKind.COPIES, (len(self._updates), table))
+        updated, end_s = self._updates[-1], time.monotonic() + _COPIES_S
+        while not updated.done():
+            await asyncio.wait({updated}, timeout=_METRICS_S)
+            if self._child is not None and (self.heartbeat.is_hung or time.monotonic() > end_s) and not updated.done():
+                log.error("front end %d does not respond to a change of the models and is killed", self.pid)
+                self._child.kill()
+                end_s += _COPIES_S
+
     def check_heartbeat(self) -> bool:
         return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung
 
@@ -201,8 +241,10 @@ class FrontEnd:
     def _handle_frame(self, frame: Frame) -> None:
         value: Any = frame.value()
         if frame.kind == FrameKind.METRICS:
-            self.service.set_metrics(*value)
+            self.service.set_metrics(value)
             self._end_measuring()
+        elif frame.kind == FrameKind.COPIES:
+            self._end_updates(value)
         elif self._listening.done():
             return
         elif frame.kind == FrameKind.LOADED:
@@ -216,19 +258,26 @@ class FrontEnd:
         if self._measured is not None and not self._measured.done():
             self._measured.set_result(None)
 
+    def _end_updates(self, count: int) -> None:
+        for updated in self._updates[:count]:
+            if not updated.done():
+                updated.set_result(None)
+
     def _clean_up(self) -> None:
         assert self._child is not None, "the process has been started"
         self._worker.close()
         self._end_measuring()
+        self._end_updates(len(self._updates))
         self.exit_reason = self._child.exit_reason
         if not self._listening.done():
             self._listening.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))
             self._listening.exception()  # mark as retrieved: `start` may have been cancelled
 
 
-def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]:
+def front_end_metrics(services: Iterable[FrontEndService], *, has_copies: bool = True) -> tuple[Family, ...]:
     """Return the metrics of front ends, labelled with their numbers, and the sums of those of their transports."""
     services = [*services]
+    models = [service.copies for service in services] if has_copies else []
 
     def family(name: str, kind: Kind, help_text: str, values: Iterable[float | None]) -> Family:
         name = f"dragoman_front_end_{name}"
@@ -238,6 +287,7 @@ def front_end_metrics(services: Iterable[FrontEndService]) -> tuple[Family, ...]
     return (
         family("calls_total", "counter", "Calls that each front end sent to the engine.", (s.calls for s in services)),
         family("restarts_total", "counter", "Restarts of each front end.", (s.restarts for s in services)),
+        *([family("models", "gauge", "Models that each front end computes.", models)] if has_copies else []),
         *(
             family(name, kind, f"Each front end: {help_text}", [s.resource_usage.get(name) for s in services])
             for name, (kind, help_text) in PROCESS_METRICS.items()

@@ -5,7 +5,7 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,9 @@ from dragoman.access.grants import Grant
 from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
-from dragoman.engine.call_handler import CallHandler
+from dragoman.engine.engine import Engine
 from dragoman.front_ends.front_end import FrontEnd, FrontEndService, front_end_metrics
+from dragoman.front_ends.model_copies import CopiedModels
 from dragoman.server_transports import (
     Address,
     Ports,
@@ -32,9 +33,15 @@ from dragoman.workers.supervisor import Supervisor
 
 log = logging.getLogger("dragoman.front_end")
 
+# How often front ends are asked whether they compute calls while the server drains.
+_DRAIN_INTERVAL_S = 0.05
 
-def make_transports(engine: CallHandler, settings: Settings) -> ServerTransports:
+
+def make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     """Return as many front ends as the settings say; for one, the transports of this process."""
+    if settings.processes != 1:
+        count = _processes(settings)
+        return FrontEnds(engine, settings, count) if count > 1 else ServerTransports(engine, settings)
     count = settings.front_ends or cores()
     if count == 1:
         return ServerTransports(engine, settings)
@@ -43,23 +50,38 @@ def make_transports(engine: CallHandler, settings: Settings) -> ServerTransports
     return FrontEnds(engine, settings, count)
 
 
+def _processes(settings: Settings) -> int:
+    """Return the number of processes that answer requests; a warning says if it is another one than in the settings."""
+    if settings.front_ends != 1:
+        raise InvalidInput(f"setting 'processes': expected front_ends 1, got {settings.front_ends}")
+    wanted, most = settings.processes or cores(), cores()
+    if sys.platform != "linux":
+        log.warning("setting 'processes': one process is used on %s, since several need Linux", sys.platform)
+        return 1
+    if wanted > most:
+        log.warning("setting 'processes': %d are used, one per core of this machine, instead of %d", most, wanted)
+    return min(wanted, most)
+
+
 class FrontEnds(ServerTransports):
     """`ServerTransports` in several processes. One that exits is restarted; its calls are cancelled."""
 
-    def __init__(self, engine: CallHandler, settings: Settings, count: int) -> None:
+    def __init__(self, engine: Engine, settings: Settings, count: int) -> None:
         super().__init__(engine, settings)
         restrict = cache(lambda limits: RestrictedEngine(engine, limits.grant()))
-        state = self._is_complete, self._measure, self._fetch, restrict
+        self._models = CopiedModels(engine)
+        self._has_copies = settings.processes != 1
+        state = self._is_complete, self._measure, self._fetch, restrict, self._update_copies, self._models.add
         self._services = [FrontEndService(engine, *state) for _ in range(count)]
         self._application: Any = None
         self._bound: list[socket.socket] = []
         self._ports = Ports((), ())
-        self._reporting: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
         self._supervisor = Supervisor(
             count,
             lambda number: FrontEnd(self._services[number], settings, self._ports),
             on_exit=self._handle_exit,
-            on_restart=lambda _front_end: self._report_readiness(),
+            on_restart=lambda _front_end: self._handle_restart(),
             on_heartbeats=self._handle_heartbeats,
             heartbeat_s=settings.heartbeat_s,
         )
@@ -72,8 +94,10 @@ class FrontEnds(ServerTransports):
         check_settings(settings)  # report invalid files once, not from each process
         self._bind(ports or configured_ports(settings, http, grpc))
         await self._supervisor.start()
-        self._reporting = asyncio.create_task(self._follow_readiness())
-        log.info("%d front ends listen", len(self._services))
+        self._following = [asyncio.create_task(self._follow(self._report_readiness))]
+        if self._has_copies:
+            self._following.append(asyncio.create_task(self._follow(self._update_copies)))
+        log.info("%d %s listen", len(self._services), "processes" if self._has_copies else "front ends")
 
     def _bind(self, addresses: Ports) -> None:
         """Bind the ports, which are the same for all processes, also if the system chooses them."""
@@ -90,10 +114,19 @@ class FrontEnds(ServerTransports):
         for each in self._supervisor.running:
             each.begin_drain()
 
+    async def drain(self) -> None:
+        if self._has_copies:
+            await self._update_copies()
+            await self._measure()
+            while any(service.in_flight for service in self._services):
+                await asyncio.sleep(_DRAIN_INTERVAL_S)
+                await self._measure()
+
     async def stop(self, grace_s: float) -> None:
-        if self._reporting is not None:
-            self._reporting.cancel()
-            await asyncio.wait({self._reporting})
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        self._has_copies = False
         running = await self._supervisor.close()
         await asyncio.gather(*(each.stop(grace_s) for each in running))
         for each in self._bound:
@@ -104,6 +137,13 @@ class FrontEnds(ServerTransports):
         log.error("a front end died (%s) and its connections are lost; restarting it", front_end.exit_reason)
         front_end.service.begin_restart()
         self._report_readiness()
+
+    def _handle_restart(self) -> None:
+        self._report_readiness()
+        if self._has_copies:
+            updating = asyncio.create_task(self._update_copies())
+            self._following.append(updating)
+            updating.add_done_callback(self._following.remove)
 
     def _handle_heartbeats(self, changed: Sequence[FrontEnd]) -> None:
         """Report not ready while a front end is stopped: its connections wait, and it still gets new ones."""
@@ -128,22 +168,29 @@ class FrontEnds(ServerTransports):
         """Update the metrics of all front ends."""
         await asyncio.gather(*(each.measure() for each in self._supervisor.running))
 
+    async def _update_copies(self) -> None:
+        """Tell all front ends which models they may compute; return once none computes another one."""
+        if self._has_copies:
+            table = self._models.table()
+            await asyncio.gather(*(each.set_copies(table) for each in self._supervisor.running))
+
     def metrics(self) -> tuple[Family, ...]:
         """Return the metrics of the front ends; those of requests and connections as of the last scrape."""
-        return front_end_metrics(self._services)
+        return front_end_metrics(self._services, has_copies=self._has_copies)
 
     def _report_readiness(self) -> None:
         ready = self._engine.ready() and self._is_complete()
         for each in self._supervisor.running:
             each.set_ready(ready)
 
-    async def _follow_readiness(self) -> None:
-        """Report readiness to all front ends now and whenever the engine's may have changed."""
+    async def _follow(self, report: Callable[[], Awaitable[None] | None]) -> None:
+        """Report to all front ends now and whenever the state of a model may have changed."""
         while True:
             changing = asyncio.ensure_future(self._engine.wait_for_change())
             try:
                 await asyncio.sleep(0)  # let it subscribe first, so that no change after the report is missed
-                self._report_readiness()
+                if (reporting := report()) is not None:
+                    await reporting
                 await changing
             finally:
                 changing.cancel()

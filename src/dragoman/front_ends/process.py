@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
-from dragoman.core.metrics import Family
+from dragoman.front_ends.model_copies import FrontEndMetrics, ModelCopies
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
 from dragoman.system import event_loop, process
@@ -35,8 +35,17 @@ def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
 
 async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: Settings, ports: Ports) -> None:
     engine = EngineClient(sock, memory)
-    transports = ServerTransports(engine, settings)
-    engine.begin_drain, engine.metrics = transports.begin_drain, transports.metrics
+    copies = ModelCopies(engine)
+    transports = ServerTransports(copies if settings.processes != 1 else engine, settings)
+    engine.begin_drain = transports.begin_drain
+    engine.set_copies = copies.set_table
+    engine.measure = lambda: FrontEndMetrics(
+        (*transports.metrics(), *copies.gauges()),
+        process.resource_usage(),
+        copies.count,
+        copies.in_flight,
+        copies.take_counts(),
+    )
     try:
         await transports.start(ports)
     except Exception as error:
@@ -44,14 +53,17 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
         engine.send_control(FrameKind.ERROR, error)
         return
     engine.send_control(FrameKind.LOADED)
-    await transports.stop(await engine.stopping)
+    grace_s = await engine.stopping
+    await copies.close()
+    await transports.stop(grace_s)
 
 
 class EngineClient(JobSender, JobRunner):
     """The interface of the engine, in another process.
 
-    begin_drain: called when the server begins to drain. metrics: returns those of the transports. stopping: set to the
-    seconds that requests in flight may take when the front end is to stop; 0 if the engine's process has exited.
+    begin_drain: called when the server begins to drain. set_copies: called with the models that this process may
+    compute. measure: returns its metrics. stopping: set to the seconds that requests in flight may take when the front
+    end is to stop; 0 if the engine's process has exited.
     """
 
     limits_readers = False  # the engine and the transport do
@@ -63,7 +75,8 @@ class EngineClient(JobSender, JobRunner):
         self._ready = False
         self._change = asyncio.Event()
         self.begin_drain: Callable[[], None] = lambda: None
-        self.metrics: Callable[[], Sequence[Family]] = tuple
+        self.set_copies: Callable[[bytes], None] = lambda _table: None
+        self.measure: Callable[[], FrontEndMetrics]
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
         close_files(memory or ())
@@ -101,7 +114,11 @@ class EngineClient(JobSender, JobRunner):
         elif frame.kind == FrameKind.DRAIN:
             self.begin_drain()
         elif frame.kind == FrameKind.METRICS:
-            self.send_control(FrameKind.METRICS, (self.metrics(), process.resource_usage()))
+            self.send_control(FrameKind.METRICS, self.measure())
+        elif frame.kind == FrameKind.COPIES:
+            number, table = frame.value()
+            self.set_copies(table)
+            self.send_control(FrameKind.COPIES, number)
         elif frame.kind == FrameKind.STOP and not self.stopping.done():
             self.stopping.set_result(frame.value())
 

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 # malloc.h: number of the option, environment variable with the same meaning, and value.
@@ -68,6 +69,17 @@ def open_files_limit() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 0 if soft == resource.RLIM_INFINITY else soft
+
+
+def has_open_device(prefix: str) -> bool:
+    """Return whether this process has opened a device whose path begins so; False if the system does not report it."""
+    folder = "/proc/self/fd"
+    with suppress(OSError):
+        for descriptor in os.listdir(folder):
+            with suppress(OSError):  # that of the folder is closed
+                if os.readlink(f"{folder}/{descriptor}").startswith(prefix):
+                    return True
+    return False
 
 
 def shorten_switch_interval() -> None:
