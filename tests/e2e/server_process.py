@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 
 MODELS = Path(__file__).parent / "models"
-# Limit for anything that takes a moment on an idle machine.
-TIMEOUT_S = 60.0
+# Limit for anything that takes a moment on an idle machine; with many other processes a server starts in a minute.
+TIMEOUT_S = 120.0
 
 
 def wait_until(condition: Callable[[], T], description: str, within_s: float = TIMEOUT_S) -> T:
