@@ -180,14 +180,11 @@ def test_a_killed_process_is_restarted_while_the_other_answers(process: ServerPr
 
     def client() -> None:
         tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
-        session = requests.Session()
+        url = f"http://{process.url}/v2/models/Mirror/infer"
         while not end:
-            try:
-                response = session.post(
-                    f"http://{process.url}/v2/models/Mirror/infer", json={"inputs": [tensor]}, timeout=60
-                )
+            try:  # on a new connection, to either process
+                response = requests.post(url, json={"inputs": [tensor]}, timeout=60)
             except requests.ConnectionError:
-                session = requests.Session()
                 continue
             assert response.status_code == 200, response.text
             answered[response.json()["parameters"]["pid"]] += 1
@@ -196,12 +193,14 @@ def test_a_killed_process_is_restarted_while_the_other_answers(process: ServerPr
     before = metrics(process.url, "dragoman_calls_total")["Mirror"]
     with ThreadPoolExecutor(4) as threads:
         clients = [threads.submit(client) for _ in range(4)]
-        wait_until(lambda: answered[first] and answered[second], "answers of both")
-        os.kill(first, signal.SIGKILL)
-        count = answered[second]
-        wait_until(lambda: answered[second] > count + 20, "answers of the other one")
-        wait_for_copies(process, len(COPIED))
-        end.append(True)
+        try:
+            wait_until(lambda: answered[first] and answered[second], "answers of both")
+            os.kill(first, signal.SIGKILL)
+            count = answered[second]
+            wait_until(lambda: answered[second] > count + 20, "answers of the other one")
+            wait_for_copies(process, len(COPIED))
+        finally:
+            end.append(True)
         for each in clients:
             each.result()
     assert len(pids(process, "Mirror") - {second, first}) == 1
