@@ -175,6 +175,10 @@ def test_limits(ours: TestClient) -> None:
         csv = f"a,b,c{line_end}" + f"1{line_end}" * (1 << 19)
         answer = ours.post("/models/table/invocations", content=csv, headers={"content-type": "text/csv"})
         assert (answer.status_code, answer.json()["message"]) == (400, rows_message.replace("524290", "524289"))
+    csv = "a" + ",b" * (1 << 18)
+    answer = ours.post("/models/table/invocations", content=csv, headers={"content-type": "text/csv"})
+    message = "too many columns: expected at most 262144, got 262145"
+    assert (answer.status_code, answer.json()["message"]) == (400, message)
     parquet = {"content-type": "application/vnd.apache.parquet"}
     assert ours.post("/models/table/invocations", content=b"PAR1", headers=parquet).status_code == 415
 

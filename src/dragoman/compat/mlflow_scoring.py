@@ -22,6 +22,7 @@ _POLICY = Policy()
 _CSV = "text/csv"
 _JSON = "application/json"
 _PARQUET = "application/vnd.apache.parquet"
+_MAX_COLUMNS = 1 << 18  # of CSV, each of which is an object of pandas
 _MAX_SPARSE_CELLS = 1 << 20  # of a table with more cells than the request has bytes
 
 
@@ -115,7 +116,10 @@ def _check_csv(body: bytes) -> None:
     """Raise InvalidInput for CSV with too many rows, or in which most cells are missing."""
     _check_rows(max(body.count(b"\n"), body.count(b"\r")))
     lines = body.splitlines()
-    if len(lines) * max((line.count(b",") + 1 for line in lines), default=0) <= max(len(body), _MAX_SPARSE_CELLS):
+    columns = max((line.count(b",") + 1 for line in lines), default=0)
+    if columns > _MAX_COLUMNS:
+        raise InvalidInput(f"too many columns: expected at most {_MAX_COLUMNS}, got {columns}")
+    if len(lines) * columns <= max(len(body), _MAX_SPARSE_CELLS):
         return
     try:  # exactly, as there may be commas and lines in quotes
         widths = [len(row) for row in csv.reader(io.StringIO(body.decode(errors="replace"), newline="")) if row]
