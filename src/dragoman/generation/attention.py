@@ -207,7 +207,10 @@ def _mask(stops: Sequence[int], length: int, window: int, like: torch.Tensor) ->
 
 @dataclass(slots=True)
 class AttentionStep:
-    """Attention of one step: the first rows are one token of each decoding sequence, followed by chunks of prompts."""
+    """Attention of one step: the first rows are single tokens, followed by chunks of prompts.
+
+    Several single tokens of one sequence attend to each other as if they were computed one by one.
+    """
 
     cache: KeyValueCache
     decodes: Sequence[SlotSpan]
@@ -237,6 +240,8 @@ class AttentionStep:
         if not self.decodes:
             return None
         used = [span.slot for span in self.decodes]
+        if len(set(used)) < len(used):  # drafts
+            return None
         slots, length = max(used) + 1, self._read_length(max(span.stop for span in self.decodes))
         if slots * length > _MAX_PADDING * sum(span.stop for span in self.decodes):
             return None

@@ -17,6 +17,7 @@ from dragoman.generation.input_processor import EngineLimits
 from dragoman.generation.job import BatchRow, GenerationJob, Sequence
 from dragoman.generation.sampler import BeamSearch
 from dragoman.generation.scheduler import CacheCapacity, Scheduler, StepMetrics, StepWork, queue_metrics
+from dragoman.generation.speculation import Speculation
 from dragoman.generation.token_sampler import TokenChoice, TokenSampler
 from dragoman.generation.vocabulary import Vocabulary
 
@@ -72,11 +73,13 @@ class GenerationEngine:
         vocabulary: Vocabulary,
         limits: EngineLimits,
         ends: frozenset[int],
+        speculation: Speculation | None = None,
     ) -> None:
         self._runner, self._memory, self._vocabulary, self._ends = runner, memory, vocabulary, ends
         self.scheduler = Scheduler(memory, limits.max_batch, limits.prefill_chunk)
         self._steps = StepMetrics(waits=runner.device.type == "cpu")
         self._waiting: list[_WaitingForGrammar] = []
+        self._speculation = speculation
 
     @property
     def has_work(self) -> bool:
@@ -102,11 +105,15 @@ class GenerationEngine:
         """Return metrics of steps and queue for `active` prompts; thread-safe."""
         yield from self._steps.families()
         yield from queue_metrics(self.scheduler, active)
+        if self._speculation is not None:
+            yield from self._speculation.families()
 
     def step(self) -> None:
         """Generate one token for each running sequence and compute a chunk of waiting prompts."""
         if self._waiting:
             self._resume_waiting()
+        if self._speculation is not None:
+            self._draft(self._speculation)
         works = self.scheduler.plan()
         with self._steps.step(works):
             self._step(works)
@@ -127,13 +134,14 @@ class GenerationEngine:
                 start, stop = stop, stop + row.wanted
                 if job.needs_prompt_logprobs:
                     self._run_for(job, self._store_prompt_logprobs, job, work, logits[start:stop])
-                sequence.computed += work.count
+                sequence.computed += work.count - row.drafts
                 if sequence.pending or job not in self.scheduler.running or self._is_waiting(sequence):
                     continue
                 if job.request.sampling.num_beams > 1:
                     searches.setdefault(job, {})[sequence] = logits[stop - 1 : stop]
                 else:
-                    texts += [(job, each, stop - 1) for each in self._start_sequences(job, sequence)]
+                    first = stop - 1 - row.drafts
+                    texts += [(job, each, first) for each in self._start_sequences(job, sequence)]
             self._write(texts, logits)
         for job, by_sequence in searches.items():
             self._run_for(job, self._search, job, torch.cat([by_sequence[each] for each in job.sequences]))
@@ -160,6 +168,10 @@ class GenerationEngine:
         sequence, job = work.sequence, cast("GenerationJob", work.task)
         job.mark_started()
         start, stop = sequence.computed, sequence.computed + work.count
+        if sequence.drafts and sequence.decoding:
+            tokens = [*sequence.tokens[start:], *sequence.drafts]
+            counts = sequence.prompt, len(sequence.drafts)
+            return BatchRow(sequence.slot, start, tokens, len(tokens), sequence.adapter, *counts)
         outputs = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
         return BatchRow(sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter, sequence.prompt)
 
@@ -221,9 +233,28 @@ class GenerationEngine:
         return TokenSampler(request.sampling, seed or 0, request.before, ends.eos | ends.requested, request.bad, guide)
 
     def _write(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
-        """Sample a token for each sequence from its row of the logits."""
-        if not texts:
-            return
+        """Sample a token for each sequence from its row of the logits, and from the next ones while the drafts hold."""
+        drafts = {sequence: (row, sequence.drafts) for _, sequence, row in texts if sequence.drafts}
+        while texts:
+            self._write_tokens(texts, logits)
+            texts = [
+                (job, sequence, row + 1)
+                for job, sequence, row in texts
+                if sequence in drafts
+                and self._accepts_draft(job, sequence, drafts[sequence][1], row - drafts[sequence][0])
+            ]
+
+    def _accepts_draft(self, job: GenerationJob, sequence: Sequence, drafts: list[int], index: int) -> bool:
+        """Return whether a sequence continues and its last token is the draft of this index, which is computed."""
+        going = job in self.scheduler.running and sequence in job.sequences and sequence.pending == 1
+        accepted = going and index < len(drafts) and sequence.tokens[-1] == drafts[index]
+        if accepted:
+            sequence.computed += 1
+        elif self._speculation is not None and sequence.lookup is not None:
+            self._speculation.record(sequence.lookup, len(drafts), index)
+        return accepted
+
+    def _write_tokens(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
         rows = [row for _, _, row in texts]
         if rows != list(range(len(logits))):
             logits = logits[rows]
@@ -238,6 +269,22 @@ class GenerationEngine:
             else:
                 self._run_for(job, job.begin, sequence, choice)
                 self._waiting.append(_WaitingForGrammar(job, sequence, choice))
+
+    def _draft(self, speculation: Speculation) -> None:
+        """Draft tokens of decoding sequences, except those with a grammar or a beam search."""
+        jobs = [cast("GenerationJob", task) for task in self.scheduler.running]
+        rows = sum(sequence.decoding for job in jobs for sequence in job.sequences)
+        for job in jobs:
+            for sequence in job.sequences:
+                sequence.drafts = []
+                if not sequence.decoding or sequence not in job.writers or job.request.guides is not None:
+                    continue
+                remaining = job.request.length - (len(sequence.tokens) - sequence.prompt)
+                count = speculation.count(rows, remaining)
+                if count:
+                    sequence.lookup = sequence.lookup or speculation.lookup()
+                    sequence.drafts = sequence.lookup.propose(sequence.tokens, count)
+                    rows += len(sequence.drafts)
 
     def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
         if self._run_for(job, job.take, sequence, choice):

@@ -10,6 +10,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.text import PromptInfo, Sampling, Text, Token
 from dragoman.generation.completion_writer import CompletionWriter
 from dragoman.generation.grammar import GrammarGuide
+from dragoman.generation.speculation import PromptLookup
 from dragoman.generation.token_sampler import TokenChoice
 
 
@@ -17,7 +18,8 @@ class BatchRow(NamedTuple):
     """Tokens of one sequence in a step.
 
     start: position of the first token in the sequence. wanted: number of last tokens whose logits are returned.
-    adapter: name of the LoRA adapter, "" for none. prompt: number of tokens of the sequence's prompt.
+    adapter: name of the LoRA adapter, "" for none. prompt: number of tokens of the sequence's prompt. drafts: number of
+    last tokens that are drafts; then each token is computed as if it were alone in its step.
     """
 
     slot: int
@@ -26,6 +28,7 @@ class BatchRow(NamedTuple):
     wanted: int = 1
     adapter: str = ""
     prompt: int = 0
+    drafts: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +37,7 @@ class Sequence:
 
     computed: number of tokens whose keys and values are in the cache's `slot`. cached: how many of these came from the
     prefix cache. A sequence with one pending token is decoding; with several, (the rest of) its prompt is computed.
+    drafts: tokens that may follow, computed in the same step. written: number of tokens in the slot, with drafts.
     """
 
     tokens: list[int]
@@ -42,6 +46,9 @@ class Sequence:
     slot: int = -1
     computed: int = 0
     cached: int = 0
+    drafts: list[int] = field(default_factory=list)
+    written: int = 0
+    lookup: PromptLookup | None = None
 
     @property
     def pending(self) -> int:

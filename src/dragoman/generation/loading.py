@@ -32,6 +32,7 @@ from dragoman.generation.pretrained import (
     load_pretrained,
 )
 from dragoman.generation.runner import PackingFailed, Runner
+from dragoman.generation.speculation import Speculation
 from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.system.load_steps import report_step
@@ -51,6 +52,8 @@ class EngineOptions(GrammarLimits):
     prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
+    speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
+    speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
     """
@@ -64,6 +67,8 @@ class EngineOptions(GrammarLimits):
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
+    speculative_tokens: int = 0
+    speculative_ngram: int = 3
     adapters: Mapping[str, str] = field(default_factory=dict)
     generation_config: bool = True
 
@@ -76,6 +81,8 @@ _MINIMA: Mapping[str, float] = {
     "prefill_chunk": 1,
     "prefix_cache": -1,
     "cache_memory": 0,
+    "speculative_tokens": 0,
+    "speculative_ngram": 2,
     **GRAMMAR_MINIMA,
 }
 
@@ -171,7 +178,18 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         "chat_template": vocabulary.has_template,
         "adapters": sorted(adapter_folders),
     }
-    return GenerationEngine(runner, memory, vocabulary, limits, ends), intake, details
+    return GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(runner, options)), intake, details
+
+
+def _speculation(runner: Runner | GeneralRunner, options: EngineOptions) -> Speculation | None:
+    if not options.speculative_tokens:
+        return None
+    if not isinstance(runner, Runner):
+        kind = runner.config.model_type
+        raise ModelFailed(
+            f"parameter 'speculative_tokens': expected 0 for the architecture '{kind}', which has no drafts"
+        )
+    return Speculation(options.speculative_tokens, options.speculative_ngram)
 
 
 def _load_runner(

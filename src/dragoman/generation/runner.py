@@ -103,20 +103,22 @@ class Runner:
     def run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Write keys and values of the rows' tokens to the cache; return the wanted logits in order.
 
-        Rows with one token must come first. Returns [wanted, vocabulary], FP32, on the model's device.
+        Rows with one token, or with drafts, must come first. Returns [wanted, vocabulary], FP32, on the model's device.
         """
         if self._native is not None:
             return self._native(cache, rows)
-        spans, first = [], 0
+        spans: list[SlotSpan] = []
+        outputs: list[int] = []
+        first = 0
         for row in rows:
-            spans.append(SlotSpan(row.slot, first, row.start, len(row.tokens)))
-            first += len(row.tokens)
+            count = len(row.tokens)
+            outputs += range(first + count - row.wanted, first + count)
+            if row.drafts:
+                spans += [SlotSpan(row.slot, first + i, row.start + i, 1) for i in range(count)]
+            else:
+                spans.append(SlotSpan(row.slot, first, row.start, count))
+            first += count
         decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
-        outputs = [
-            index
-            for row, span in zip(rows, spans, strict=True)
-            for index in range(span.first + span.count - row.wanted, span.first + span.count)
-        ]
         tokens = [token for row in rows for token in row.tokens]
         positions = [position for span in spans for position in range(span.start, span.stop)]
         if self._adapters is not None:

@@ -48,7 +48,7 @@ class CacheCapacity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """`count` tokens of a sequence to compute in the next step."""
+    """`count` tokens of a sequence, drafts included, to compute in the next step."""
 
     task: SchedulerTask
     sequence: Sequence
@@ -107,7 +107,8 @@ class Scheduler:
                 if not sequence.pending:
                     continue  # its next token is not chosen yet
                 if sequence.decoding:
-                    decoding.append(StepWork(task, sequence, 1))
+                    decoding.append(StepWork(task, sequence, 1 + len(sequence.drafts)))
+                    sequence.written = max(sequence.written, len(sequence.tokens) + len(sequence.drafts))
                     continue
                 # Prompts are always split at the same positions, so that results do not depend on the batch.
                 count = min(self._chunk - sequence.computed % self._chunk, sequence.pending)
@@ -121,7 +122,8 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------------
 
     def _longest(self) -> int:
-        return max([len(each.tokens) for task in self.running for each in task.sequences], default=0)
+        lengths = [len(each.tokens) + len(each.drafts) for task in self.running for each in task.sequences]
+        return max(lengths, default=0)
 
     def _top(self) -> int:
         """Number of slots up to the highest in use."""
@@ -188,12 +190,13 @@ class Scheduler:
             heapq.heappush(self._free, slot)
         for sequence in task.sequences:
             self._free_slot(sequence)
-            sequence.slot, sequence.computed = -1, 0
+            sequence.slot, sequence.computed, sequence.written = -1, 0, 0
+            sequence.drafts = []
         task.spare = []
 
     def _free_slot(self, sequence: Sequence) -> None:
         heapq.heappush(self._free, sequence.slot)
-        self._capacity.clear(sequence.slot, len(sequence.tokens))
+        self._capacity.clear(sequence.slot, max(len(sequence.tokens), sequence.written))
 
 
 def _slot(work: StepWork) -> int:
