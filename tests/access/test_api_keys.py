@@ -105,7 +105,8 @@ async def test_metrics_need_a_key_and_count_denied_requests(server: RestServer, 
 ROLES = {
     "read": {
         "/InputSizes", "/Info", "/ModelInfo", "/OutputSizes", "/info", "/load", "/metrics", "/models",
-        "/models/{model}", "/models/{model}/adapters", "/models/{model}/info", "/models/{model}/{version}",
+        "/models/{model}", "/adapters", "/adapters/{adapter}", "/models/{model}/adapters",
+        "/models/{model}/adapters/{adapter}", "/models/{model}/info", "/models/{model}/{version}",
         "/server/metrics", "/v1/models", "/v1/models/{name}", "/v2", "/v2/models", "/v2/models/{model}",
         "/v2/models/stats", "/v2/models/{model}/config", "/v2/models/{model}/stats",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/config",
@@ -114,6 +115,14 @@ ROLES = {
     "admin": {
         "/models", "/models/{model}", "/models/{model}/{version}", "/v2/repository/index",
         "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload",
+        *(
+            f"{base}{path}"
+            for base in ("", "/models/{model}")
+            for path in (
+                "/adapters", "/adapters/{adapter}", "/adapters/{adapter}/update", "/v1/load_lora_adapter",
+                "/v1/unload_lora_adapter",
+            )
+        ),
         "/v2/logging", "/v2/trace/setting", "/v2/models/{model}/trace/setting",
         *(
             f"/v2/{kind}sharedmemory/{part}{verb}"

@@ -2,14 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
 
-from dragoman.core.errors import ModelFailed
-from generation.helpers import Reference, generation, ids, load_model, prompts, text
+from dragoman.core.calls import Generate, LoadAdapter, UnloadAdapter
+from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelFailed, NotSupported, Overloaded, PathNotFound
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Sampling, merge_chunks
+from dragoman.runtimes.llm.model import LanguageModel
+from generation.helpers import Reference, generation, ids, load_model, prompts, text, text_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -89,3 +95,216 @@ def test_adapters_other_than_plain_lora_are_rejected(
 def test_a_missing_adapter_is_rejected(llama_folder: Path) -> None:
     with pytest.raises(ModelFailed, match="adapter 'missing' cannot be read"):
         load_model(llama_folder, adapters={"missing": "nowhere"})
+
+
+# --- at run time -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(llama_folder: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with three adapters that are not loaded at the start."""
+    folder = tmp_path_factory.mktemp("adapters") / "llama"
+    copytree(llama_folder, folder)
+    for seed, name in enumerate("abc", 1):
+        save_adapter(folder / "later" / name, reference.model, seed)
+    return folder
+
+
+@contextmanager
+def _adaptable(folder: Path, **parameters: Any) -> Iterator[LanguageModel]:
+    model = load_model(folder, adapter_folder="later", **parameters)
+    try:
+        yield model
+    finally:
+        asyncio.run(model.close())
+
+
+async def _load(model: LanguageModel, name: str, path: str = "", **options: Any) -> None:
+    await model.load_adapter(LoadAdapter(name, path or name, **options))
+
+
+async def _tokens(model: LanguageModel, prompt: str, adapter: str = "", count: int = 8) -> list[int]:
+    return ids(await text(model, prompt, max_new_tokens=count, adapter=adapter))
+
+
+def _weights_in_memory(model: LanguageModel) -> list[str]:
+    """Return the names of the adapters in memory, between two steps."""
+    engine = text_engine(model)
+    engine.service.execute(lambda _: None).result(60)
+    return sorted(key.partition(":")[0] for key in engine.engine._runner.adapters._layers)
+
+
+@pytest.fixture
+def adaptable(adapter_folder: Path) -> Iterator[LanguageModel]:
+    with _adaptable(adapter_folder, max_adapters=2) as model:
+        yield model
+
+
+async def test_adapters_are_loaded_and_unloaded_while_the_model_generates(
+    adaptable: LanguageModel, reference: Reference, tmp_path: Path
+) -> None:
+    merged = merge_adapter(Path(adaptable.spec.uri), save_adapter(tmp_path / "a", reference.model, 1))
+    prompt = prompts(2, 30)[1]
+    plain = await _tokens(adaptable, prompt)
+    running = asyncio.create_task(_tokens(adaptable, prompt, count=60))
+    await _load(adaptable, "mine", "a")
+    assert adaptable.details()["adapters"] == ["mine"]
+    assert await _tokens(adaptable, prompt, "mine") == merged.generate(prompt, 8)[0][0] != plain
+    assert await _tokens(adaptable, prompt) == plain
+    assert (await running)[:8] == plain
+    with pytest.raises(AlreadyLoaded, match="'mine' is already loaded"):
+        await _load(adaptable, "mine", "b")
+    first = await _tokens(adaptable, prompt, "mine")
+    await _load(adaptable, "mine", "b", replaces=True)
+    assert await _tokens(adaptable, prompt, "mine") != first  # not the prefix that the first one computed
+    await adaptable.unload_adapter(UnloadAdapter("mine"))
+    assert (adaptable.details()["adapters"], _weights_in_memory(adaptable)) == ([], [])
+    with pytest.raises(InvalidInput, match="adapter: there is no 'mine'; there are: none"):
+        await _tokens(adaptable, prompt, "mine")
+    with pytest.raises(PathNotFound, match="'mine' is not loaded"):
+        await adaptable.unload_adapter(UnloadAdapter("mine"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_completions_with_adapters_are_the_same_alone_and_in_a_crowd(adapter_folder: Path, dtype: str) -> None:
+    model = load_model(adapter_folder, adapter_folder="later", dtype=dtype)
+    for name in "abc":
+        await _load(model, name)
+    requests = [(prompt, name) for prompt in prompts(5, 20, seed=3) for name in ("", "a", "b", "c")]
+    alone = [await text(model, prompt, max_new_tokens=9, adapter=name) for prompt, name in requests]
+    crowd = await asyncio.gather(*(text(model, prompt, max_new_tokens=9, adapter=name) for prompt, name in requests))
+    await model.close()
+    assert [ids(each) for each in crowd] == [ids(each) for each in alone]
+    assert len({tuple(ids(each)) for each in alone}) > 10
+
+
+async def test_each_prompt_of_a_call_has_its_own_adapter(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    for name in "ab":
+        await _load(adaptable, name)
+    expected = [await _tokens(adaptable, prompt, name) for name in ("a", "", "b")]
+    sampling = Sampling(max_new_tokens=8, adapters=("a", "", "b"))
+    chunks = [chunk async for chunk in adaptable.generate(Generate(prompts=(prompt,) * 3, sampling=sampling))]
+    assert [ids(each) for each in merge_chunks(chunks).texts] == expected
+    with pytest.raises(InvalidInput, match="expected one adapter for each of 2 prompts, got 3"):
+        await anext(adaptable.generate(Generate(prompts=(prompt,) * 2, sampling=sampling)))
+
+
+async def test_the_least_recently_used_adapter_makes_room(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    first = {name: await _load_and_generate(adaptable, name, prompt) for name in "ab"}
+    await _tokens(adaptable, prompt, "a")
+    first["c"] = await _load_and_generate(adaptable, "c", prompt)
+    assert _weights_in_memory(adaptable) == ["a", "c"]
+    assert adaptable.details()["adapters"] == ["a", "b", "c"]
+    assert await _tokens(adaptable, prompt, "b") == first["b"]  # loaded again
+    assert _weights_in_memory(adaptable) == ["b", "c"]
+
+
+async def _load_and_generate(model: LanguageModel, name: str, prompt: str) -> list[int]:
+    await _load(model, name)
+    return await _tokens(model, prompt, name)
+
+
+async def test_adapters_in_use_and_pinned_ones_stay_in_memory(adaptable: LanguageModel) -> None:
+    prompt = prompts(2, 30)[1]
+    await _load(adaptable, "a", pinned=True)
+    await _load(adaptable, "b")
+    expected = await _tokens(adaptable, prompt, "b", 60)
+    call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=60, adapter="b"), stream=True)
+    async with aclosing(adaptable.generate(call)) as chunks:
+        received = [await anext(chunks)]
+        with pytest.raises(Overloaded, match="no room for the adapter 'c': all 2 in memory are in use"):
+            await _load(adaptable, "c")
+        await adaptable.unload_adapter(UnloadAdapter("b"))  # the call is completed all the same
+        received += [chunk async for chunk in chunks]
+    assert ids(merge_chunks(received).texts[0]) == expected
+    assert _weights_in_memory(adaptable) == ["a"]
+    await _load(adaptable, "c")
+    assert _weights_in_memory(adaptable) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": b"not safetensors"}, "adapter 'x' cannot be read"),
+        ({"config": b"[]"}, "expected adapter_config.json to be an object"),
+        ({"config": b"{"}, "adapter 'x' cannot be read"),
+        ({"config": b'{"peft_type": "LORA", "lora_alpha": "much"}'}, "expected lora_alpha and alpha_pattern as finite"),
+        ({"config": b'{"peft_type": "LORA", "alora_invocation_tokens": [1]}'}, "alora_invocation_tokens is"),
+        ({"tensors": {"lora_A": [4, 64]}}, "lacks lora_B"),
+        ({"tensors": {"lora_A": [4, 64], "lora_B": [64, 5]}}, "expected weights .rank, in. and .out, rank."),
+        ({"tensors": {"lora_A": [4, 63], "lora_B": [64, 4]}}, "does not fit the layer"),
+        ({"tensors": {"lora_A": [40, 64], "lora_B": [64, 40]}}, "a rank of at most 32 .max_adapter_rank., got 40"),
+        ({"tensors": {"lora_A": [4, 64], "lora_B": [64, 4]}, "nan": True}, "are not finite"),
+        ({"tensors": {"lora_A": [4, 64], "lora_B": [64, 4]}, "layer": "lm_head"}, "cannot be adapted"),
+        ({"tensors": {"lora_A": [4, 64], "lora_B": [64, 4]}, "layer": "model.layers.9.self_attn.q_proj"}, "cannot be"),
+        ({"tensors": {}}, "has no weights"),
+        ({"size": 2 << 20}, "is too large: expected at most 1 MiB .adapter_memory., got 2 MiB"),
+        ({"missing": True}, "no adapter_model.safetensors"),
+    ],
+)
+async def test_broken_adapters_leave_the_model_as_it_was(
+    broken: LanguageModel, change: dict[str, Any], message: str
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    folder = Path(broken.spec.uri) / "later" / "x"
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_bytes(change.get("config", b'{"peft_type": "LORA"}'))
+    weights = folder / "adapter_model.safetensors"
+    layer = change.get("layer", "model.layers.0.self_attn.q_proj")
+    tensors = {
+        f"base_model.model.{layer}.{kind}.weight": torch.full(shape, float("nan") if change.get("nan") else 1.0)
+        for kind, shape in change.get("tensors", {"lora_A": [4, 64], "lora_B": [64, 4]}).items()
+    }
+    save_file(tensors, weights)
+    if "weights" in change or "size" in change:
+        weights.write_bytes(change.get("weights", bytes(change.get("size", 0))))
+    if "missing" in change:
+        weights.unlink()
+    plain = await _tokens(broken, "one two three")
+    with pytest.raises(InvalidInput, match=message):
+        await _load(broken, "x")
+    assert (broken.details()["adapters"], _weights_in_memory(broken)) == ([], [])
+    assert await _tokens(broken, "one two three") == plain
+
+
+@pytest.fixture(scope="module")
+def broken(adapter_folder: Path) -> Iterator[LanguageModel]:
+    with _adaptable(adapter_folder, max_adapter_rank=32, adapter_memory=1) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "error", "message"),
+    [
+        ("a:b", "a", InvalidInput, "`lora_name` must be 1 to 128 letters"),
+        ("", "a", InvalidInput, "`lora_name` must be"),
+        ("a" * 129, "a", InvalidInput, "`lora_name` must be"),
+        ("x", "../adapters", InvalidInput, "must be a folder in the folder of adapters"),
+        ("x", "..", InvalidInput, "must be a folder in the folder of adapters"),
+        ("x", "link", InvalidInput, "must be a folder in the folder of adapters"),
+        ("x", "/etc", InvalidInput, "must be a folder in the folder of adapters"),
+        ("x", "nowhere", PathNotFound, "there is no such folder"),
+        ("x", "a\0b", InvalidInput, "must be the path of a folder"),
+    ],
+)
+async def test_names_and_paths_of_adapters_are_checked(
+    broken: LanguageModel, name: str, path: str, error: type[Exception], message: str
+) -> None:
+    link = Path(broken.spec.uri) / "later" / "link"
+    if not link.is_symlink():
+        link.symlink_to(Path(broken.spec.uri).parent)
+    with pytest.raises(error, match=message):
+        await _load(broken, name, path)
+
+
+@pytest.mark.parametrize("options", [{"replicas": 2}, {"placement": "process"}])
+async def test_adapters_of_models_in_other_processes_do_not_change(options: dict[str, Any]) -> None:
+    model = LanguageModel(ModelSpec(name="m", **options))
+    with pytest.raises(NotSupported, match="only for a model with one replica in the server's process"):
+        await _load(model, "a")
+    with pytest.raises(NotSupported, match="only for a model with one replica"):
+        await model.unload_adapter(UnloadAdapter("a"))

@@ -286,9 +286,11 @@ async def test_adapters_are_listed_as_models(server: TextServer) -> None:
     cards = (await server.request("GET", "/v1/models")).json["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [
         ("ReverseModel", None),
+        ("pirate", "ReverseModel"),
         ("ReverseModel:pirate", "ReverseModel"),
     ]
-    assert (await server.request("GET", "/v1/models/ReverseModel:pirate")).json == cards[1]
+    assert (await server.request("GET", "/v1/models/pirate")).json == cards[1]
+    assert (await server.request("GET", "/v1/models/ReverseModel:pirate")).json == cards[2]
     for path, body in (("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "a"})):
         response = await server.post(f"/v1/{path}", {"model": "ReverseModel:pirate", **body})
         assert response.json["model"] == "ReverseModel"

@@ -180,7 +180,7 @@ async def test_openai_from_a_thread(server: TextServer) -> None:
 
 
 async def test_openai_models(client: openai.AsyncOpenAI) -> None:
-    assert [m.id async for m in client.models.list()] == ["ReverseModel", "ReverseModel:pirate"]
+    assert [m.id async for m in client.models.list()] == ["ReverseModel", "pirate", "ReverseModel:pirate"]
     assert (await client.models.retrieve("ReverseModel")).object == "model"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("missing")

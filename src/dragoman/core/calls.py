@@ -144,6 +144,24 @@ class Tokenize(msgspec.Struct, ModelCall[Tokenized], frozen=True):
     prompt: Prompt
 
 
+class LoadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
+    """Load a LoRA adapter of the model from a path in its folder of adapters.
+
+    replaces: an adapter of this name is replaced, else an error. pinned: it stays in memory.
+    """
+
+    name: str
+    path: str
+    replaces: bool = False
+    pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
+    """Unload a LoRA adapter of the model; calls that use it are completed."""
+
+    name: str
+
+
 class Embedded(msgspec.Struct, frozen=True):
     """The answer to `Embed`: an FP32 matrix [number of inputs, dimension], and the number of input tokens."""
 

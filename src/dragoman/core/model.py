@@ -120,6 +120,14 @@ class Model:
         """Return the tokens of the prompt as `Tokenized`."""
         raise NotImplementedError
 
+    def load_adapter(self, call: calls.LoadAdapter) -> Any:
+        """Load a LoRA adapter."""
+        raise NotImplementedError
+
+    def unload_adapter(self, call: calls.UnloadAdapter) -> Any:
+        """Unload a LoRA adapter."""
+        raise NotImplementedError
+
     def embed(self, call: calls.Embed) -> Any:
         """Return one vector per text as `Embedded`."""
         raise NotImplementedError

@@ -70,7 +70,8 @@ class Sampling:
     tokens with this number of top tokens each (None: off).
     truncate: keep only this number of the prompt's last tokens (None: all).
     skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
-    grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none).
+    grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none). adapters: those of the
+    prompts, one each, instead of `adapter`.
     model_defaults: names of fields that the request leaves to the model, whose own defaults then replace these.
     """
 
@@ -107,6 +108,7 @@ class Sampling:
     grammar: Grammar | None = None
     adapter: str = ""
     model_defaults: frozenset[str] = frozenset()
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from dragoman.core.calls import (
     Tokenize,
     Unload,
 )
-from dragoman.core.errors import Forbidden, ModelNameMissing, NotReady, Unauthorized
+from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
 from dragoman.core.metrics import Family, sum_families
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.signature import Signature
@@ -233,7 +233,12 @@ class Engine:
             request = self.registry.resolve_handler(request)
             self._model_of(request, Handle)
         if request.model and not self._draining:
-            return self.registry.route(request.model, request.version).begin(request)
+            try:
+                deployment = self.registry.route(request.model, request.version)
+            except ModelNotFound as error:
+                request = self.registry.resolve_adapter(request, error)
+                deployment = self.registry.route(request.model)
+            return deployment.begin(request)
         return self._find(request).begin(request)
 
     async def call(self, request: Request[A]) -> Response[A]:
@@ -242,7 +247,12 @@ class Engine:
 
     def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         """Return the responses to a model call as they come. Closing the generator cancels the call."""
-        return self._find(request).stream(request)
+        try:
+            deployment = self._find(request)
+        except ModelNotFound as error:
+            request = self.registry.resolve_adapter(request, error)
+            deployment = self._find(request)
+        return deployment.stream(request)
 
     async def infer(
         self,

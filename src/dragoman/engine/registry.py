@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from dragoman.core import error_texts
-from dragoman.core.calls import Request
+from dragoman.core.calls import Generate, Request
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
@@ -153,6 +153,21 @@ class ModelRegistry:
     def unknown(self, name: str, version: str = "") -> str:
         """Return the text of MLServer for a model that does not exist, "" if errors have those of Triton."""
         return error_texts.unknown_model_of_mlserver(name, version) if self._has_texts_of_mlserver else ""
+
+    def resolve_adapter(self, request: Request[A], error: ModelNotFound) -> Request[A]:
+        """Return a request for text that names an adapter instead of a model, with its model.
+
+        Raises the error if no model, or several, have an adapter of this name.
+        """
+        call, name = request.call, request.model
+        models = {
+            each.spec.name for each in self.all() if each.is_loaded and name in each.loaded.details.get("adapters", ())
+        }
+        if not isinstance(call, Generate) or len(models) != 1:
+            raise error
+        sampling = replace(call.sampling, adapter=name, adapters=())
+        adapted = structs.replace(call, sampling=sampling)
+        return structs.replace(request, model=models.pop(), call=adapted, models=None)
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""

@@ -5,6 +5,7 @@ import logging
 import queue
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 
 from dragoman.core.errors import DragomanError, ModelFailed, Overloaded, WorkerLost
 from dragoman.core.text import Generation, PromptInfo, Text, merge_chunks
@@ -59,6 +60,21 @@ class AsyncEngine:
         finally:
             self._open -= len(jobs)
             self.commands.put(lambda engine: self._end(engine, jobs))
+
+    def execute(self, function: Callable[[GenerationEngine], None]) -> "Future[None]":
+        """Execute a function between two steps, in the engine's thread."""
+        future: Future[None] = Future()
+
+        def command(engine: GenerationEngine) -> None:
+            try:
+                function(engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self.commands.put(command)
+        return future
 
     def close(self) -> None:
         """Stop the engine; open calls fail with WorkerLost."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -12,6 +12,8 @@ from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Token
 from dragoman.generation import sampler
+from dragoman.generation.adapters import AdapterLayers, LoraWeights
+from dragoman.generation.cache import CacheManager
 from dragoman.generation.completion_writer import CompletionWriter, EndConditions
 from dragoman.generation.input_processor import EngineLimits
 from dragoman.generation.job import BatchRow, GenerationJob, Sequence
@@ -44,6 +46,9 @@ class ModelRunner(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def adapters(self) -> AdapterLayers: ...
 
     def run(self, cache: Any, rows: Any) -> torch.Tensor:
         """Compute the rows' tokens; return the wanted logits in order, [wanted, vocabulary], FP32."""
@@ -93,6 +98,16 @@ class GenerationEngine:
     def release_memory(self) -> None:
         """Free the key-value cache; the prefix cache is kept."""
         self._memory.release()
+
+    def add_adapter(self, name: str, weights: Mapping[str, LoraWeights]) -> None:
+        """Add a LoRA adapter for later jobs. Raises ModelFailed if it does not fit the model."""
+        self._runner.adapters.add(name, weights)
+        if isinstance(self._memory, CacheManager):  # machine code, which needs no cleared slots, applies no adapters
+            self._memory.clear_freed_slots()
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove a LoRA adapter that no job uses."""
+        self._runner.adapters.remove(name)
 
     def add(self, job: GenerationJob) -> None:
         self.scheduler.add(job)

@@ -88,6 +88,9 @@ _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 class LinearLayer(Protocol):
     """A linear layer. `product` and `plus` require at least `MIN_ROWS` rows."""
 
+    in_features: int
+    out_features: int
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
     def product(self, rows: torch.Tensor) -> torch.Tensor: ...
     def plus(self, rows: torch.Tensor, added: torch.Tensor) -> torch.Tensor: ...
@@ -235,6 +238,7 @@ class UnpackedLinear:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self._weight, self._bias = (layers[0].weight, layers[0].bias) if len(layers) == 1 else _concatenate(layers)
+        self.out_features, self.in_features = self._weight.shape
         begin = 0
         for layer in layers:  # the layers become views, so that weights exist only once
             stop = begin + len(layer.weight)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dragoman.core.errors import ModelFailed
-from dragoman.generation.adapters import AdapterRows, attach
+from dragoman.generation.adapters import AdapterLayers
 from dragoman.generation.job import BatchRow, Sequence
 from dragoman.generation.pretrained import TOLERANCE, Pretrained
 from dragoman.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
@@ -124,14 +123,12 @@ class GeneralRunner:
     native = False
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
 
-    def __init__(self, pretrained: Pretrained, adapters: Mapping[str, Path]) -> None:
+    def __init__(self, pretrained: Pretrained) -> None:
         self.model, self.config = pretrained.model, pretrained.config
         self.dtype, self.device = pretrained.dtype, pretrained.device
         self.is_encoder_decoder = pretrained.is_encoder_decoder
         self._adaptive_threads: AdaptiveThreads | None = None
-        self._adapters: AdapterRows | None = None
-        if adapters:
-            self._adapters = attach(self.model, adapters, self.dtype, self.device)
+        self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
         self._forced_bos: int | None = None
         self._caches = True
         sizes = self._check()
@@ -166,8 +163,7 @@ class GeneralRunner:
     # --- forward pass ------------------------------------------------------------------------------------
 
     def _compute(self, states: SequenceStates, row: BatchRow) -> torch.Tensor:
-        if self._adapters is not None:
-            self._adapters.assign_all(row.adapter)
+        self.adapters.assign([row.adapter])
         state = states.of.get(row.slot)
         if row.start and state is not None and state.arguments is not None and len(state.tokens) == row.start:
             state.ids = torch.cat((state.ids, self._tensor(row.tokens)), 1)

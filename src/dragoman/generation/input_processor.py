@@ -4,7 +4,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozenset[str]) -> None:
+def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: Collection[str]) -> None:
     """Raise InvalidInput naming the parameter, the expected range and the value."""
     for name, (holds, expected) in _LIMITS.items():
         value = getattr(sampling, name)
@@ -58,9 +58,10 @@ def check(sampling: Sampling, vocabulary: int, max_batch: int, adapters: frozens
             raise InvalidInput(f"{name}: expected token ids from 0 to {vocabulary - 1}, got {invalid[0]}")
     if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
         raise InvalidInput("logit_bias: expected finite numbers")
-    if sampling.adapter and sampling.adapter not in adapters:
-        names = ", ".join(sorted(adapters)) or "none"
-        raise InvalidInput(f"adapter: there is no '{sampling.adapter}'; there are: {names}")
+    for adapter in (sampling.adapter, *sampling.adapters):
+        if adapter and adapter not in adapters:
+            names = ", ".join(sorted(adapters)) or "none"
+            raise InvalidInput(f"adapter: there is no '{adapter}'; there are: {names}")
     _together(sampling, max_batch)
 
 
@@ -105,7 +106,7 @@ class InputProcessor:
         limits: EngineLimits,
         budget: int,
         ends: frozenset[int],
-        adapters: frozenset[str],
+        adapters: Collection[str],
         grammars: GrammarLimits | None = None,
         *,
         follows_grammars: bool = True,
@@ -136,6 +137,11 @@ class InputProcessor:
         check(sampling, self.vocabulary.size, self._limits.max_batch, self._adapters)
         if self._encodes and sampling.prompt_logprobs is not None:
             raise InvalidInput("prompt_logprobs: expected none: this model reads prompts with an encoder")
+        if sampling.adapters and len(sampling.adapters) != len(call.prompts):
+            count = len(call.prompts)
+            raise InvalidInput(
+                f"adapter: expected one adapter for each of {count} prompts, got {len(sampling.adapters)}"
+            )
         bad = tuple(self._words(sampling))
         guides = self._guides(sampling)
         prompts = []
@@ -145,7 +151,8 @@ class InputProcessor:
             seed = None
             if sampling.do_sample:
                 seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-            request = PromptRequest(index, text, tuple(tokens), sampling, length, call.stream, seed, guides, bad)
+            own = replace(sampling, adapter=sampling.adapters[index]) if sampling.adapters else sampling
+            request = PromptRequest(index, text, tuple(tokens), own, length, call.stream, seed, guides, bad)
             prompts.append(replace(request, encoded=True) if self._encodes else request)
         checked_s = time.monotonic() - began_s
         return [replace(each, checked_s=checked_s) for each in prompts]

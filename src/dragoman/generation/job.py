@@ -74,7 +74,7 @@ class PromptRequest:
     index: position of the prompt in the call. text, tokens: the prompt. length: maximum number of new tokens.
     seed: None without sampling. guides: creates a grammar guide for each completion. bad: forbidden words as tokens.
     checked_s: seconds taken to validate and tokenize the call. encoded: the prompt is read by an encoder, so that the
-    completion is a text of its own.
+    completion is a text of its own. adapter: the LoRA weights in memory to apply, "" for none.
     """
 
     index: int
@@ -88,6 +88,7 @@ class PromptRequest:
     bad: tuple[tuple[int, ...], ...] = ()
     checked_s: float | None = None
     encoded: bool = False
+    adapter: str = ""
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -127,7 +128,7 @@ class GenerationJob:
 
     def _begin(self) -> None:
         tokens = list(self.request.tokens)
-        self.sequences = [Sequence(tokens, len(tokens), self.request.sampling.adapter)]
+        self.sequences = [Sequence(tokens, len(tokens), self.request.adapter)]
 
     @property
     def width(self) -> int:

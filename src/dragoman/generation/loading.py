@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dragoman.core.errors import ModelFailed
 from dragoman.core.metrics import Family
 from dragoman.core.text import Generation, Prompt, TokenSpan
 from dragoman.generation import adapters
+from dragoman.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache import CacheManager
 from dragoman.generation.engine import GenerationEngine, SequenceMemory
@@ -56,6 +58,8 @@ class EngineOptions(GrammarLimits):
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
+    adapter_folder: folder, relative to the model's, from which clients may load adapters.
+    max_adapters, adapter_memory, max_adapter_rank: number of adapters in memory, MiB of their files, and rank of one.
     """
 
     max_batch: int = 32
@@ -71,6 +75,10 @@ class EngineOptions(GrammarLimits):
     speculative_ngram: int = 3
     adapters: Mapping[str, str] = field(default_factory=dict)
     generation_config: bool = True
+    adapter_folder: str = "adapters"
+    max_adapters: int = 8
+    adapter_memory: int = 1024
+    max_adapter_rank: int = 256
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
@@ -83,6 +91,9 @@ _MINIMA: Mapping[str, float] = {
     "cache_memory": 0,
     "speculative_tokens": 0,
     "speculative_ngram": 2,
+    "max_adapters": 1,
+    "adapter_memory": 1,
+    "max_adapter_rank": 1,
     **GRAMMAR_MINIMA,
 }
 
@@ -100,6 +111,7 @@ class LocalEngine:
     engine: GenerationEngine
     intake: InputProcessor
     details: Mapping[str, Any]
+    adapters: AdapterStore
 
     @property
     def active(self) -> int:
@@ -112,7 +124,25 @@ class LocalEngine:
         return self.intake.split_call(call)
 
     def generate(self, prompts: Sequence[PromptRequest]) -> AsyncGenerator[Generation, None]:
-        return self.service.generate(prompts)
+        names = {prompt.sampling.adapter for prompt in prompts} - {""}
+        return self._with_adapters(prompts, sorted(names)) if names else self.service.generate(prompts)
+
+    async def _with_adapters(
+        self, prompts: Sequence[PromptRequest], names: Sequence[str]
+    ) -> AsyncGenerator[Generation, None]:
+        """Generate with the weights that the adapters have now, which stay in memory until the call has ended."""
+        keys = {"": ""}
+        try:
+            for name in names:
+                key = self.adapters.try_acquire(name)
+                keys[name] = await asyncio.to_thread(self.adapters.acquire, name) if key is None else key
+            requests = [replace(prompt, adapter=keys[prompt.sampling.adapter]) for prompt in prompts]
+            async with aclosing(self.service.generate(requests)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            for key in filter(None, keys.values()):
+                self.adapters.release(key)
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self.intake.vocabulary.spans(prompt)
@@ -128,19 +158,22 @@ class LocalEngine:
 def load_engine(folder: Path, options: EngineOptions, capacity: int, name: str) -> LocalEngine:
     """Load the model of a folder. Raises ModelFailed if this engine cannot run it."""
     parts: list[tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]] = []
+    limits = AdapterLimits(options.max_adapters, options.adapter_memory, options.max_adapter_rank)
+    store = AdapterStore(folder / options.adapter_folder, limits)
 
     def make() -> GenerationEngine:  # PyTorch is only used in the engine's thread
-        parts.append(_engine(folder, options))
+        parts.append(_engine(folder, options, store))
         return parts[0][0]
 
-    service = AsyncEngine(make, capacity, name)
-    return LocalEngine(service, *parts[0])
+    store.service = service = AsyncEngine(make, capacity, name)
+    return LocalEngine(service, *parts[0], store)
 
 
-def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
+def _engine(
+    folder: Path, options: EngineOptions, store: AdapterStore
+) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    adapter_folders = adapters.folders(folder, options.adapters)
-    runner, pretrained = _load_runner(folder, options, device, adapter_folders)
+    runner, pretrained = _load_runner(folder, options, device)
     limits, budget, prefix = _memory_limits(runner, pretrained, options)
     memory: SequenceMemory
     if isinstance(runner, Runner):
@@ -157,7 +190,7 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         limits,
         budget,
         ends,
-        frozenset(adapter_folders),
+        store.names,
         options,
         encodes=runner.is_encoder_decoder,
         defaults=defaults,
@@ -176,9 +209,11 @@ def _engine(folder: Path, options: EngineOptions) -> tuple[GenerationEngine, Inp
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
         "chat_template": vocabulary.has_template,
-        "adapters": sorted(adapter_folders),
+        "adapters": store.names,  # which changes
     }
-    return GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(runner, options)), intake, details
+    engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(runner, options))
+    store.load_initial(adapters.folders(folder, options.adapters).items(), engine)
+    return engine, intake, details
 
 
 def _speculation(runner: Runner | GeneralRunner, options: EngineOptions) -> Speculation | None:
@@ -192,24 +227,20 @@ def _speculation(runner: Runner | GeneralRunner, options: EngineOptions) -> Spec
     return Speculation(options.speculative_tokens, options.speculative_ngram)
 
 
-def _load_runner(
-    folder: Path, options: EngineOptions, device: str, adapter_folders: Mapping[str, Path]
-) -> tuple[Runner | GeneralRunner, Pretrained]:
+def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
     pretrained = load_pretrained(folder, options.dtype, device)
     own_code = pretrained.is_encoder_decoder or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:
-            return Runner(pretrained, packed=packed, adapters=adapter_folders), pretrained
+            return Runner(pretrained, packed=packed), pretrained
         except PackingFailed as error:
             log.info("weights of model type %s are not packed: %s", pretrained.config.model_type, error)
             pretrained = load_pretrained(folder, options.dtype, device)
         except UnsupportedArchitecture as error:
             log.info("model type %s runs with its own code: %s", pretrained.config.model_type, error)
             break
-    if adapter_folders:
-        pretrained = load_pretrained(folder, options.dtype, device)  # without the adapters attached above
-    return GeneralRunner(pretrained, adapter_folders), pretrained
+    return GeneralRunner(pretrained), pretrained
 
 
 def _memory_limits(

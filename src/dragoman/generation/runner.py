@@ -5,13 +5,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from inspect import signature
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from dragoman.generation.adapters import AdapterRows, attach
+from dragoman.generation.adapters import AdapterLayers
 from dragoman.generation.attention import (
     CHECKED,
     NAME,
@@ -35,7 +34,6 @@ from dragoman.system.load_steps import report_step
 
 log = logging.getLogger("dragoman.generation")
 
-_NO_ADAPTERS: Mapping[str, Path] = {}
 # Tokens of two sequences by step, (sequence, tokens): both begin, one or both continue.
 _SAMPLE_STEPS = (((0, 7), (1, 5)), ((0, 1), (1, 3)), ((0, 1),), ((0, 2),))
 
@@ -65,31 +63,27 @@ class Runner:
     is_encoder_decoder = False
     fixed_bytes = 0
 
-    def __init__(
-        self, pretrained: Pretrained, *, packed: bool = True, adapters: Mapping[str, Path] = _NO_ADAPTERS
-    ) -> None:
+    def __init__(self, pretrained: Pretrained, *, packed: bool = True) -> None:
         AttentionInterface.register(NAME, attention)
         AttentionInterface.register(CHECKED, attention)
         AttentionMaskInterface.register(CHECKED, record_mask)
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self.fused: FusedModel | None = None
-        self._adapters: AdapterRows | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
         self.model, self.config = pretrained.model, pretrained.config
+        self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
         self._selects_logits = "logits_to_keep" in signature(self.model.forward).parameters
-        if adapters:
-            self._adapters = attach(self.model, adapters, self.dtype, self.device)
         with torch.inference_mode():
             expected = self._own_logits()
         shapes = self._use_our_attention(pretrained.default_context, expected)
         self.packed = packed and can_pack(self.dtype, self.device)
-        if not adapters:
-            report_step("compiling")
-            self._use_fast_paths(shapes, expected)
+        report_step("compiling")
+        self._use_fast_paths(shapes, expected)
         if self.fused is None and self.packed:
             pack(self.model)
             self._check_packed(expected)
+        self.adapters = AdapterLayers(self.model, self.fused, self.dtype, self.device, packed=self.packed)
 
     @property
     def bytes_per_token(self) -> int:
@@ -105,8 +99,21 @@ class Runner:
 
         Rows with one token, or with drafts, must come first. Returns [wanted, vocabulary], FP32, on the model's device.
         """
-        if self._native is not None:
+        if self._native is None:
+            return self._run(cache, rows)
+        adapted = [row for row in rows if row.adapter]
+        if not adapted:
             return self._native(cache, rows)
+        # Other sequences are computed in machine code all the same, so that their results do not depend on these.
+        others = [row for row in rows if not row.adapter]
+        groups = [(adapted, self._run(cache, adapted)), *([(others, self._native(cache, others))] if others else [])]
+        logits: dict[int, torch.Tensor] = {}
+        for group, wanted in groups:
+            logits |= zip(map(id, group), torch.split(wanted, [row.wanted for row in group]), strict=True)
+        return torch.cat([logits[id(row)] for row in rows])
+
+    def _run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
+        """Compute the rows in PyTorch."""
         spans: list[SlotSpan] = []
         outputs: list[int] = []
         first = 0
@@ -121,9 +128,7 @@ class Runner:
         decoding = next((i for i, span in enumerate(spans) if span.count > 1), len(spans))
         tokens = [token for row in rows for token in row.tokens]
         positions = [position for span in spans for position in range(span.start, span.stop)]
-        if self._adapters is not None:
-            names = [row.adapter for row in rows for _ in row.tokens]
-            self._adapters.assign(names, self.device)
+        self.adapters.assign([row.adapter for row in rows for _ in row.tokens])
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
             step = AttentionStep(cache, spans[:decoding], spans[decoding:])
             return self._forward(tokens, positions, outputs, step)

@@ -22,9 +22,11 @@ from dragoman.core.calls import (
     Gradient,
     Handle,
     Infer,
+    LoadAdapter,
     Request,
     SignatureFor,
     Tokenize,
+    UnloadAdapter,
 )
 from dragoman.core.errors import (
     MAX_CHARACTERS,
@@ -62,6 +64,8 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], An
     ApplyHessian: ("apply_hessian", derivative),
     Generate: ("generate", generation),
     Tokenize: ("tokenize", return_unchanged),
+    LoadAdapter: ("load_adapter", return_unchanged),
+    UnloadAdapter: ("unload_adapter", return_unchanged),
     Embed: ("embed", embeddings),
     Handle: ("handle", return_unchanged),
 }

@@ -1,6 +1,6 @@
 """LMI's health check and management of models: `/ping`, list, register, scale and unregister."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -10,6 +10,7 @@ from dragoman.core.calls import (
     Describe,
     IndexEntry,
     Load,
+    LoadAdapter,
     ModelDescription,
     Ready,
     Request,
@@ -17,10 +18,17 @@ from dragoman.core.calls import (
     ScaleModel,
     States,
     Unload,
+    UnloadAdapter,
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.protocols.lmi import messages
-from dragoman.protocols.text_common.parameters import ignored_header, object_body, reject_unknown
+from dragoman.protocols.text_common.parameters import (
+    after_authorization,
+    ignored_header,
+    object_body,
+    reject_unknown,
+    require_text,
+)
 from dragoman.protocols.wire import (
     EngineCall,
     Headers,
@@ -51,13 +59,33 @@ def routes(policy: Policy) -> list[Route]:
         Route("GET", "/models", _models, role="read", operation=messages.MODELS),
         Route("POST", "/models", register, role="admin", operation=messages.REGISTER),
         Route("GET", "/models/{model}", _model, role="read", operation=messages.MODEL),
-        Route("GET", "/models/{model}/adapters", _adapters, role="read", operation=messages.ADAPTERS),
+        *_adapter_routes(policy),
         Route("GET", "/models/{model}/{version}", _model, role="read", operation=messages.MODEL),
         Route("PUT", "/models/{model}", scale, role="admin", operation=messages.SCALE),
         Route("PUT", "/models/{model}/{version}", scale, role="admin", operation=messages.SCALE),
         Route("DELETE", "/models/{model}", _unregister, role="admin", operation=messages.UNREGISTER),
         Route("DELETE", "/models/{model}/{version}", _unregister, role="admin", operation=messages.UNREGISTER),
     ]
+
+
+def _adapter_routes(policy: Policy) -> list[Route]:
+    def add(http: HttpRequest) -> PreliminaryCall[None]:
+        return _load_adapter(http, policy, "", "registered")
+
+    def update(http: HttpRequest) -> PreliminaryCall[None]:
+        return _load_adapter(http, policy, http.params["adapter"], "updated")
+
+    routes = []
+    for base in ("/adapters", "/models/{model}/adapters"):
+        one = f"{base}/{{adapter}}"
+        routes += [
+            Route("GET", base, _adapters, role="read", operation=messages.ADAPTERS),
+            Route("POST", base, add, role="admin", operation=messages.ADD_ADAPTER),
+            Route("GET", one, _adapter, role="read", operation=messages.ADAPTER),
+            Route("DELETE", one, _remove_adapter, role="admin", operation=messages.REMOVE_ADAPTER),
+            Route("POST", f"{one}/update", update, role="admin", operation=messages.UPDATE_ADAPTER),
+        ]
+    return routes
 
 
 def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
@@ -125,10 +153,49 @@ def _model(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse
 
 def _adapters(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
     def reply(response: Response[ModelDescription]) -> HttpResponse:
-        names = response.answer.details.get("adapters") or ()
-        return json_response({"adapters": [{"name": name} for name in names]})
+        return json_response({"adapters": [{"name": name} for name in _names(response)]})
 
-    return EngineCall(Request(Describe(), http.params["model"]), reply)
+    return EngineCall(_describe(http), reply)
+
+
+def _adapter(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:
+    """Describe one adapter, in a list as LMI does."""
+    name = http.params["adapter"]
+
+    def reply(response: Response[ModelDescription]) -> HttpResponse:
+        if name not in _names(response):
+            raise ModelNotFound(f"The adapter was not found: {name[:128]}")
+        return json_response([{"name": name}])
+
+    return EngineCall(_describe(http), reply)
+
+
+def _describe(http: HttpRequest) -> Request[ModelDescription]:
+    return Request(Describe(LoadAdapter), http.params.get("model", ""))
+
+
+def _names(response: Response[ModelDescription]) -> Sequence[str]:
+    return response.answer.details.get("adapters") or ()
+
+
+def _load_adapter(http: HttpRequest, policy: Policy, name: str, done: str) -> PreliminaryCall[None]:
+    """Load the adapter of a query; `name` is that of the path, which is replaced if it exists."""
+    query = _query(http)
+    headers = _ignored_headers(query, ("name", "src", "pin", "preload"), policy)
+    replaces, name = bool(name), name or require_text(query, "name")
+    call = LoadAdapter(name, require_text(query, "src"), replaces, query.get("pin", "").lower() == "true")
+    request = Request(call, http.params.get("model", ""))
+    return after_authorization(
+        http, EngineCall(request, lambda _: json_response({"status": f"Adapter {name} {done}"}, 200, headers))
+    )
+
+
+def _remove_adapter(http: HttpRequest) -> PreliminaryCall[None]:
+    name = http.params["adapter"]
+    request = Request(UnloadAdapter(name), http.params.get("model", ""))
+    return after_authorization(
+        http, EngineCall(request, lambda _: json_response({"status": f"Adapter {name} unregistered"}))
+    )
 
 
 def _register(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:

@@ -79,6 +79,11 @@ PING = Operation("Check the health of all models", {200: {JSON: dict[str, Any]}}
 MODELS = Operation("List the models", {200: {JSON: ModelPage}}, query={"limit": _LIMIT, "next_page_token": _NEXT})
 MODEL = Operation("Describe the versions of a model", {200: {JSON: list[ModelEntry]}})
 ADAPTERS = Operation("List the adapters of a model", {200: {JSON: AdapterList}})
+ADAPTER = Operation("Describe an adapter", {200: {JSON: list[Adapter]}})
+_SOURCE = {"src": {"type": "string"}, "pin": {"type": "boolean"}, "preload": {"type": "boolean"}}
+ADD_ADAPTER = Operation("Load an adapter", {200: {JSON: Done}}, query={"name": {"type": "string"}, **_SOURCE})
+UPDATE_ADAPTER = Operation("Load an adapter again", {200: {JSON: Done}}, query=_SOURCE)
+REMOVE_ADAPTER = Operation("Unload an adapter", {200: {JSON: Done}})
 REGISTER = Operation(
     "Register a model",
     {200: {JSON: Done}},

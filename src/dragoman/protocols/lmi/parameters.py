@@ -58,13 +58,13 @@ def _stop() -> ValueKind:
 
 
 def _adapters() -> ValueKind:
-    def read(value: Any) -> str:
-        name = value[0] if isinstance(value, list) and len(value) == 1 else value
-        if not isinstance(name, str):
+    def read(value: Any) -> tuple[str, ...]:
+        names = value if isinstance(value, list) else [value]
+        if not names or not all(isinstance(name, str) for name in names):
             raise InvalidValueError
-        return name
+        return tuple(names)
 
-    return ValueKind("the name of an adapter", read)
+    return ValueKind("the name of an adapter, or a list of one for each input", read)
 
 
 ADAPTERS = _adapters()
@@ -78,7 +78,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "top_n_tokens": sets("top_logprobs"),
     "min_length": sets("min_new_tokens"),
     "bad_sequences": sets("bad_words"),
-    "adapters": sets("adapter", ADAPTERS),
+    "adapters": sets("adapters", ADAPTERS),
     "grammar": sets("grammar", GRAMMAR),
     "response_format": sets("grammar", RESPONSE_FORMAT),
     **GUIDED,
@@ -117,6 +117,9 @@ def parse_generation_parameters(
         unused += _remove_unsupported(parameters, values, policy)
     parameters = replace(parameters, ignored=(*parameters.ignored, *unused))
     fields = parameters.fields
+    if len(fields.get("adapters", ())) == 1:
+        fields["adapter"] = fields.pop("adapters")[0]
+        parameters.names["adapter"] = "adapters"
     if infer_do_sample and "do_sample" not in fields:
         fields["do_sample"] = any(fields.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     if trtllm and fields.get("do_sample"):

@@ -249,4 +249,4 @@ def _values(body: Mapping[str, Any], http: HttpRequest) -> dict[str, Any]:
             f"Received payload {format_value(body)}"
         ) from error
     adapters = body.get("adapters") or http.headers.get(_ADAPTER) or attributes(http).get("adapters")
-    return {**values, "adapters": check_value("adapters", adapters, ADAPTERS)} if adapters else values
+    return {**values, "adapters": list(check_value("adapters", adapters, ADAPTERS))} if adapters else values

@@ -23,7 +23,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer
-from dragoman.protocols.openai import messages
+from dragoman.protocols.openai import adapters, messages
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman.protocols.text_common import messages as text_messages
@@ -181,7 +181,8 @@ class OpenAi:
             "permission": [],
         }
         named = model.details.get("adapters") or ()
-        return [card, *({**card, "id": f"{model.name}:{name}", "parent": model.name} for name in named)]
+        ids = [name for adapter in named for name in (adapter, f"{model.name}:{adapter}")]
+        return [card, *({**card, "id": name, "parent": model.name} for name in ids)]
 
     def version(self, http: HttpRequest) -> EngineCall[ServerDescription, HttpResponse]:
         """Return the version of the server, as vLLM does."""
@@ -229,6 +230,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{base}/completions", at.completions, role="infer", operation=text_messages.COMPLETE),
             Route("POST", f"{base}/embeddings", at.embeddings, role="infer", operation=embed),
         ]
+    routes += adapters.routes(policy)
     stored = Responses(policy, write_error)
     respond = messages.respond(RESPONSE_PARAMETERS)
     routes += [

@@ -10,14 +10,23 @@ from urllib.parse import quote
 
 import orjson
 
-from dragoman.core.calls import Answer, ModelCall, Request
+from dragoman.core.calls import Answer, Authorize, ModelCall, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import KINDS, InvalidValueError, ValueKind, check_value, sampling, without_effect
 from dragoman.core.text import Grammar, Sampling, Text, Token
 from dragoman.formats.json_document import parse_json
 from dragoman.formats.json_scan import check_json
 from dragoman.protocols.text_common.schema_keywords import remove_unenforced
-from dragoman.protocols.wire import Buffer, Headers, HttpRequest, HttpResponse, Policy
+from dragoman.protocols.wire import (
+    Buffer,
+    EngineCall,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    Policy,
+    PreliminaryCall,
+    control_token,
+)
 from dragoman.system.request_context import client_request_id
 
 
@@ -62,6 +71,14 @@ def get_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def require_text(values: Mapping[str, Any], name: str) -> str:
+    """Return the text in a field. Raises InvalidInput if it is missing or empty."""
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"`{name}` must be a text that is not empty; got {_noun(value)}")
+    return value
+
+
 def _noun(value: Any) -> str:
     nouns = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return nouns.get(type(value), "a number")
@@ -72,6 +89,15 @@ def build_request(call: ModelCall[Answer], http: HttpRequest, policy: Policy, mo
     metadata = policy.forwarded_headers(http.headers) if policy.forward_headers else {}
     name, version = http.params.get("model", model), http.params.get("version", "")
     return Request(call, name, version, client_request_id(http.headers), None, metadata)
+
+
+def after_authorization(http: HttpRequest, call: EngineCall[None, HttpResponse]) -> PreliminaryCall[None]:
+    """Return a call that changes a model, if the request may do that."""
+
+    def then(_: Response[None]) -> EngineCall[None, HttpResponse]:
+        return call
+
+    return PreliminaryCall(Request(Authorize(control_token(http.headers))), then)
 
 
 def event(value: Any) -> bytes:

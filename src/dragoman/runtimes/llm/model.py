@@ -1,9 +1,12 @@
 """Text generation with our own engine, for any Hugging Face decoder."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.calls import LoadAdapter, UnloadAdapter
+from dragoman.core.errors import NotSupported
 from dragoman.core.runtime import Runtime
 from dragoman.generation import folder as folders
 from dragoman.runtimes.llm import RUNTIME
@@ -41,3 +44,20 @@ class LanguageModel(TextModel):
 
         options = loading.parse_options(self.spec.parameters)
         return loading.load_engine(folder, options, self.spec.max_queue, f"text-{self.spec.name}")
+
+    async def load_adapter(self, call: LoadAdapter) -> None:
+        self._check_local()
+        load = self.text_engine.adapters.load
+        await asyncio.to_thread(load, call.name, call.path, replaces=call.replaces, is_pinned=call.pinned)
+
+    async def unload_adapter(self, call: UnloadAdapter) -> None:
+        self._check_local()
+        self.text_engine.adapters.unload(call.name)
+
+    def _check_local(self) -> None:
+        """Raise NotSupported if other processes have copies of the model, or it would be lost with its process."""
+        if self.spec.replicas > 1 or self.spec.placement == "process":
+            raise NotSupported(
+                "adapters can be loaded and unloaded only for a model with one replica in the server's process; with "
+                "others, set the parameter 'adapters' or use the folder 'adapters' of the model"
+            )
