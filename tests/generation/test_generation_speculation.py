@@ -1,15 +1,18 @@
 """Speculative decoding: the same completions in fewer steps, and metrics of the drafts."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 
+from dragoman.core.errors import ModelFailed
 from dragoman.core.text import Grammar
-from dragoman.generation.speculation import PromptLookup
+from dragoman.generation.speculation import DraftRate, PromptLookup
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import engine_metrics, ids, load_model, prompts, text, text_engine
 
@@ -138,10 +141,87 @@ def test_prompt_lookup() -> None:
 
 
 def test_drafts_that_are_rarely_accepted_pause() -> None:
-    lookup, tokens = PromptLookup(2), [1, 2, 3, 1, 2]
+    rate = DraftRate()
     for _ in range(4):
-        assert lookup.propose(tokens, 4) == [3, 1, 2, 3]
-        lookup.record(4, 1)
-    assert [lookup.propose(tokens, 1) for _ in range(33)] == [*[[]] * 32, [3]]
-    lookup.record(16, 5)
-    assert lookup.propose(tokens, 1) == [3]
+        assert not rate.is_paused()
+        rate.record(4, 1)
+    assert [rate.is_paused() for _ in range(33)] == [*[True] * 32, False]
+    rate.record(16, 5)
+    assert not rate.is_paused()
+
+
+# --- draft model -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drafting(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    """A model whose draft model has one layer less, and so often agrees."""
+    import transformers
+
+    small = tmp_path_factory.mktemp("draft") / "small"
+    copytree(folders / "tiny-llama", small)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(small)
+    model.config.num_hidden_layers -= 1
+    del model.model.layers[-1]
+    model.save_pretrained(small)
+    loaded = load_model(folders / "tiny-llama", prefill_chunk=24, speculative_tokens=4, draft_model=str(small))
+    yield loaded
+    asyncio.run(loaded.close())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+async def test_completions_are_those_without_a_draft_model(
+    llama: LanguageModel, drafting: LanguageModel, name: str
+) -> None:
+    for prompt in (REPEATED, prompts(3)[1]):
+        assert await text(drafting, prompt, **PARAMETERS[name]) == await text(llama, prompt, **PARAMETERS[name])
+
+
+async def test_a_crowd_with_a_draft_model(llama: LanguageModel, drafting: LanguageModel) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (prompt, {"max_new_tokens": 12 + i, "do_sample": i % 2 == 1, "seed": i}) for i, prompt in enumerate(prompts(7))
+    ]
+    expected = [await text(llama, prompt, **parameters) for prompt, parameters in requests]
+    before = _counts(drafting)
+    crowd = await asyncio.gather(*(text(drafting, prompt, **parameters) for prompt, parameters in requests))
+    assert crowd == expected
+    drafted, accepted, _ = (now - then for now, then in zip(_counts(drafting), before, strict=True))
+    assert 0 < accepted < drafted
+
+
+async def test_a_failing_draft_model_is_switched_off(
+    llama: LanguageModel, drafting: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = text_engine(drafting).engine
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no drafts")
+
+    source = engine._speculation._source
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "propose", fail)
+        patch.setattr(engine, "_speculation", engine._speculation)  # restored afterwards
+        assert await text(drafting, REPEATED, max_new_tokens=9) == await text(llama, REPEATED, max_new_tokens=9)
+        assert engine._speculation is None
+    await text(drafting, REPEATED, max_new_tokens=9)
+    text_engine(drafting).service.commands.put(lambda each: each.release_memory())
+    _counts(drafting)
+    assert (source._states, source._cache.slots, len(source._free)) == ({}, 0, 32)
+
+
+def test_draft_models_with_another_vocabulary_are_rejected(folders: Path, tmp_path: Path) -> None:
+    import transformers
+
+    other = tmp_path / "other"
+    copytree(folders / "tiny-llama", other)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(other)
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    model.save_pretrained(other)
+    with pytest.raises(ModelFailed, match="'draft_model': expected a model with the same vocabulary"):
+        load_model(folders / "tiny-llama", speculative_tokens=2, draft_model=str(other))
+    short = tmp_path / "short"
+    copytree(folders / "tiny-llama", short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    with pytest.raises(ModelFailed, match=r"expected a context of at least \d+ tokens \(max_context\), got 64"):
+        load_model(folders / "tiny-llama", speculative_tokens=2, draft_model=str(short))

@@ -97,6 +97,8 @@ class GenerationEngine:
 
     def release_memory(self) -> None:
         """Free the key-value cache; the prefix cache is kept."""
+        if self._speculation is not None:
+            self._speculation.keep(())
         self._memory.release()
 
     def add_adapter(self, name: str, weights: Mapping[str, LoraWeights]) -> None:
@@ -265,8 +267,8 @@ class GenerationEngine:
         accepted = going and index < len(drafts) and sequence.tokens[-1] == drafts[index]
         if accepted:
             sequence.computed += 1
-        elif self._speculation is not None and sequence.lookup is not None:
-            self._speculation.record(sequence.lookup, len(drafts), index)
+        elif self._speculation is not None:
+            self._speculation.record(sequence.rate, len(drafts), index)
         return accepted
 
     def _write_tokens(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
@@ -288,18 +290,21 @@ class GenerationEngine:
     def _draft(self, speculation: Speculation) -> None:
         """Draft tokens of decoding sequences, except those with a grammar or a beam search."""
         jobs = [cast("GenerationJob", task) for task in self.scheduler.running]
-        rows = sum(sequence.decoding for job in jobs for sequence in job.sequences)
+        drafting, rows = [], 0
         for job in jobs:
             for sequence in job.sequences:
                 sequence.drafts = []
-                if not sequence.decoding or sequence not in job.writers or job.request.guides is not None:
-                    continue
-                remaining = job.request.length - (len(sequence.tokens) - sequence.prompt)
-                count = speculation.count(rows, remaining)
-                if count:
-                    sequence.lookup = sequence.lookup or speculation.lookup()
-                    sequence.drafts = sequence.lookup.propose(sequence.tokens, count)
-                    rows += len(sequence.drafts)
+                rows += sequence.decoding
+                if sequence.decoding and sequence in job.writers and job.request.guides is None:
+                    remaining = job.request.length - (len(sequence.tokens) - sequence.prompt)
+                    drafting.append((sequence, sequence.tokens, sequence.rate, remaining))
+        try:
+            speculation.keep({sequence for sequence, *_ in drafting})
+            for (sequence, *_), drafts in zip(drafting, speculation.propose(drafting, rows), strict=True):
+                sequence.drafts = drafts
+        except Exception:
+            log.exception("drafts cannot be computed; speculative decoding is switched off")
+            self._speculation = None
 
     def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
         if self._run_for(job, job.take, sequence, choice):

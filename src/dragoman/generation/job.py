@@ -10,7 +10,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.text import PromptInfo, Sampling, Text, Token
 from dragoman.generation.completion_writer import CompletionWriter
 from dragoman.generation.grammar import GrammarGuide
-from dragoman.generation.speculation import PromptLookup
+from dragoman.generation.speculation import DraftRate
 from dragoman.generation.token_sampler import TokenChoice
 
 
@@ -48,7 +48,7 @@ class Sequence:
     cached: int = 0
     drafts: list[int] = field(default_factory=list)
     written: int = 0
-    lookup: PromptLookup | None = None
+    rate: DraftRate = field(default_factory=DraftRate)
 
     @property
     def pending(self) -> int:

@@ -19,6 +19,7 @@ from dragoman.generation import adapters
 from dragoman.generation.adapter_store import AdapterLimits, AdapterStore
 from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache import CacheManager
+from dragoman.generation.draft_model import DraftModel
 from dragoman.generation.engine import GenerationEngine, SequenceMemory
 from dragoman.generation.general import GeneralRunner, SequenceStates
 from dragoman.generation.generation_config import default_sampling, end_tokens
@@ -34,7 +35,7 @@ from dragoman.generation.pretrained import (
     load_pretrained,
 )
 from dragoman.generation.runner import PackingFailed, Runner
-from dragoman.generation.speculation import Speculation
+from dragoman.generation.speculation import DraftSource, PromptLookups, Speculation
 from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.system.load_steps import report_step
@@ -56,6 +57,7 @@ class EngineOptions(GrammarLimits):
     packed: store weights in the layout of the CPU's kernels.
     speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
+    draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
     adapter_folder: folder, relative to the model's, from which clients may load adapters.
@@ -73,6 +75,7 @@ class EngineOptions(GrammarLimits):
     packed: bool = True
     speculative_tokens: int = 0
     speculative_ngram: int = 3
+    draft_model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     generation_config: bool = True
     adapter_folder: str = "adapters"
@@ -174,7 +177,9 @@ def _engine(
 ) -> tuple[GenerationEngine, InputProcessor, Mapping[str, Any]]:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     runner, pretrained = _load_runner(folder, options, device)
-    limits, budget, prefix = _memory_limits(runner, pretrained, options)
+    drafter = _load_draft_model(folder, options, runner)
+    extra = 0 if drafter is None else drafter.bytes_per_token
+    limits, budget, prefix = _memory_limits(runner, pretrained, options, extra)
     memory: SequenceMemory
     if isinstance(runner, Runner):
         memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
@@ -211,12 +216,13 @@ def _engine(
         "chat_template": vocabulary.has_template,
         "adapters": store.names,  # which changes
     }
-    engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(runner, options))
+    engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(options, drafter, budget))
     store.load_initial(adapters.folders(folder, options.adapters).items(), engine)
     return engine, intake, details
 
 
-def _speculation(runner: Runner | GeneralRunner, options: EngineOptions) -> Speculation | None:
+def _load_draft_model(folder: Path, options: EngineOptions, runner: Runner | GeneralRunner) -> Runner | None:
+    """Return the draft model, None if there is none. Raises ModelFailed if it, or the model, cannot have drafts."""
     if not options.speculative_tokens:
         return None
     if not isinstance(runner, Runner):
@@ -224,7 +230,32 @@ def _speculation(runner: Runner | GeneralRunner, options: EngineOptions) -> Spec
         raise ModelFailed(
             f"parameter 'speculative_tokens': expected 0 for the architecture '{kind}', which has no drafts"
         )
-    return Speculation(options.speculative_tokens, options.speculative_ngram)
+    if not options.draft_model:
+        return None
+    drafter, pretrained = _load_runner(folder / options.draft_model, options, str(runner.device))
+    if not isinstance(drafter, Runner):
+        raise ModelFailed(f"parameter 'draft_model': models of type '{drafter.config.model_type}' cannot draft")
+    sizes = [each.config.vocab_size for each in (runner, drafter)]
+    own, other = (Vocabulary(each, 0).tokenizer.get_vocab() for each in (folder, folder / options.draft_model))
+    if own != other or sizes[0] != sizes[1]:
+        raise ModelFailed("parameter 'draft_model': expected a model with the same vocabulary")
+    context = options.max_context or int(getattr(runner.config, "max_position_embeddings", None) or 0)
+    if pretrained.context is not None and pretrained.context < context:
+        raise ModelFailed(
+            f"parameter 'draft_model': expected a context of at least {context} tokens (max_context), got "
+            f"{pretrained.context}"
+        )
+    return drafter
+
+
+def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) -> Speculation | None:
+    if not options.speculative_tokens:
+        return None
+    source: DraftSource = PromptLookups(options.speculative_ngram)
+    if drafter is not None:
+        drafter.set_threads(options.threads)
+        source = DraftModel(drafter, options.max_batch, budget, options.prefill_chunk)
+    return Speculation(options.speculative_tokens, source)
 
 
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
@@ -244,14 +275,17 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
 
 
 def _memory_limits(
-    runner: Runner | GeneralRunner, pretrained: Pretrained, options: EngineOptions
+    runner: Runner | GeneralRunner, pretrained: Pretrained, options: EngineOptions, extra: int
 ) -> tuple[EngineLimits, int, int]:
-    """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens."""
+    """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens.
+
+    extra: further bytes per token of the key-value cache.
+    """
     most = pretrained.context
     if most is not None and options.max_context > most:
         raise ModelFailed(f"max_context: expected at most {most}, the model's context, got {options.max_context}")
     context = options.max_context or pretrained.default_context
-    each, free = runner.bytes_per_token, _cache_bytes(runner, options)
+    each, free = runner.bytes_per_token + extra, _cache_bytes(runner, options)
     budget = min((free - runner.fixed_bytes) // each, options.max_batch * (context + 64))
     if budget < 128:
         raise ModelFailed(f"cache_memory: {free} bytes hold only {max(0, budget)} tokens of {each} bytes each")

@@ -1,7 +1,8 @@
 """Speculative decoding: drafts of the next tokens, which the model verifies in one step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dragoman.core.metrics import Family, Sample
 
@@ -16,6 +17,28 @@ _ACCEPTED = "dragoman_text_accepted_draft_tokens_total"
 
 
 @dataclass(slots=True)
+class DraftRate:
+    """How many drafts of one sequence are accepted. A sequence with too few gets none for some steps."""
+
+    _drafted: int = 0
+    _accepted: int = 0
+    _pause: int = 0
+
+    def is_paused(self) -> bool:
+        """Return whether the sequence gets no drafts in this step."""
+        self._pause, paused = max(0, self._pause - 1), self._pause > 0
+        return paused
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Record how many drafted tokens were accepted."""
+        self._drafted += drafted
+        self._accepted += accepted
+        if self._drafted >= _ENOUGH:
+            self._pause = _PAUSE_STEPS if self._accepted < _WORTHWHILE * self._drafted else 0
+            self._drafted = self._accepted = 0
+
+
+@dataclass(slots=True)
 class PromptLookup:
     """Drafts of one sequence: the tokens that followed the last occurrence of its last tokens.
 
@@ -25,15 +48,9 @@ class PromptLookup:
     ngram: int
     _positions: dict[tuple[int, ...], int] = field(default_factory=dict)  # of the token after an n-gram
     _indexed: int = 0
-    _drafted: int = 0
-    _accepted: int = 0
-    _pause: int = 0
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return at most `count` tokens."""
-        if self._pause:
-            self._pause -= 1
-            return []
         self._index(tokens)
         for size in range(self.ngram, _MIN_NGRAM - 1, -1):
             position = self._positions.get(tuple(tokens[-size:]))
@@ -44,14 +61,6 @@ class PromptLookup:
                 return text
         return []
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Record how many drafted tokens were accepted."""
-        self._drafted += drafted
-        self._accepted += accepted
-        if self._drafted >= _ENOUGH:
-            self._pause = _PAUSE_STEPS if self._accepted < _WORTHWHILE * self._drafted else 0
-            self._drafted = self._accepted = 0
-
     def _index(self, tokens: Sequence[int]) -> None:
         """Add the n-grams before the last token."""
         first = max(self._indexed, len(tokens) - _WINDOW, _MIN_NGRAM)
@@ -61,25 +70,66 @@ class PromptLookup:
         self._indexed = max(first, len(tokens))
 
 
+class DraftSource(Protocol):
+    """Proposes drafts. Sequences are identified by objects, and their tokens only grow."""
+
+    def propose(self, sequences: Sequence[tuple[Hashable, Sequence[int], int]]) -> list[list[int]]:
+        """Return drafts for sequences, given with their tokens and the maximum number of drafts."""
+
+    def keep(self, sequences: Collection[Hashable]) -> None:
+        """Forget all other sequences."""
+
+
+class PromptLookups:
+    """Drafts by prompt look-up."""
+
+    def __init__(self, ngram: int) -> None:
+        self._ngram = ngram
+        self._lookups: dict[Hashable, PromptLookup] = {}
+
+    def propose(self, sequences: Sequence[tuple[Hashable, Sequence[int], int]]) -> list[list[int]]:
+        return [
+            self._lookups.setdefault(sequence, PromptLookup(self._ngram)).propose(tokens, count)
+            for sequence, tokens, count in sequences
+        ]
+
+    def keep(self, sequences: Collection[Hashable]) -> None:
+        if len(self._lookups) > len(sequences):
+            self._lookups = {each: lookup for each, lookup in self._lookups.items() if each in sequences}
+
+
 class Speculation:
     """Drafts for the sequences of a step, at most `tokens` for each, and their metrics."""
 
-    def __init__(self, tokens: int, ngram: int) -> None:
-        self._tokens, self._ngram = tokens, ngram
+    def __init__(self, tokens: int, source: DraftSource) -> None:
+        self._tokens, self._source = tokens, source
         self._drafted = self._accepted = 0
 
-    def count(self, decoding: int, remaining: int) -> int:
-        """Return how many tokens may be drafted for a sequence.
+    def propose(
+        self, sequences: Sequence[tuple[Hashable, Sequence[int], DraftRate, int]], rows: int
+    ) -> list[list[int]]:
+        """Return drafts for sequences, given with their tokens, rates and the number of tokens that they may still get.
 
-        decoding: rows of the step so far. remaining: tokens that the sequence may still get.
+        rows: rows of the step without drafts.
         """
-        return max(0, min(self._tokens, _MAX_ROWS - decoding, remaining - 1))
+        wanted, indices = [], []
+        for i, (sequence, tokens, rate, remaining) in enumerate(sequences):
+            count = min(self._tokens, _MAX_ROWS - rows, remaining - 1)
+            if count > 0 and not rate.is_paused():
+                wanted.append((sequence, tokens, count))
+                indices.append(i)
+                rows += count
+        drafts: list[list[int]] = [[] for _ in sequences]
+        for i, each in zip(indices, self._source.propose(wanted) if wanted else (), strict=True):
+            drafts[i] = each
+        return drafts
 
-    def lookup(self) -> PromptLookup:
-        return PromptLookup(self._ngram)
+    def keep(self, sequences: Collection[Hashable]) -> None:
+        """Forget all other sequences."""
+        self._source.keep(sequences)
 
-    def record(self, lookup: PromptLookup, drafted: int, accepted: int) -> None:
-        lookup.record(drafted, accepted)
+    def record(self, rate: DraftRate, drafted: int, accepted: int) -> None:
+        rate.record(drafted, accepted)
         self._drafted += drafted
         self._accepted += accepted
 
