@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import ModelFailed
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.text import Grammar
 from dragoman.generation.speculation import DraftRate, PromptLookup
+from dragoman.protocols.metrics.vllm_names import families
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import engine_metrics, ids, load_model, prompts, text, text_engine
 
@@ -83,6 +85,16 @@ async def test_a_crowd_has_the_completions_of_single_requests(models: tuple[Lang
     expected = [await text(plain, prompt, **parameters) for prompt, parameters in requests]
     crowd = await asyncio.gather(*(text(speculating, prompt, **parameters) for prompt, parameters in requests))
     assert crowd == expected
+
+
+def test_names_of_the_metrics_in_vllm() -> None:
+    own = ("dragoman_text_draft_tokens_total", "dragoman_text_accepted_draft_tokens_total")
+    ours = [Family(name, "counter", "", (Sample(name, {"model": "m"}, value),)) for value, name in enumerate(own)]
+    samples = [(family.kind, sample.name, sample.value) for family in families(ours) for sample in family.samples]
+    assert samples == [
+        ("counter", "vllm:spec_decode_num_draft_tokens_total", 0),
+        ("counter", "vllm:spec_decode_num_accepted_tokens_total", 1),
+    ]
 
 
 async def test_drafts_save_steps_and_are_counted(speculating: LanguageModel) -> None:

@@ -13,10 +13,12 @@ _HISTOGRAMS: Mapping[str, str] = {
     "vllm:request_prompt_tokens": "dragoman_text_prompt_tokens",
     "vllm:request_generation_tokens": "dragoman_text_generated_tokens",
 }
-_GAUGES: Mapping[str, str] = {
+_SAME_KIND: Mapping[str, str] = {
     "vllm:num_requests_running": "dragoman_text_batch_size",
     "vllm:num_requests_waiting": "dragoman_text_queue_size",
     "vllm:kv_cache_usage_perc": "dragoman_text_cache_usage",
+    "vllm:spec_decode_num_draft_tokens_total": "dragoman_text_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total": "dragoman_text_accepted_draft_tokens_total",
 }
 _SUMS: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "dragoman_text_prompt_tokens",
@@ -27,7 +29,7 @@ _SUMS: Mapping[str, str] = {
 def families(ours: Iterable[Family]) -> Iterable[Family]:
     """Yield vLLM's families, as far as they follow from ours."""
     known = {family.name: family for family in ours}
-    for name, own in {**_HISTOGRAMS, **_GAUGES}.items():
+    for name, own in {**_HISTOGRAMS, **_SAME_KIND}.items():
         if own in known:
             family = known[own]
             samples = [(name + s.name.removeprefix(own), s.labels, s.value) for s in family.samples]
