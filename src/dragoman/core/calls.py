@@ -145,10 +145,7 @@ class Tokenize(msgspec.Struct, ModelCall[Tokenized], frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
-    """Load a LoRA adapter of the model from a path in its folder of adapters.
-
-    replaces: an adapter of this name is replaced, else an error. pinned: it stays in memory.
-    """
+    """Load a LoRA adapter from a path in the model's folder of adapters; it may replace one, and be kept in memory."""
 
     name: str
     path: str
