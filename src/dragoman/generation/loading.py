@@ -204,13 +204,8 @@ def _engine(
         "max_context": limits.max_context,
         "max_batch": limits.max_batch,
         "cache_tokens": budget,
-        "dtype": str(runner.dtype).removeprefix("torch."),
-        "device": str(runner.device),
         "threads": threads,
-        "machine_code": runner.native,
-        "forward": runner.forward,
-        "model_type": str(runner.config.model_type),
-        "vocabulary": runner.config.vocab_size,
+        **_runner_details(runner),
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
         "chat_template": vocabulary.has_template,
@@ -219,6 +214,17 @@ def _engine(
     engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(options, drafter, budget))
     store.load_initial(adapters.folders(folder, options.adapters).items(), engine)
     return engine, intake, details
+
+
+def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:
+    return {
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "device": str(runner.device),
+        "machine_code": runner.native,
+        "forward": runner.forward,
+        "model_type": str(runner.config.model_type),
+        "vocabulary": runner.config.vocab_size,
+    }
 
 
 def _load_draft_model(folder: Path, options: EngineOptions, runner: Runner | GeneralRunner) -> Runner | None:
