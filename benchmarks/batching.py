@@ -23,7 +23,7 @@ from benchmarks.identity import Cores
 from benchmarks.processes import RESULTS, ROOT, Process, dragoman, free_port, http_ready, pin, run_process
 
 METHODS = {
-    "no batching": (),
+    "no batching": ("--max-batch-size", "1"),
     "as soon as idle": ("--max-batch-size", "64", "--batch-linger", "0"),
     "adaptive delay 0.5": ("--max-batch-size", "64"),
     "timer 1 ms": ("--max-batch-size", "64", "--batch-linger", "0", "--max-batch-wait-s", "0.001"),

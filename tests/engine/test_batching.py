@@ -188,6 +188,18 @@ async def gather(batcher: Batcher, requests: list[Request[Inference]]) -> list[A
     return await asyncio.gather(*(batcher.call(r) for r in requests), return_exceptions=True)
 
 
+async def gather_while_busy(pool: RecordingPool, batcher: Batcher, requests: list[Request[Inference]]) -> list[Any]:
+    """Queue requests behind a call without rows, which the worker does first."""
+    pool.gate.clear()
+    first = asyncio.ensure_future(batcher.call(make_request()))
+    await asyncio.sleep(0)
+    results = asyncio.ensure_future(gather(batcher, requests))
+    await asyncio.sleep(0.001)
+    pool.gate.set()
+    await first
+    return await results
+
+
 def numbers(inference: Inference) -> list[float]:
     return [float(v) for v in inference.outputs["y"].data[:, 0]]
 
@@ -198,23 +210,24 @@ async def test_an_idle_worker_gets_a_call_immediately(pool: RecordingPool, batch
 
 
 async def test_queued_calls_are_merged_and_get_their_own_rows(pool: RecordingPool, batcher: Any) -> None:
-    results = await gather(batcher(8), [make_request(float(i), float(i) + 0.5) for i in range(20)])
+    results = await gather_while_busy(pool, batcher(8), [make_request(float(i), float(i) + 0.5) for i in range(20)])
     assert [numbers(a) for a in results] == [[2.0 * i, 2.0 * i + 1] for i in range(20)]
     assert max(pool.batches) == 8
     assert sum(pool.batches) == 40
 
 
 async def test_a_failing_call_does_not_fail_the_others_of_its_batch(pool: RecordingPool, batcher: Any) -> None:
-    results = await gather(batcher(8), [make_request(1.0), make_request(-1.0), make_request(3.0)])
+    requests = [make_request(1.0), make_request(-1.0), make_request(3.0)]
+    results = await gather_while_busy(pool, batcher(8), requests)
     assert numbers(results[0]) == [2.0]
     assert isinstance(results[1], ModelFailed)
     assert numbers(results[2]) == [6.0]
-    assert pool.batches == [3, 1, 1, 1]
+    assert pool.batches == [0, 3, 1, 1, 1]
 
 
 async def test_calls_with_different_parameters_are_not_merged(pool: RecordingPool, batcher: Any) -> None:
     names = ["alice", "bob", "carol", "dave"]
-    results = await gather(batcher(8), [make_request(1.0, user=n) for n in names])
+    results = await gather_while_busy(pool, batcher(8), [make_request(1.0, user=n) for n in names])
     assert [a.parameters["user"] for a in results] == names
 
 
@@ -292,22 +305,31 @@ async def test_tensors_of_cancelled_calls_are_freed_while_the_worker_is_busy(poo
 
 
 async def test_closing_fails_queued_calls(pool: RecordingPool, batcher: Any) -> None:
-    pool.gate.clear()
+    pool.capacity = 2
     queue = batcher(2)
+    pool.gate.clear()
+    alone = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(2)]  # the pool's
+    await asyncio.sleep(0)
     calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(4)]
+    alone[0].cancel()  # so that the first batch begins
     await asyncio.sleep(0.01)
     await queue.close()
-    assert pool.cancelled == 1
+    assert pool.cancelled == 2
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(r) for r in results] == [NotReady] * 4
     assert [str(r) for r in results[2:]] == ["the model is unloading"] * 2
+    pool.gate.set()
+    assert numbers(await alone[1]) == [2.0]
 
 
 @pytest.mark.parametrize("turns", range(5))
 async def test_closing_fails_a_call_at_every_stage(pool: RecordingPool, batcher: Any, turns: int) -> None:
     pool.gate.clear()
     queue = batcher(2)
+    first = asyncio.ensure_future(queue.call(make_request()))
+    await asyncio.sleep(0)
     call = asyncio.ensure_future(queue.call(make_request(1.0)))
+    first.cancel()
     await asyncio.sleep(0)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -347,14 +369,20 @@ async def test_closing_cancels_the_timer_of_a_waiting_batch(pool: RecordingPool,
 async def test_an_unexpected_error_fails_every_call_of_the_batch(
     pool: RecordingPool, batcher: Any, others: list[float]
 ) -> None:
-    results = await asyncio.wait_for(gather(batcher(8), [make_request(FATAL), *map(make_request, others)]), 5)
+    requests = [make_request(FATAL), *map(make_request, others)]
+    results = await asyncio.wait_for(gather_while_busy(pool, batcher(8), requests), 5)
     assert [type(a) for a in results] == [ZeroDivisionError] * (1 + len(others))
 
 
 async def test_a_cancelled_batch_fails_its_calls(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     before = asyncio.all_tasks()
-    call = asyncio.ensure_future(batcher(8).call(make_request(1.0)))
+    queue = batcher(8)
+    first = asyncio.ensure_future(queue.call(make_request()))
+    await asyncio.sleep(0)
+    call = asyncio.ensure_future(queue.call(make_request(1.0)))
+    await asyncio.sleep(0)
+    first.cancel()
     await asyncio.sleep(0.01)
     (work,) = asyncio.all_tasks() - before - {call}
     work.cancel()
@@ -364,8 +392,9 @@ async def test_a_cancelled_batch_fails_its_calls(pool: RecordingPool, batcher: A
 
 async def test_batches_are_filled_up_to_max_rows(pool: RecordingPool, batcher: Any) -> None:
     await gather(batcher(4, 10.0), [make_request(1.0, 2.0, 3.0), make_request(4.0)])
-    await gather(batcher(4), [make_request(1.0, 2.0, 3.0), make_request(4.0, 5.0), make_request(6.0)])
-    assert pool.batches == [4, 3, 3]
+    requests = [make_request(1.0, 2.0, 3.0), make_request(4.0, 5.0), make_request(6.0)]
+    await gather_while_busy(pool, batcher(4), requests)
+    assert pool.batches == [4, 0, 3, 3]
 
 
 class CountingPool(RecordingPool):
@@ -393,7 +422,7 @@ async def test_calls_of_one_loop_iteration_are_dispatched_together() -> None:
 async def test_a_waiting_batch_does_not_keep_the_event_loop_busy() -> None:
     pool = CountingPool()
     queue: Any = Batcher(pool, 8, 0.05, delay_fraction=20.0)
-    await gather(queue, [make_request(1.0), make_request(2.0)])
+    await gather_while_busy(pool, queue, [make_request(1.0), make_request(2.0)])
     first = asyncio.ensure_future(queue.call(make_request(3.0)))
     assert numbers(await first) == [6.0]
     assert pool.capacity_reads < 20

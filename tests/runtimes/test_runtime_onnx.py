@@ -59,7 +59,7 @@ def test_classifier_of_skl2onnx(tmp_path: Path) -> None:
         TensorSpec("label", INT64, (-1,)),
         TensorSpec("probabilities", FP32, (-1, 3)),
     )
-    assert model.signature().batched
+    assert (model.signature().batched, model.merges) == (True, 64)
     direct = onnxruntime.InferenceSession(path).run(None, {"X": rows})
     result = _infer(model, Tensor.of(rows))
     np.testing.assert_array_equal(result["label"], direct[0])
@@ -111,6 +111,13 @@ def test_batching_needs_a_common_free_axis(tmp_path: Path) -> None:
     assert not _graph(path, TensorProto.FLOAT, [2, "k"]).signature().batched
     assert not _graph(path, TensorProto.FLOAT, ["n"], ["k"]).signature().batched
     assert not _graph(path, TensorProto.FLOAT, []).signature().batched
+
+
+def test_calls_are_merged_by_default_if_the_first_axis_is_declared_to_count_rows(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    merges = {name: _graph(path, TensorProto.FLOAT, [name, 2]).merges for name in ("batch", "Batch_Size", "time", "N")}
+    assert merges == {"batch": 64, "Batch_Size": 64, "time": 0, "N": 0}
+    assert _graph(path, TensorProto.FLOAT, [None, 2]).merges == 0
 
 
 def test_a_tensor_without_a_shape_may_have_any(tmp_path: Path) -> None:

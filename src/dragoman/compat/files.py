@@ -212,11 +212,14 @@ def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     fields = with_environment(given, path.parent)
     parameters = fields["parameters"]
     report([*remarks_on(fields, MODEL, path), *remarks_on(parameters, PARAMETERS, path, "parameters.")])
+    max_batch_size = _number(fields, "max_batch_size", int, path)
+    if not max_batch_size and str(fields.get("max_batch_size")) == "0":
+        max_batch_size = 1  # 0 means no batching there, and the model's default here
     result: dict[str, Any] = {
         "name": fields.get("name") or "",
         "platform": fields.get("platform") or "",
         "version": str(parameters.get("version") or ""),
-        "max_batch_size": _number(fields, "max_batch_size", int, path),
+        "max_batch_size": max_batch_size,
         "max_batch_wait_s": _number(fields, "max_batch_time", float, path),
     }
     if fields.get("parallel_workers") is not None:

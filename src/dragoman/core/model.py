@@ -23,7 +23,7 @@ class Model:
 
     - `inputs`, `outputs`: the tensors of the model; if empty, any named input is accepted and any output returned.
     - `batched`: the first axis of every tensor counts independent rows, so that calls may be merged into batches.
-    - `merges`: default of `max_batch_size`.
+    - `merges`: rows of a batch if the model is `batched` and the operator sets no `max_batch_size`; 0: no batching.
     - `platform`: the framework, for metadata.
     - `placement`: where the model runs unless the operator says otherwise. "process" protects the server from models
       that hold the GIL or may crash. "thread" suits native code that releases the GIL. "inline", on the event loop,
@@ -41,7 +41,7 @@ class Model:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     batched: bool = False
-    merges: int = 0
+    merges: int = 64
     platform: str = "python"
     placement: Placement = ""
     handlers: tuple[str, ...] = ()

@@ -152,7 +152,12 @@ class ModelOptions:
     ] = ""
     replicas: Annotated[int, Option("copies of each model that compute at the same time", least=1, common=True)] = 1
     max_batch_size: Annotated[
-        int, Option("merge queued calls into batches of up to this many rows; 0: no batching", common=True)
+        int,
+        Option(
+            "merge queued calls into batches of up to this many rows; 1: no batching; 0: 64 if the model declares that "
+            "its rows are independent",
+            common=True,
+        ),
     ] = 0
     max_batch_wait_s: Annotated[
         float, Option("seconds that a batch waits for more rows, even while a worker is idle")

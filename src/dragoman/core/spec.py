@@ -156,7 +156,7 @@ class ModelSpec(ModelOptions):
     launch: where worker processes come from, if not from this machine. worker_port: the port that workers on other
     machines join; set by the server.
     replicas: number of copies that run concurrently.
-    max_batch_size: largest batch in rows; 0 and 1 disable batching.
+    max_batch_size: largest batch in rows; 0: the model's own default; 1: no batching.
     max_batch_wait_s: how long a batch may wait for more rows, in seconds, besides waiting for an idle worker.
     batch_linger: how long a batch waits for clients that resend at once, as a fraction of the model's latency; 0
     disables it.

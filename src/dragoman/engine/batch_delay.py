@@ -26,6 +26,11 @@ class BatchDelay:
         self._answered = self._expected = 0
         self._until_s: float | None = None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the next batch is to be delayed, or was until just now."""
+        return self._until_s is not None
+
     def batch_finished(self, size: int, queued: int, duration_s: float, now_s: float) -> None:
         """Record a finished batch, and start the delay of the next one."""
         self._latency_s = duration_s if not self._latency_s else _average(self._latency_s, duration_s)

@@ -42,8 +42,10 @@ class ScheduledBatcher(Batcher):
         delay_fraction: float,
         model: str,
         options: ScheduleOptions,
+        *,
+        accepts_larger: bool,
     ) -> None:
-        super().__init__(pool, max_rows, max_wait_s, delay_fraction, model)
+        super().__init__(pool, max_rows, max_wait_s, delay_fraction, model, accepts_larger=accepts_larger)
         self._options = options
 
     def accepts(self, request: Request[Any]) -> bool:

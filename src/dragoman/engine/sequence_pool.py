@@ -51,7 +51,7 @@ class SequencePool:
     def __init__(self, pools: Sequence[Pool], loaded: Loaded, spec: ModelSpec, options: SequenceOptions) -> None:
         self._spec = spec
         self._options = options
-        self.max_rows = (spec.max_batch_size or loaded.merges) if loaded.signature.batched else 0
+        self.max_rows = spec.max_batch_size if loaded.signature.batched else 0
         slots = options.max_candidates if options.strategy == "oldest" else max(1, self.max_rows)
         self._workers = [SequenceWorker(pool, slots) for pool in pools]
         self._sequences: OrderedDict[SequenceId, LiveSequence] = OrderedDict()  # the least recently used first

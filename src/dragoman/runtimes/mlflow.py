@@ -159,6 +159,7 @@ class MlflowModel(Model):
     """
 
     platform = "mlflow_pyfunc"
+    merges = 0
     handlers = (INVOCATIONS,)
 
     def load(self) -> None:

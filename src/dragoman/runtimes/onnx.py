@@ -61,6 +61,8 @@ class OnnxModel(Model):
                 raise ModelFailed(f"execution provider '{name}' cannot be started: is its device available?")
         self._values = ort.OrtValue
         self._signature = _signature(self._session, path)
+        if not _declares_rows(self._session):
+            self.merges = 0
         self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))
 
     def signature(self) -> Signature:
@@ -92,6 +94,9 @@ _PROVIDERS: Mapping[str, str] = {
     "openvino": "OpenVINOExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+# Names of a first axis that counts independent rows, and tools that convert models of tables.
+_ROW_NAMES = ("batch", "batch_size", "batchsize", "rows", "num_rows", "samples", "n_samples", "num_samples")
+_TABULAR_PRODUCERS = ("skl2onnx", "OnnxMLTools", "hummingbird")
 # The packages of ONNX Runtime that contain a provider.
 _PACKAGES = {
     "CUDAExecutionProvider": "onnxruntime-gpu",
@@ -233,6 +238,16 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+
+
+def _declares_rows(session: Any) -> bool:
+    """Return whether the graph says that its first axis counts rows: by its name, or by a converter of tabular models.
+
+    Others may have time or nodes of a graph there; these are merged only if the operator sets `max_batch_size`.
+    """
+    if session.get_modelmeta().producer_name in _TABULAR_PRODUCERS:
+        return True
+    return all(str(node.shape[0] if node.shape else "").lower() in _ROW_NAMES for node in session.get_inputs())
 
 
 def _share_rows(nodes: Iterable[Any]) -> bool:

@@ -36,6 +36,7 @@ class OpenVinoModel(Model):
     """
 
     platform = "openvino_ir"
+    merges = 0
 
     def load(self) -> None:
         openvino = RUNTIME.require("openvino")

@@ -36,6 +36,7 @@ class TensorFlowModel(Model):
     """
 
     platform = "tensorflow_savedmodel"
+    merges = 0
 
     def load(self) -> None:
         path = model_path(self.spec)

@@ -35,6 +35,7 @@ class TensorRtModel(Model):
     """
 
     platform = "tensorrt_plan"
+    merges = 0
 
     def load(self) -> None:
         path = model_path(self.spec)

@@ -40,6 +40,8 @@ class TorchModel(Model):
     whether rows are independent: calls are merged only if the operator sets `max_batch_size`.
     """
 
+    merges = 0
+
     def load(self) -> None:
         path = model_path(self.spec)
         if path.suffix == ".pt2":

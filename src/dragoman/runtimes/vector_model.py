@@ -41,8 +41,6 @@ C = TypeVar("C")
 log = logging.getLogger("dragoman.model")
 
 _CACHED_CONFIGS = 256
-# Calls of UM-Bridge are single points: the maximum number that are merged for a vectorised function.
-_MAX_MERGED = 64
 # The methods of a model of the `umbridge` package, which need not be derived from its class.
 _UMBRIDGE_METHODS = ("get_input_sizes", "get_output_sizes", "supports_evaluate", "__call__")
 
@@ -111,7 +109,6 @@ class VectorModel(Model):
 
     def load(self) -> Any:
         """Set the methods that the function supports: methods declare the abilities of a model."""
-        self.merges = _MAX_MERGED if self.function.vectorised else 0
         for ability in self.function.sources():
             setattr(self, "infer" if ability == "evaluate" else ability, getattr(self, f"_{ability}"))
 

@@ -336,16 +336,18 @@ def _describe(model: Model, spec: ModelSpec) -> Loaded:
         raise ModelFailed(f"{type(model).__name__} has no method that answers calls: expected predict, {methods}")
     kinds = {_method_kind(getattr(model, _METHODS[call][0])) for call in calls}
     infer_kind = _method_kind(model.infer) if Infer in calls else "value"
+    streams = infer_kind in ("generator", "async generator") or _stream_method(model) is not None
+    sequences = spec.sequences or model.sequences
     return Loaded(
         signature=signature,
         platform=spec.platform or model.platform,
         calls=calls,
-        streams=infer_kind in ("generator", "async generator") or _stream_method(model) is not None,
+        streams=streams,
         concurrent=bool(kinds & {"coroutine", "async generator"}),
-        merges=model.merges,
+        merges=0 if streams or sequences else model.merges,
         details=dict(model.details()),
         handlers=tuple(model.handlers),
-        sequences=spec.sequences or model.sequences,
+        sequences=sequences,
     )
 
 

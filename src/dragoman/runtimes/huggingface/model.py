@@ -86,6 +86,7 @@ class HuggingFaceModel(Model):
     """
 
     platform = "huggingface_pytorch"
+    merges = 0
 
     def load(self) -> None:
         self._check_parameters()

@@ -164,6 +164,7 @@ class MLServerModel(Model):
     """
 
     takes_request = True
+    merges = 0
 
     def __init__(self, spec: ModelSpec, kind: type[Any], given: Mapping[str, Any] | None = None) -> None:
         super().__init__(spec)

@@ -19,6 +19,7 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.runtimes.files import check_installed, check_pickle, model_path
 from dragoman.runtimes.sklearn import RUNTIME
+from dragoman.runtimes.sklearn.independence import has_independent_rows
 from dragoman.runtimes.sklearn.inputs import Table, table_of
 from dragoman.runtimes.tables import content
 
@@ -118,6 +119,8 @@ class SklearnModel(Model):
         self._keeps_rows = True
         outputs = [spec for method in self._methods for spec in self._probe(method)]
         self._defaults = Defaults.of(self.spec)
+        if not has_independent_rows(self._estimator):
+            self.merges = 0
         self._signature = Signature(
             inputs=self._table.inputs,
             outputs=tuple(outputs),

@@ -49,6 +49,7 @@ class EnsembleModel(Model):
 
     takes_request = True
     platform = "ensemble"
+    merges = 0
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

@@ -31,6 +31,8 @@ class ConfiguredModel(Model):
     Inputs and outputs are those of the configuration, which must agree with the file; without any, those of the file.
     """
 
+    merges = 0
+
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         runtime = str(spec.parameters["backend"])

@@ -52,6 +52,7 @@ class PythonBackendModel(Model):
 
     takes_request = True
     platform = "python"
+    merges = 0
     _completed: Mapping[str, Any] = {}
     _request_class = pb_utils.InferenceRequest
 

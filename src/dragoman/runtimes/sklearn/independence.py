@@ -1,0 +1,40 @@
+"""Whether an estimator computes each row of its input on its own, so that calls may be merged without being asked."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+# Packages whose estimators do: they are fitted before, and read nothing from the other rows that they are given.
+_PACKAGES = ("sklearn", "xgboost", "lightgbm", "catboost")
+# These read the whole input to find out of what kind it is.
+_WHOLE_INPUT = ("LabelBinarizer", "LabelEncoder", "MultiLabelBinarizer")
+
+
+def has_independent_rows(estimator: Any) -> bool:
+    """Return whether an estimator and all that it consists of are of known packages and call no function of a user.
+
+    A function, such as that of FunctionTransformer or of a kernel, gets all rows at once and may mix them.
+    """
+    for part in _parts(estimator):
+        kind = type(part)
+        if hasattr(part, "get_params"):
+            if kind.__module__.partition(".")[0] not in _PACKAGES or kind.__name__ in _WHOLE_INPUT:
+                return False
+        elif callable(part) and not isinstance(part, (type, np.ufunc)):
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield an estimator and the values of its parameters, with those of the estimators among them."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _parts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield value
+        if hasattr(value, "get_params") and not isinstance(value, type):
+            yield from _parts(value.get_params(deep=False))
