@@ -141,6 +141,8 @@ class Batcher:
     delay_fraction : see `BatchDelay`.
     model : name in log lines, which explain each batch at the level `debug`.
     accepts_larger : calls with more rows are computed without the batcher instead of being rejected.
+    always_queues : a call waits for others of this turn of the event loop even if a worker is idle: a model that runs
+        on the event loop always is.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Batcher:
         model: str = "",
         *,
         accepts_larger: bool = False,
+        always_queues: bool = False,
     ) -> None:
         self._pool = pool
         self.max_rows = max_rows
@@ -159,6 +162,7 @@ class Batcher:
         self._delay = BatchDelay(delay_fraction)
         self._model = model
         self._accepts_larger = accepts_larger
+        self._always_queues = always_queues or max_wait_s > 0
         self.counters = BatchCounters(lambda: sum(map(len, self._waiting.values())))
         self._was_delayed = False  # the next batch waits for the adaptive delay
         self._was_busy = False  # calls wait because all workers are busy
@@ -186,8 +190,8 @@ class Batcher:
         member = Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
         )
-        is_queue_used = self._waiting or self._max_wait_s > 0 or self._delay.is_active
-        if not is_queue_used and self._has_idle_worker():
+        is_queued = self._always_queues or self._waiting or self._delay.is_active
+        if not is_queued and self._has_idle_worker():
             return await self._call_at_once(member)
         key = group_key(request.call)
         self._waiting.setdefault(key, deque()).append(member)

@@ -110,21 +110,21 @@ class Deployment:
         self._on_change()
 
     def _make_batcher(self, pool: Pool, loaded: Loaded) -> Batcher | None:
-        """Return the batcher by the operator's settings, else the model's; inline models need settings.
-
-        A row limit that only the model has does not reject larger calls.
+        """Return the batcher by the operator's settings, else the model's: inline models need settings, and a row limit
+        that only the model has does not reject larger calls.
         """
         spec = self.spec
         if loaded.sequences is not None:
             if spec.schedule is not None:
                 log.warning("schedule not used, model is stateful: %s", spec.name)
             return None
-        own_size = 0 if spec.max_batch_size or self.placement == "inline" else loaded.merges
+        is_inline = self.placement == "inline"
+        own_size = 0 if spec.max_batch_size or is_inline else loaded.merges
         size = (spec.max_batch_size or own_size) if loaded.signature.batched else 0
         arguments = (pool, max(1, size), spec.max_batch_wait_s, spec.batch_linger, spec.name)
         if spec.schedule is not None:
             return ScheduledBatcher(*arguments, spec.schedule, accepts_larger=own_size > 0)
-        return Batcher(*arguments, accepts_larger=own_size > 0) if size > 1 else None
+        return Batcher(*arguments, accepts_larger=own_size > 0, always_queues=is_inline) if size > 1 else None
 
     def _add_cache(self, max_bytes: int, loaded: Loaded) -> None:
         if loaded.streams or loaded.sequences is not None or not CACHED_CALLS & loaded.calls:
