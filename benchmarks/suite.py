@@ -53,7 +53,7 @@ def _peers(
 
 
 def _classifiers(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
-    """W5: a scikit-learn pipeline, with the default settings and without batching; the peer with batching and without."""
+    """W5: a scikit-learn pipeline, by default and without batching; the peer with batching and without."""
     cores = Cores.of_this_machine()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, found = Path(name), []
