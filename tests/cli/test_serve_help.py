@@ -50,7 +50,8 @@ def test_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
     text = print_help(capsys, "--help=all")
     assert flags(text) == {flag(option.name) for option in SHOWN}
     assert "--worker-secret " not in text
-    assert "oip_rest,oip_generate,umbridge,lmi,tgi,openai,kserve_v1,oip_grpc,metrics)" in text  # unbroken
+    names = "oip_rest,oip_generate,umbridge,lmi,tgi,openai,anthropic,ollama,kserve_v1,oip_grpc,metrics)"
+    assert names in text  # unbroken
 
 
 @pytest.mark.parametrize("word", ["timeout", "TIMEOUT", "DRAGOMAN_TIMEOUT", "--timeout"])

@@ -29,6 +29,7 @@ from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETER
 from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
+from dragoman.protocols.text_common.embeddings import shorten_vectors
 from dragoman.protocols.text_common.openai_format import (
     STATUSES,
     anything,
@@ -96,7 +97,7 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
         if size is not None:
-            vectors = _shorten(vectors, size)
+            vectors = shorten_vectors(vectors, size)
         value = [
             {"object": "embedding", "index": i, "embedding": _format_vector(v, packed)} for i, v in enumerate(vectors)
         ]
@@ -125,14 +126,6 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _is_input(item: Any) -> bool:
     return isinstance(item, str | list) and bool(item) and (isinstance(item, str) or all(map(is_token_id, item)))
-
-
-def _shorten(vectors: Any, size: int) -> Any:
-    """Return the first `size` numbers of each vector, scaled to length 1. Raises InvalidInput if shorter."""
-    if size > vectors.shape[1]:
-        raise InvalidInput(f"`dimensions` must be <= {vectors.shape[1]}, what the model has; got {size}")
-    cut = vectors[:, :size]
-    return np.ascontiguousarray(cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 def _format_vector(vector: Any, packed: bool) -> Any:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from dragoman.core.calls import Response
 from dragoman.core.sampling import InvalidValueError, ValueKind
 from dragoman.core.text import FinishReason, Generation, Token
@@ -32,6 +34,15 @@ def one_of(*names: str) -> ValueKind:
         return value
 
     return ValueKind(" or ".join(f'"{name}"' for name in names), convert, {"enum": list(names)})
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a tool call as an object; text that is not one is kept as `invalid_json`."""
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"invalid_json": text}
 
 
 def join_system_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

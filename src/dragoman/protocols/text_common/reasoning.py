@@ -47,9 +47,7 @@ class ReasoningParser:
         self._state = _START
         self._count, self._tail, self._counts = 0, "", True
         self._has_reasoning = self._has_content = False
-        tag = open_tag(prompt)
-        if tag:
-            self._begin(tag)
+        self._opened = open_tag(prompt)
 
     @property
     def is_content(self) -> bool:
@@ -98,7 +96,10 @@ class ReasoningParser:
             self._text = text[len(tag) :]
             self._begin(tag)
         elif last or not any(tag.startswith(text) for tag in TAGS):
-            self._state = _CONTENT
+            if self._opened:
+                self._begin(self._opened)
+            else:
+                self._state = _CONTENT
 
     def _parse_reasoning(self, *, last: bool) -> str:
         end = self._end.search(self._text)

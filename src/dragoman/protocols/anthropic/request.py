@@ -1,0 +1,237 @@
+"""Requests of Anthropic's Messages API: content blocks and tools as a chat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import check_value, flag, format_value, integer, number
+from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
+from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object
+from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.parameters import (
+    RESPONSE_FORMAT,
+    Parameter,
+    ParsedParameters,
+    get_object,
+    option,
+    parse_parameters,
+    sets,
+)
+from dragoman.protocols.wire import Policy
+
+_CALL_ID = "toolu_"  # templates get the id without it: those of Mistral accept only short ones
+_LEAST_BUDGET = 1024
+# A line of Claude Code that changes with each request, so that no prefix of the prompt would be cached.
+_BILLING = "x-anthropic-billing-header"
+_CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
+
+# Parameters of a conversation, which token counting has too.
+CONVERSATION: Mapping[str, Parameter] = {
+    "messages": option("messages", anything()),
+    "model": option("model", anything()),
+    "system": option("system", anything()),
+    "tools": option("tools", anything()),
+    "tool_choice": option("tool_choice", json_object()),
+    "thinking": option("thinking", json_object()),
+    "output_config": option("output_config", json_object()),
+    **{name: option(name, anything()) for name in ("metadata", "service_tier", "container", "cache_control")},
+}
+PARAMETERS: Mapping[str, Parameter] = {
+    **CONVERSATION,
+    "max_tokens": sets("max_new_tokens", integer(1)),
+    "stop_sequences": sets("stop"),
+    "temperature": sets("temperature", number(0.0, 1.0)),
+    **{name: COMMON[name] for name in ("top_p", "top_k", "min_p", "repetition_penalty", "seed", "adapter")},
+    "stream": option("stream", flag()),
+}
+
+
+def parse_message_request(
+    body: Mapping[str, Any], policy: Policy, table: Mapping[str, Parameter] = PARAMETERS
+) -> ChatRequest:
+    """Return the chat of a body, with the parameters of a table. Raises InvalidInput naming the field."""
+    parameters = parse_parameters(body, table, policy)
+    parameters.names["prompt"] = "messages"
+    if table is PARAMETERS and "max_new_tokens" not in parameters.fields:
+        raise InvalidInput("`max_tokens` must be an integer that is strictly positive; got none")
+    options = parameters.options
+    messages = _messages(options.get("messages"))
+    chat = {
+        "messages": join_system_messages([*_system(options.get("system")), *messages]),
+        "tools": _tools(options.get("tools")),
+        "chat_template_kwargs": _variables(parameters),
+        **_tool_choice(options.get("tool_choice")),
+    }
+    if messages[-1]["role"] == "assistant":  # its beginning is given
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    conversation, tools = parse_conversation(chat, policy)
+    _set_format(parameters)
+    return build_chat_request(conversation, tools, parameters, policy, shorten=True)
+
+
+def _variables(parameters: ParsedParameters) -> dict[str, Any]:
+    """Return the variables of the chat template for thinking and effort."""
+    effort = get_object(parameters.options, "output_config").get("effort")
+    variables = reasoning_variables(effort) if effort is not None else {}
+    match parameters.options.get("thinking"):
+        case None | {"type": "adaptive"}:
+            return variables
+        case {"type": "disabled"}:
+            return {**variables, "enable_thinking": False}
+        case {"type": "enabled", "budget_tokens": int(budget)} if not isinstance(budget, bool):
+            limit = parameters.fields.get("max_new_tokens")
+            if budget >= _LEAST_BUDGET and (limit is None or budget < limit):
+                return {**variables, "enable_thinking": True}
+    expected = f'"enabled" with `budget_tokens` >= {_LEAST_BUDGET} and < `max_tokens`, "disabled" or "adaptive"'
+    raise InvalidInput(f"`thinking` must be of type {expected}; got {format_value(parameters.options['thinking'])}")
+
+
+def _set_format(parameters: ParsedParameters) -> None:
+    value = get_object(parameters.options, "output_config").get("format")
+    match value:
+        case None:
+            return
+        case {"type": "json_schema", **rest}:
+            value = {"type": "json_schema", "json_schema": rest}
+    parameters.fields["grammar"] = check_value("output_config.format", value, RESPONSE_FORMAT)
+    parameters.names["grammar"] = "output_config.format"
+
+
+# --- messages --------------------------------------------------------------------------------------------
+
+
+def _system(value: Any) -> list[dict[str, Any]]:
+    if value is None or value == "" or value == []:
+        return []
+    texts = _texts(value, "`system`")
+    return [{"role": "system", "content": "\n".join(text for text in texts if not text.startswith(_BILLING))}]
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """Return the texts of a content: a string, or blocks of text."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise InvalidInput(f"{where} must be a text or a list of blocks; got {format_value(content)}")
+    texts = []
+    for block in content:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise InvalidInput(f"{where} must have blocks of text alone; got {format_value(block)}")
+    return texts
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"`messages` must be a list of at least one message; got {format_value(value)}")
+    messages: list[dict[str, Any]] = []
+    calls: set[str] = set()
+    for i, message in enumerate(value):
+        where = f"`messages[{i}]`"
+        match message:
+            case {"role": "user" | "assistant" | "system" as role, "content": content}:
+                blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+                if not isinstance(blocks, list):
+                    raise InvalidInput(f"{where}: `content` must be a text or a list; got {format_value(content)}")
+            case _:
+                expected = "an object with `role` (user or assistant) and `content`"
+                raise InvalidInput(f"{where} must be {expected}; got {format_value(message)}")
+        if role == "assistant":
+            messages.append(_assistant_message(blocks, where, calls))
+            continue
+        results = [_tool_result(block, where, calls) for block in blocks if _type_of(block) == "tool_result"]
+        texts = _texts([block for block in blocks if _type_of(block) != "tool_result"], f"{where}: `content`")
+        messages += results
+        if texts or not results:
+            _add_text(messages, role, "".join(texts))
+    return messages
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:
+    """Add a message; several of the user in succession are one."""
+    if role == "user" and messages and messages[-1]["role"] == role:
+        messages[-1]["content"] += f"\n{text}"
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _tool_result(block: Mapping[str, Any], where: str, calls: set[str]) -> dict[str, Any]:
+    id_ = block.get("tool_use_id")
+    if not isinstance(id_, str) or id_ not in calls:
+        raise InvalidInput(f"{where}: `tool_use_id` must be the id of an earlier tool_use; got {format_value(id_)}")
+    content = block.get("content")
+    texts = [] if content is None else _texts(content, f"{where}: `content` of a tool_result")
+    text = ("Error: " if block.get("is_error") is True else "") + "".join(texts)
+    return {"role": "tool", "tool_call_id": id_.removeprefix(_CALL_ID), "content": text}
+
+
+def _assistant_message(blocks: Sequence[Any], where: str, calls: set[str]) -> dict[str, Any]:
+    texts, thinking, uses = [], [], []
+    for block in blocks:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "thinking", "thinking": str(text)}:
+                thinking.append(text)
+            case {"type": "redacted_thinking"}:
+                continue
+            case {"type": "tool_use", "id": str(id_), "name": str(name), "input": dict(value)}:
+                calls.add(id_)
+                function = {"name": name, "arguments": orjson.dumps(value).decode()}
+                uses.append({"id": id_.removeprefix(_CALL_ID), "type": "function", "function": function})
+            case _:
+                expected = "blocks of text, thinking, redacted_thinking or tool_use"
+                raise InvalidInput(f"{where}: `content` must have {expected}; got {format_value(block)}")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thinking:
+        message["reasoning_content"] = "".join(thinking)
+    return {**message, "tool_calls": uses} if uses else message
+
+
+# --- tools -----------------------------------------------------------------------------------------------
+
+
+def _tools(value: Any) -> Any:
+    """Return the tools as chats have them."""
+    if not isinstance(value, list):
+        if value is not None:
+            raise InvalidInput(f"`tools` must be a list; got {format_value(value)}")
+        return None
+    tools = []
+    for i, tool in enumerate(value):
+        match tool:
+            case {"type": str(kind)} if kind != "custom":
+                raise InvalidInput(
+                    f"`tools[{i}]`: tools of type {format_value(kind)} are not supported: the server has nothing that "
+                    "runs them"
+                )
+            case {"name": str(name), "input_schema": dict(schema)}:
+                description = tool.get("description")
+                more = {} if description is None else {"description": description}
+                tools.append({"type": "function", "function": {"name": name, **more, "parameters": schema}})
+            case _:
+                expected = '{"name": ..., "input_schema": {a JSON schema}}'
+                raise InvalidInput(f"`tools[{i}]` must be {expected}; got {format_value(tool)}")
+    return tools
+
+
+def _tool_choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    single = check_value("disable_parallel_tool_use", choice.get("disable_parallel_tool_use") or False, flag())
+    match choice:
+        case {"type": "tool", "name": str(name)}:
+            return {"tool_choice": {"type": "function", "function": {"name": name}}, "parallel_tool_calls": not single}
+        case {"type": str(kind)} if kind in _CHOICES:
+            return {"tool_choice": _CHOICES[kind], "parallel_tool_calls": not single}
+    raise InvalidInput(
+        f'`tool_choice` must be of type "auto", "any", "none", or "tool" with a `name`; got {format_value(choice)}'
+    )

@@ -1,0 +1,161 @@
+"""Requests of Ollama's API: options, chats and prompts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import (
+    MOST_TOP,
+    InvalidValueError,
+    ValueKind,
+    check_value,
+    flag,
+    format_value,
+    integer,
+    number,
+    text,
+)
+from dragoman.core.text import Chat, RawPrompt
+from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation
+from dragoman.protocols.text_common.chat_reader import json_object
+from dragoman.protocols.text_common.openai_format import COMMON, anything
+from dragoman.protocols.text_common.parameters import (
+    RESPONSE_FORMAT,
+    Parameter,
+    ParsedParameters,
+    get_object,
+    option,
+    parse_parameters,
+    sets,
+)
+from dragoman.protocols.text_common.tools import Tools
+from dragoman.protocols.wire import Policy
+
+_LEVELS = ("low", "medium", "high", "max")
+
+
+def _think() -> ValueKind:
+    def convert(value: Any) -> bool | str:
+        if not isinstance(value, bool) and value not in _LEVELS:
+            raise InvalidValueError
+        return bool(value) if isinstance(value, bool) else str(value)
+
+    return ValueKind(f"true, false or one of {', '.join(_LEVELS)}", convert)
+
+
+_SHARED: Mapping[str, Parameter] = {
+    "model": option("model", text()),
+    "stream": option("stream", flag()),
+    "think": option("think", _think()),
+    "options": option("options", json_object()),
+    "logprobs": option("logprobs", flag()),
+    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    **{name: option(name, anything()) for name in ("format", "keep_alive", "truncate", "shift")},
+}
+CHAT: Mapping[str, Parameter] = {
+    **_SHARED,
+    "messages": option("messages", anything()),
+    "tools": option("tools", anything()),
+}
+GENERATE: Mapping[str, Parameter] = {
+    **_SHARED,
+    "prompt": option("prompt", text()),
+    "system": option("system", text()),
+    "raw": option("raw", flag()),
+    **{name: option(name, anything()) for name in ("suffix", "template", "context", "images")},
+}
+_MOST = (1 << 31) - 1
+# Negative values of these mean none.
+_OPTIONAL = ("num_predict", "seed", "repeat_last_n")
+OPTIONS: Mapping[str, Parameter] = {
+    "num_predict": sets("max_new_tokens", integer(1, _MOST)),
+    "seed": sets("seed", integer(0)),
+    "temperature": sets("temperature", number(0.0, 2.0)),
+    "repeat_penalty": sets("repetition_penalty"),
+    **{
+        name: COMMON[name]
+        for name in ("top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop")
+    },
+    # They concern the memory of Ollama's engine.
+    **{name: option(name, anything()) for name in ("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread")},
+}
+
+
+def parse_chat_request(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
+    """Return the chat of a body. Raises InvalidInput naming the field."""
+    parameters = _parameters(body, CHAT, policy)
+    parameters.names["prompt"] = "messages"
+    options = parameters.options
+    messages = options.get("messages")
+    if not isinstance(messages, list):
+        raise InvalidInput(f"`messages` must be a list; got {format_value(messages)}")
+    chat = {
+        "messages": [_message(message, i) for i, message in enumerate(messages)],
+        "tools": options.get("tools"),
+        "chat_template_kwargs": _variables(options.get("think")),
+    }
+    conversation, tools = parse_conversation(chat, policy)
+    return build_chat_request(conversation, tools, parameters, policy, shorten=True)
+
+
+def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, str | Chat]:
+    """Return the chat of a prompt with its parameters, and the prompt for the model.
+
+    Raises InvalidInput naming the field.
+    """
+    parameters = _parameters(body, GENERATE, policy)
+    options = parameters.options
+    for name in ("suffix", "template", "context", "images"):
+        if options.get(name):
+            raise InvalidInput(f"`{name}` is not supported; got {format_value(options[name])}")
+    prompt = options.get("prompt", "")
+    system = [{"role": "system", "content": options["system"]}] if options.get("system") else []
+    messages = [*system, {"role": "user", "content": prompt}]
+    body = {"messages": messages, "chat_template_kwargs": _variables(options.get("think"))}
+    chat = build_chat_request(parse_conversation(body, policy)[0], Tools(), parameters, policy, shorten=True)
+    return chat, RawPrompt(prompt) if options.get("raw") else chat.chat
+
+
+def is_load(body: Mapping[str, Any]) -> bool:
+    """Return whether a body asks to load the model only: it has neither messages nor a prompt."""
+    return not body.get("messages") and not body.get("prompt")
+
+
+def _parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
+    """Parse the fields of a body together with its `options`."""
+    parsed = parse_parameters(body, table, policy)
+    values = dict(get_object(parsed.options, "options"))
+    for name in _OPTIONAL:
+        if isinstance(values.get(name), int) and values[name] < 0:
+            del values[name]
+    options = parse_parameters(values, OPTIONS, policy)
+    fields = {**parsed.fields, **options.fields}
+    names = {**parsed.names, **options.names}
+    if (format_ := body.get("format")) not in (None, ""):
+        typed = {"type": "json_object"} if format_ == "json" else format_
+        if isinstance(format_, dict):
+            typed = {"type": "json_schema", "json_schema": {"schema": format_}}
+        fields["grammar"], names["grammar"] = check_value("format", typed, RESPONSE_FORMAT), "format"
+    return ParsedParameters(fields, parsed.options, names, (*parsed.ignored, *options.ignored))
+
+
+def _variables(think: bool | str | None) -> dict[str, Any]:
+    if think is None:
+        return {}
+    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
+    return {"enable_thinking": think is not False, **effort}
+
+
+def _message(message: Any, at: int) -> Any:
+    """Return a message as chats have it: with ids of calls, `reasoning_content`, and no images."""
+    if not isinstance(message, dict):
+        return message  # rejected with the others
+    where, rest = f"`messages[{at}]`", {n: v for n, v in message.items() if n not in ("thinking", "images")}
+    if message.get("images"):
+        raise InvalidInput(f"{where}: `images` are not supported")
+    if message.get("thinking") is not None:
+        rest["reasoning_content"] = message["thinking"]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        rest["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
+    return rest

@@ -1,0 +1,260 @@
+"""Endpoints of Ollama's API."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from dragoman.core.calls import (
+    Describe,
+    DescribeModels,
+    DescribeServer,
+    Embed,
+    Embedded,
+    Generate,
+    ModelCall,
+    ModelDescription,
+    Request,
+    Response,
+)
+from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
+from dragoman.core.sampling import format_value, integer
+from dragoman.core.text import Chat, Generation
+from dragoman.protocols.ollama import messages
+from dragoman.protocols.ollama.request import is_load, parse_chat_request, parse_generate_request
+from dragoman.protocols.ollama.response import OllamaFormatter, error_object, now
+from dragoman.protocols.text_common.chat import ChatRequest
+from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
+from dragoman.protocols.text_common.openai_format import anything, resolve_model, status_of
+from dragoman.protocols.text_common.parameters import (
+    Parameter,
+    build_request,
+    object_body,
+    option,
+    parse_parameters,
+)
+from dragoman.protocols.wire import (
+    JSON_TYPE,
+    EndpointResult,
+    EngineCall,
+    HttpError,
+    HttpProtocol,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+    Policy,
+    PreliminaryCall,
+    Route,
+    error_headers,
+    json_response,
+)
+
+_LATEST = ":latest"
+_MOST_INPUTS = 2048
+_EMBED: Mapping[str, Parameter] = {
+    "dimensions": option("dimensions", integer(1)),
+    **{name: option(name, anything()) for name in ("model", "input", "prompt", "truncate", "options", "keep_alive")},
+}
+_Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
+
+
+class Ollama:
+    """Endpoints of Ollama's API for the text models of this server."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._started = now()
+
+    # --- text ------------------------------------------------------------------------------------------------
+
+    def chat(self, http: HttpRequest) -> EndpointResult:
+        def parse(body: Mapping[str, Any], policy: Policy) -> tuple[ChatRequest, str | Chat]:
+            request = parse_chat_request(body, policy)
+            return request, request.chat
+
+        return self._respond(http, parse, is_chat=True)
+
+    def generate(self, http: HttpRequest) -> EndpointResult:
+        return self._respond(http, parse_generate_request, is_chat=False)
+
+    def _respond(self, http: HttpRequest, parse: _Parse, *, is_chat: bool) -> EndpointResult:
+        body = self._body(http)
+
+        def then(model: str) -> EndpointResult:
+            if is_load(body):
+                return self._load(body, model, is_chat=is_chat)
+            request, prompt = parse(body, self._policy)
+            parameters = request.parameters
+            stream = parameters.options.get("stream", True)
+            formatter = OllamaFormatter(request, is_chat=is_chat)
+            call = Generate(prompts=(prompt,), sampling=request.sampling, stream=stream)
+            format_error = parameters.error_formatter(write_error)
+            sent = build_request(call, http, self._policy, model)
+            if stream:
+                return HttpStream(
+                    sent,
+                    formatter.format_chunk,
+                    formatter.format_late_error,
+                    headers=(("content-type", messages.LINES), *parameters.headers),
+                    format_error=format_error,
+                    format_last_chunk=formatter.format_last_chunk,
+                )
+
+            def reply(response: Response[Generation]) -> HttpResponse:
+                return json_response(formatter.complete(response), 200, parameters.headers)
+
+            return EngineCall(sent, reply, format_error)
+
+        return resolve_model(body, http, then)
+
+    def _load(self, body: Mapping[str, Any], model: str, *, is_chat: bool) -> EndpointResult:
+        """Respond to a request without a prompt, which loads the model."""
+        if body.get("keep_alive") in (0, "0", "0s"):
+            raise InvalidInput("`keep_alive` must not be 0 without a prompt: unload with the repository API")
+
+        def reply(response: Response[ModelDescription]) -> HttpResponse:
+            empty: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+            name = response.answer.name
+            return json_response({"model": name, "created_at": now(), **empty, "done": True, "done_reason": "load"})
+
+        return EngineCall(Request(Describe(Generate), model), reply)
+
+    # --- embeddings ------------------------------------------------------------------------------------------
+
+    def embed(self, http: HttpRequest) -> EndpointResult:
+        return self._embed(http, "input", lambda vectors, common: {**common, "embeddings": vectors})
+
+    def embeddings(self, http: HttpRequest) -> EndpointResult:
+        return self._embed(http, "prompt", lambda vectors, _: {"embedding": vectors[0]})
+
+    def _embed(
+        self, http: HttpRequest, field: str, format_vectors: Callable[[Any, dict[str, Any]], dict[str, Any]]
+    ) -> EndpointResult:
+        body, started_ns = self._body(http), time.monotonic_ns()
+        parameters = parse_parameters(body, _EMBED, self._policy)
+        value = body.get(field)
+        texts: list[Any] = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(text, str) and text for text in texts):
+            raise InvalidInput(
+                f"`{field}` must be a text, or a list of 1 to {_MOST_INPUTS} texts, none empty; "
+                f"got {format_value(value)}"
+            )
+        size = parameters.options.get("dimensions")
+
+        def reply(response: Response[Embedded]) -> HttpResponse:
+            vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
+            vectors = normalize_vectors(vectors) if size is None else shorten_vectors(vectors, size)
+            duration = time.monotonic_ns() - started_ns
+            common = {"model": response.model, "total_duration": duration, "prompt_eval_count": response.answer.tokens}
+            result = orjson.dumps(format_vectors(vectors, common), option=orjson.OPT_SERIALIZE_NUMPY)
+            return HttpResponse(200, (result,), (JSON_TYPE, *parameters.headers))
+
+        def then(model: str) -> EndpointResult:
+            return EngineCall(build_request(Embed(tuple(texts)), http, self._policy, model), reply)
+
+        return resolve_model(body, http, then)
+
+    # --- models ----------------------------------------------------------------------------------------------
+
+    def tags(self, http: HttpRequest) -> EndpointResult:
+        return EngineCall(Request(DescribeModels()), self._list)
+
+    def _list(self, response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+        models = [self._card(model) for model in response.answer if model.calls & {Generate, Embed}]
+        return json_response({"models": models})
+
+    def _card(self, model: ModelDescription) -> dict[str, Any]:
+        return {
+            "name": model.name + _LATEST,
+            "model": model.name + _LATEST,
+            "modified_at": self._started,
+            "size": 0,
+            "digest": hashlib.sha256(model.name.encode()).hexdigest(),
+            "details": _details(model),
+            "capabilities": _capabilities(model),
+            "context_length": model.details.get("max_context") or 0,
+            "expires_at": self._started,
+            "size_vram": 0,
+        }
+
+    def show(self, http: HttpRequest) -> EndpointResult:
+        body = self._body(http)
+
+        def then(name: str) -> EndpointResult:
+            def find(response: Response[tuple[ModelDescription, ...]]) -> EndpointResult:
+                model = next((each for each in response.answer if each.name == name), None)
+                if model is None:
+                    raise ModelNotFound(f"model {format_value(name)} not found")
+                return json_response(self._describe(model))
+
+            return PreliminaryCall(Request(DescribeModels()), find)
+
+        return resolve_model(body, http, then)
+
+    def _describe(self, model: ModelDescription) -> dict[str, Any]:
+        details = _details(model)
+        context = {f"{details['family']}.context_length": model.details.get("max_context")}
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": details,
+            "model_info": {"general.architecture": details["family"], **context},
+            "capabilities": _capabilities(model),
+            "modified_at": self._started,
+        }
+
+    def version(self, http: HttpRequest) -> EndpointResult:
+        return EngineCall(Request(DescribeServer()), lambda found: json_response({"version": found.answer.version}))
+
+    def _body(self, http: HttpRequest) -> dict[str, Any]:
+        """Return the body; the tag `latest` of a model's name is removed."""
+        body = object_body(http.body, self._policy)
+        name = body.get("model", body.get("name"))
+        return {**body, "model": name.removesuffix(_LATEST) if isinstance(name, str) else name}
+
+
+def _details(model: ModelDescription) -> dict[str, Any]:
+    family = str(model.details.get("model_type") or model.platform)
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": str(model.details.get("dtype") or ""),
+    }
+
+
+def _capabilities(model: ModelDescription) -> list[str]:
+    names: tuple[tuple[type[ModelCall[Any]], tuple[str, ...]], ...] = (
+        (Generate, ("completion", "tools")),
+        (Embed, ("embedding",)),
+    )
+    return [name for call, capabilities in names if call in model.calls for name in capabilities]
+
+
+def protocol(policy: Policy) -> HttpProtocol:
+    """Return the routes of the protocol."""
+    at = Ollama(policy)
+    routes = (
+        Route("POST", "/api/chat", at.chat, role="infer", operation=messages.CHAT_OPERATION),
+        Route("POST", "/api/generate", at.generate, role="infer", operation=messages.GENERATE_OPERATION),
+        Route("POST", "/api/embed", at.embed, role="infer", operation=messages.EMBED),
+        Route("POST", "/api/embeddings", at.embeddings, role="infer", operation=messages.EMBEDDINGS),
+        Route("POST", "/api/show", at.show, role="read", operation=messages.SHOW),
+        Route("GET", "/api/tags", at.tags, role="read", operation=messages.TAGS),
+        Route("GET", "/api/ps", at.tags, role="read", operation=messages.RUNNING),
+        Route("GET", "/api/version", at.version, role="read", operation=messages.VERSION),
+    )
+    return HttpProtocol("Ollama", routes, write_error, errors=messages.ERRORS)
+
+
+def write_error(error: DragomanError | HttpError) -> HttpResponse:
+    """Format an error as Ollama does: `{"error": message}`."""
+    if isinstance(error, HttpError):
+        return json_response(error_object(error.message), error.status, error.headers)
+    return json_response(error_object(error.message), status_of(error), error_headers(error))

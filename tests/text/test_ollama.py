@@ -1,0 +1,152 @@
+"""Ollama's API: chats, prompts, embeddings, models and errors, also with its client."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ollama
+import pytest
+import pytest_asyncio
+
+from .text_server import TextServer, lines, serve
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}</tool_call>'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[TextServer]:
+    async with serve() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(server: TextServer) -> AsyncIterator[ollama.AsyncClient]:
+    yield ollama.AsyncClient(host=server.url)
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    """Return a chat that the model answers with the text, and then the role."""
+    messages = [{"role": "user", "content": " ".join(text.split(" ")[::-1])}]
+    return {"model": "ReverseModel", "messages": messages, **fields}
+
+
+async def test_a_stream_is_the_default(server: TextServer) -> None:
+    response = await server.post("/api/chat", chat("you hello"))
+    assert response.headers["content-type"] == "application/x-ndjson"
+    *chunks, last = lines(response.body)
+    assert [each["message"]["content"] for each in chunks] == ["you", " hello", " user:"]
+    assert all(each["done"] is False and each["message"]["role"] == "assistant" for each in chunks)
+    assert all(each["created_at"].endswith("Z") for each in chunks)
+    assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "stop", "")
+    assert (last["prompt_eval_count"], last["eval_count"]) == (3, 4)
+    assert isinstance(last["total_duration"], int)
+
+
+async def test_the_client(client: ollama.AsyncClient, server: TextServer) -> None:
+    result = await client.chat("ReverseModel:latest", messages=HELLO, options={"num_predict": 1, "seed": -1})
+    assert (result.message.content, result.done_reason) == ("you", "length")
+    generated = await client.generate("ReverseModel", "one two", raw=True, options={"temperature": 0, "stop": ["one"]})
+    assert generated.response == "two"
+    generated = await client.generate("ReverseModel", "hello", system="Hi.")
+    assert generated.response == "hello user: Hi. system:"
+    streamed = [part async for part in await client.generate("ReverseModel", "one two", raw=True, stream=True)]
+    assert "".join(part.response or "" for part in streamed) == "two one"
+    embedded = await client.embed("ReverseModel", ["a", "b c"], dimensions=2)
+    assert [list(vector) for vector in embedded.embeddings] == [pytest.approx([0.6, 0.8])] * 2
+    assert embedded.prompt_eval_count == 3
+    assert list((await client.embeddings("ReverseModel", "a")).embedding) == pytest.approx([0.6, 0.8, 0.0])
+    listed = await client.list()
+    assert [model.model for model in listed.models] == ["ReverseModel:latest"]
+    shown = await client.show("ReverseModel")
+    assert shown.capabilities == ["completion", "tools", "embedding"]
+    assert [model.model for model in (await client.ps()).models] == ["ReverseModel:latest"]
+    assert (await server.post("/api/show", {"name": "ReverseModel"})).status == 200
+    assert "version" in (await server.request("GET", "/api/version")).json
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (f"Well. {CALL} So.", {"tools": [WEATHER]}),
+        (f"{CALL} {CALL}", {"tools": [WEATHER]}),
+        ("<think> a b </think> c", {}),
+        ("<think> a b </think> c", {"think": False}),
+        ("a b", {"logprobs": True, "top_logprobs": 1}),
+    ],
+)
+async def test_stream_and_whole_are_equal(server: TextServer, text: str, fields: Any) -> None:
+    whole = (await server.post("/api/chat", chat(text, stream=False, **fields))).json
+    chunks = lines((await server.post("/api/chat", chat(text, **fields))).body)
+    for name in ("content", "thinking"):
+        assert "".join(each["message"].get(name, "") for each in chunks) == whole["message"].get(name, "")
+    calls = [call["function"] for each in chunks for call in each["message"].get("tool_calls", ())]
+    assert calls == [call["function"] for call in whole["message"].get("tool_calls", ())]
+    assert [p for each in chunks for p in each.get("logprobs", ())] == whole.get("logprobs", [])
+    assert ("thinking" in whole["message"]) == ("think" in text and fields.get("think") is not False)
+
+
+async def test_tools_of_the_client(client: ollama.AsyncClient, server: TextServer) -> None:
+    result = await client.chat(**chat(CALL), tools=[WEATHER])
+    (call,) = result.message.tool_calls or [None]
+    assert call is not None
+    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Oslo"})
+    tool = {"role": "tool", "tool_name": "weather", "content": "rain"}
+    history = [*HELLO, result.message.model_dump(exclude_none=True), tool]
+    await client.chat("ReverseModel", messages=history, tools=[WEATHER], think="low")
+    sent = server.model().calls[-1].prompts[0]
+    assert sent.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+    assert sent.options == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
+async def test_formats_and_options_reach_the_model(server: TextServer) -> None:
+    schema = {"type": "object"}
+    options = {"repeat_penalty": 1.5, "top_k": 3, "seed": 5, "num_ctx": 4096, "mirostat": 1}
+    response = await server.post("/api/chat", chat("a", format=schema, options=options, keep_alive="5m"))
+    sampling = server.model().calls[-1].sampling
+    assert json.loads(sampling.grammar.text) == schema
+    assert (sampling.repetition_penalty, sampling.top_k, sampling.seed) == (1.5, 3, 5)
+    assert response.headers["x-ignored-parameters"] == "mirostat"
+    await server.post("/api/generate", {"model": "ReverseModel", "prompt": "a", "format": "json"})
+    assert server.model().calls[-1].sampling.grammar.kind == "json_object"
+
+
+async def test_no_messages_load_the_model(server: TextServer) -> None:
+    result = (await server.post("/api/chat", {"model": "ReverseModel", "messages": []})).json
+    assert (result["done_reason"], result["message"]["content"]) == ("load", "")
+    result = (await server.post("/api/generate", {"model": "ReverseModel"})).json
+    assert (result["done_reason"], result["response"]) == ("load", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("chat", {"messages": 5}, 400, "`messages` must be a list"),
+        ("chat", {"messages": [5]}, 400, "`messages[0]` must be"),
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, 400, "`images` are not"),
+        ("chat", {"messages": HELLO, "think": "much"}, 400, "`think` must be"),
+        ("chat", {"messages": HELLO, "think": []}, 400, "`think` must be"),
+        ("chat", {"messages": HELLO, "format": "xml"}, 400, "`format` must be"),
+        ("chat", {"messages": HELLO, "options": 5}, 400, "`options` must be"),
+        ("chat", {"messages": HELLO, "options": {"num_predict": "x"}}, 400, "`num_predict` must be"),
+        ("chat", {"messages": HELLO, "tools": [5]}, 400, "`tools[0]` must be"),
+        ("chat", {"messages": HELLO, "model": "missing"}, 404, "missing"),
+        ("chat", {"keep_alive": 0}, 400, "`keep_alive`"),
+        ("generate", {"prompt": "a", "suffix": "b"}, 400, "`suffix` is not supported"),
+        ("generate", {"prompt": 5}, 400, "`prompt` must be"),
+        ("embed", {"input": []}, 400, "`input` must be"),
+        ("embed", {"input": "a", "dimensions": 9}, 400, "`dimensions` must be"),
+        ("show", {"model": "missing"}, 404, "not found"),
+    ],
+)
+async def test_errors(server: TextServer, path: str, body: Any, status: int, message: str) -> None:
+    response = await server.post(f"/api/{path}", {"model": "ReverseModel", **body})
+    assert response.status == status, response.body
+    assert list(response.json) == ["error"]
+    assert message in response.json["error"]
+
+
+async def test_an_error_in_a_stream_is_its_last_line(server: TextServer) -> None:
+    assert lines((await server.post("/api/chat", chat("a !fault"))).body)[-1] == {"error": "generated !fault"}
