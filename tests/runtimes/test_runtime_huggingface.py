@@ -19,6 +19,7 @@ from dragoman.core.binding import bind
 from dragoman.core.calls import Embed, Infer
 from dragoman.core.datatypes import BYTES
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.scoring import Score
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
@@ -307,6 +308,67 @@ def test_pooling_of_sentence_transformers(saved: Path, tmp_path: Path, pooling: 
         expected = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pooling]
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
     assert result.tokens == sum(map(len, rows))
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_scores_of_cross_encoders(saved: Path, tmp_path: Path, labels: int) -> None:
+    folder = tmp_path / "reranker"
+    shutil.copytree(saved / "Model", folder)
+    torch.manual_seed(labels)
+    config = transformers.BertConfig(vocab_size=200, max_position_embeddings=64, **SMALL, num_labels=labels)
+    plain = transformers.BertForSequenceClassification(config).eval()
+    plain.save_pretrained(folder)
+    model, tokenizer = _load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    pairs = tuple((TEXTS[0], text) for text in (*TEXTS, "where is ann"))
+    logits = []
+    for pair in pairs:
+        with torch.inference_mode():
+            logits.append(plain(**tokenizer(*pair, return_tensors="pt")).logits[0])
+    rows = torch.stack(logits)
+    expected = torch.sigmoid(rows[:, 0]) if labels == 1 else torch.softmax(rows, 1)[:, 1]
+    result = model.score(Score(pairs))
+    np.testing.assert_allclose(result.scores, expected.numpy(), atol=1e-6)
+    assert result.tokens == sum(len(tokenizer(*pair)["input_ids"]) for pair in pairs)
+    np.testing.assert_allclose(model.score(Score(pairs, raw=True)).scores, rows[:, -1].numpy(), atol=1e-6)
+    long = ("good", " ".join(["bad"] * 100))
+    with pytest.raises(InvalidInput, match=r"pair 1 has \d+ tokens; the model takes at most 64"):
+        model.score(Score((pairs[0], long)))
+    short = tokenizer(*long, truncation="longest_first", max_length=10, return_tensors="pt")
+    truncated = model.score(Score((long,), raw=True, truncate=10))
+    assert truncated.tokens == 10
+    with torch.inference_mode():
+        assert truncated.scores[0] == pytest.approx(float(plain(**short).logits[0, -1]), abs=1e-6)
+    assert model.score(Score((long,), truncate=0)).tokens == 64
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)
+def test_the_activation_function_of_a_cross_encoder(saved: Path, tmp_path: Path, setting: Any) -> None:
+    folder = tmp_path / "reranker"
+    shutil.copytree(saved / "Model", folder)
+    config = transformers.BertConfig(vocab_size=200, max_position_embeddings=64, **SMALL, num_labels=1, **setting)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    model, pair = _load(folder), (TEXTS[0], TEXTS[1])
+    assert model.score(Score((pair,))).scores == model.score(Score((pair,), raw=True)).scores
+    assert "score" not in vars(_load(saved / "ForSequenceClassification"))
+
+
+def test_unknown_modules_of_sentence_transformers_are_rejected(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(saved / "Model", folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert np.linalg.norm(_load(folder).embed(Embed((TEXTS[0],))).vectors.data) != pytest.approx(1.0, abs=1e-3)
+    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(ModelFailed, match=r"module sentence_transformers\.models\.Dense"):
+        _load(folder)
 
 
 def test_embeddings_have_length_one_and_inputs_are_checked(saved: Path) -> None:

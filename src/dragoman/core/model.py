@@ -6,6 +6,7 @@ from typing import Any
 from dragoman.core import calls
 from dragoman.core.datatypes import Array
 from dragoman.core.metrics import Family
+from dragoman.core.scoring import Score
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
@@ -130,6 +131,10 @@ class Model:
 
     def embed(self, call: calls.Embed) -> Any:
         """Return one vector per text as `Embedded`."""
+        raise NotImplementedError
+
+    def score(self, call: Score) -> Any:
+        """Return one score per pair of texts as `Scored`."""
         raise NotImplementedError
 
     def handle(self, call: calls.Handle) -> Any:

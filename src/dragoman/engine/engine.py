@@ -45,6 +45,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
 from dragoman.core.metrics import Family, sum_families
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
@@ -68,7 +69,7 @@ from dragoman.system.coroutines import begin, complete, ensure_task
 A = TypeVar("A")
 # Calls of a model that was never loaded: it may answer any.
 _ANY_CALL: frozenset[type[Call[Any]]] = frozenset(
-    (Infer, SignatureFor, Gradient, ApplyJacobian, ApplyHessian, Generate, Tokenize, Embed)
+    (Infer, SignatureFor, Gradient, ApplyJacobian, ApplyHessian, Generate, Tokenize, Embed, Score)
 )
 log = logging.getLogger("dragoman.engine")
 

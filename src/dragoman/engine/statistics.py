@@ -4,12 +4,21 @@ import time
 from collections.abc import Mapping
 
 from dragoman.core import error_texts
-from dragoman.core.calls import BatchStatistics, DerivativeCall, Embed, Generate, IndexEntry, Infer, ModelStatistics
+from dragoman.core.calls import (
+    BatchStatistics,
+    DerivativeCall,
+    Embed,
+    Generate,
+    IndexEntry,
+    Infer,
+    ModelStatistics,
+)
 from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.core.scoring import Score
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.registry import ModelRegistry
 
-_INFERENCES = (Infer, DerivativeCall, Generate, Embed)
+_INFERENCES = (Infer, DerivativeCall, Generate, Embed, Score)
 
 
 def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[ModelStatistics, ...]:

@@ -42,13 +42,14 @@ from dragoman.core.errors import (
 )
 from dragoman.core.metrics import Family
 from dragoman.core.model import Model
+from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread
 from dragoman.workers.pool import Loaded, WrongPlacement, load_error
-from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged
+from dragoman.workers.results import derivative, embeddings, generation, inference, return_unchanged, scores
 from dragoman.workers.sequence_states import SequenceStates
 
 log = logging.getLogger("dragoman.model")
@@ -67,6 +68,7 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, Callable[[Any, Any, Signature], An
     LoadAdapter: ("load_adapter", return_unchanged),
     UnloadAdapter: ("unload_adapter", return_unchanged),
     Embed: ("embed", embeddings),
+    Score: ("score", scores),
     Handle: ("handle", return_unchanged),
 }
 

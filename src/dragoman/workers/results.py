@@ -7,9 +7,20 @@ import numpy as np
 
 from dragoman.core.binding import check_tensor
 from dragoman.core.bytes_tensor import BytesTensor
-from dragoman.core.calls import ApplyHessian, ApplyJacobian, Call, Embed, Embedded, Generate, Gradient, Infer, Inference
+from dragoman.core.calls import (
+    ApplyHessian,
+    ApplyJacobian,
+    Call,
+    Embed,
+    Embedded,
+    Generate,
+    Gradient,
+    Infer,
+    Inference,
+)
 from dragoman.core.datatypes import FP64, Array
 from dragoman.core.errors import InvalidInput, InvalidOutput
+from dragoman.core.scoring import Score, Scored
 from dragoman.core.signature import OPEN, Signature
 from dragoman.core.tensor import NONE, Parameters, Tensor, with_own_dtype
 from dragoman.core.text import Generation
@@ -115,6 +126,15 @@ def embeddings(result: Any, call: Embed, signature: Signature) -> Embedded:
     shape = result.vectors.shape
     if len(shape) != 2 or shape[0] != len(call.inputs):
         raise InvalidOutput(f"Embed: expected vectors of shape [{len(call.inputs)}, dimension], got {list(shape)}")
+    return result
+
+
+def scores(result: Any, call: Score, signature: Signature) -> Scored:
+    """Return the scores. Raises InvalidOutput unless there is one for each pair."""
+    if not isinstance(result, Scored):
+        raise InvalidOutput(f"Score: expected Scored, got {type(result).__name__}")
+    if len(result.scores) != len(call.pairs):
+        raise InvalidOutput(f"Score: expected {len(call.pairs)} scores, got {len(result.scores)}")
     return result
 
 

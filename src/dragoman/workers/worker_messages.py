@@ -19,6 +19,7 @@ from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family, Kind, Sample
+from dragoman.core.scoring import Scored
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
@@ -306,6 +307,7 @@ _TYPES: Mapping[type, _Form] = {
     ),
     Generation: _Form(_decoder(Generation)),
     Tokenized: _Form(_decoder(Tokenized)),
+    Scored: _Form(_decoder(Scored)),
     Handled: _Form(_decoder(Handled)),
     Signature: _Form(
         _decoder(_SignatureRow),

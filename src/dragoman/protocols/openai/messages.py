@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dragoman.protocols.text_common.messages import EmbeddingList
+from dragoman.protocols.text_common.messages import EmbeddingList, Usage
 from dragoman.protocols.text_common.parameters import Parameter, body_schema
 from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
 
@@ -87,6 +87,42 @@ class DeletedResponse(msgspec.Struct):
     deleted: bool
 
 
+class Ranked(msgspec.Struct):
+    """A document by its position in the request, best first."""
+
+    index: int
+    relevance_score: float
+    document: Mapping[str, str] | None = None
+
+
+class Ranking(msgspec.Struct):
+    id: str
+    model: str
+    usage: Usage
+    results: Sequence[Ranked]
+
+
+class TeiRanked(msgspec.Struct):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class PairScore(msgspec.Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class PairScores(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: Sequence[PairScore]
+    usage: Usage
+
+
 class OpenAiError(msgspec.Struct):
     """`param` is the parameter that is wrong, `code` a reason for programs."""
 
@@ -119,6 +155,23 @@ def respond(parameters: Mapping[str, Parameter]) -> Operation:
     return Operation("Create a response", {200: {JSON: StoredResponse, EVENT_STREAM: None}}, {JSON: body})
 
 
+def rerank(parameters: Mapping[str, Parameter], tei: Mapping[str, Parameter]) -> Operation:
+    """Return the description of rerank, whose requests have `documents`, or `texts` as in TEI."""
+    texts = {"type": "array", "minItems": 1}
+    bodies = [body_schema(parameters, query=_TEXT, documents=texts), body_schema(tei, query=_TEXT, texts=texts)]
+    return Operation(
+        "Rank documents by their relevance to a query",
+        {200: {JSON: (Ranking, Sequence[TeiRanked])}},
+        {JSON: {"anyOf": bodies}},
+    )
+
+
+def score(parameters: Mapping[str, Parameter]) -> Operation:
+    """Return the description of the scores of pairs."""
+    return Operation("Score pairs of texts", {200: {JSON: PairScores}}, {JSON: body_schema(parameters)})
+
+
+_TEXT = {"type": "string", "minLength": 1}
 _PAGE = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}, "order": {"enum": ["asc", "desc"]}, "after": {}}
 RETRIEVE = Operation("Read a stored response", {200: {JSON: StoredResponse}})
 DELETE = Operation("Delete a stored response", {200: {JSON: DeletedResponse}})

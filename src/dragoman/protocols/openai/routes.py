@@ -1,4 +1,4 @@
-"""Endpoints of the OpenAI API: models, completions, chat and embeddings."""
+"""Endpoints of the OpenAI API: models, completions, chat, responses and embeddings, and those that vLLM adds."""
 
 import base64
 import time
@@ -26,6 +26,7 @@ from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, i
 from dragoman.protocols.openai import adapters, messages
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
+from dragoman.protocols.openai.scoring import RERANK, SCORE, TEI, Scoring
 from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
@@ -233,6 +234,15 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("DELETE", "/v1/responses/{id}", stored.delete, role="infer", operation=messages.DELETE),
         Route("POST", "/v1/responses/{id}/cancel", stored.cancel, role="infer", operation=messages.CANCEL),
         Route("GET", "/v1/responses/{id}/input_items", stored.input_items, role="infer", operation=messages.ITEMS),
+    ]
+    scoring, rerank = Scoring(policy, write_error), messages.rerank(RERANK, TEI)
+    routes += [
+        Route("POST", f"{base}/rerank", scoring.rerank, role="infer", operation=rerank)
+        for base in ("", "/v1", "/v2", "/models/{model}")
+    ]
+    routes += [
+        Route("POST", f"{base}/score", scoring.score, role="infer", operation=messages.score(SCORE))
+        for base in ("", "/v1", "/models/{model}")
     ]
     return HttpProtocol("OpenAI", tuple(routes), write_error, errors=messages.errors(STATUSES))
 

@@ -11,6 +11,7 @@ import numpy as np
 from dragoman.core.calls import Embed, Embedded
 from dragoman.core.datatypes import FP32, Array
 from dragoman.core.errors import InvalidInput, ModelFailed
+from dragoman.core.scoring import Score, Scored
 from dragoman.core.tensor import Tensor
 
 _MAX_TOKENS = 384  # of question and context together; a longer context is split into overlapping chunks
@@ -105,6 +106,54 @@ def _spans(begin: Array, finish: Array, context: Array, options: Options) -> lis
     return [(int(a), int(b), float(scores[a, b])) for a, b in pairs if allowed[a, b]]
 
 
+class PairScorer:
+    """A cross-encoder with its tokenizer; answers Score.
+
+    The activation function is the one that sentence-transformers wrote into the model's configuration; by default the
+    sigmoid of the only label, or the softmax of the second of two.
+    """
+
+    def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
+        self._torch, self._model, self._tokenizer = torch, model, tokenizer
+        settings = model.config.to_dict()
+        name = (settings.get("sentence_transformers") or {}).get("activation_fn")
+        name = name or settings.get("sbert_ce_default_activation_function")
+        self._is_identity = isinstance(name, str) and name.endswith(".Identity")
+
+    def __call__(self, call: Score) -> Scored:
+        """Return the scores in the order of the pairs. Raises InvalidInput for a pair that is too long."""
+        encoded = [self._encode(pair, i, call.truncate) for i, pair in enumerate(call.pairs)]
+        result = np.zeros(len(encoded))
+        size = _BATCH_SIZE if self._tokenizer.pad_token_id is not None else 1
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            result[rows] = self._score([encoded[i] for i in rows], raw=call.raw)
+        return Scored(tuple(result.tolist()), sum(len(each["input_ids"]) for each in encoded))
+
+    def _encode(self, pair: tuple[str, str], index: int, truncate: int | None) -> Any:
+        limit = self._tokenizer.model_max_length
+        if truncate is not None:
+            limit = min(limit, truncate or limit)
+            return self._tokenizer(*pair, truncation="longest_first", max_length=limit, verbose=False)
+        encoded = self._tokenizer(*pair, verbose=False)
+        count = len(encoded["input_ids"])
+        if count > limit:
+            raise InvalidInput(f"pair {index} has {count} tokens; the model takes at most {limit}")
+        return encoded
+
+    def _score(self, rows: Sequence[Any], *, raw: bool) -> Any:
+        torch = self._torch
+        batch = self._tokenizer.pad(rows, padding=len(rows) > 1, return_tensors="pt", verbose=False)
+        with torch.inference_mode():
+            logits = self._model(**batch.to(self._model.device)).logits.float()
+            if logits.shape[1] == 1:
+                values = logits[:, 0] if raw or self._is_identity else torch.sigmoid(logits[:, 0])
+            else:
+                values = logits[:, 1] if raw or self._is_identity else torch.softmax(logits, 1)[:, 1]
+        return values.cpu().numpy()
+
+
 Pooling = Literal["mean", "cls", "max", "last"]
 # The names in the configuration of sentence-transformers.
 _MODES: dict[str, Pooling] = {
@@ -113,6 +162,8 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
 }
+# The names of `pooling_mode` in newer files.
+_SHORT_MODES: dict[str, Pooling] = {"cls": "cls", "max": "max", "lasttoken": "last", "mean": "mean"}
 _BATCH_SIZE = 16
 
 
@@ -134,7 +185,11 @@ class PoolingOptions:
             types = [m["type"] for m in json.loads(modules.read_text())] if modules.is_file() else []
         except (ValueError, KeyError, TypeError) as error:
             raise ModelFailed(f"{path} cannot be read: {error}") from error
+        unknown = [kind for kind in types if not kind.endswith((".Transformer", ".Pooling", ".Normalize"))]
+        if unknown:
+            raise ModelFailed(f"{modules}: module {unknown[0]} of sentence-transformers is not supported")
         modes = [mode for name, mode in _MODES.items() if value.get(name)]
+        modes = modes or [mode for name, mode in _SHORT_MODES.items() if value.get("pooling_mode") == name]
         if len(modes) != 1:
             raise ModelFailed(f"{path}: expected one of {', '.join(_MODES)}; got {len(modes)} of them")
         return cls(modes[0], any(kind.endswith(".Normalize") for kind in types))

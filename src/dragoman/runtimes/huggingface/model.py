@@ -21,13 +21,14 @@ from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.runtimes.files import check_pickle, transformers_lock
 from dragoman.runtimes.huggingface import RUNTIME
-from dragoman.runtimes.huggingface.encoders import AnswerExtractor, Embedder, PoolingOptions
+from dragoman.runtimes.huggingface.encoders import AnswerExtractor, Embedder, PairScorer, PoolingOptions
 from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
 
 # The formats that are decoded: Pillow has more, some of them little tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA_URL = re.compile(rb"\s*data:image/[\w.+-]+;base64,")
 _MAX_PIXELS = 64 * 2**20
+_MOST_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
 
 
 def decode_images(tensor: Tensor, name: str) -> list[Any]:
@@ -177,6 +178,8 @@ class HuggingFaceModel(Model):
         if self._task.extra_outputs:
             embedder = Embedder(self._torch, model, self._tokenizer, PoolingOptions.of(Path(place)))
             self.embed = embedder.__call__  # type: ignore[method-assign]
+        if self._task.name == "text-classification" and model.config.num_labels <= _MOST_SCORED_LABELS:
+            self.score = PairScorer(self._torch, model, self._tokenizer).__call__  # type: ignore[method-assign]
 
     def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
         """Return the function that computes the results of rows."""
