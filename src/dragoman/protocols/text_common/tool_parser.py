@@ -3,24 +3,30 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from dragoman.protocols.text_common.python_calls import MAX_CHARACTERS, PythonEndFinder, parse_python_calls
 from dragoman.protocols.text_common.tool_formats import (
     ENDING,
     FORMATS,
     LIST_END,
+    LONGEST_OPENER,
     MEMBERS,
     NEXT,
     OBJECT_END,
     OPENER,
     OPENING,
     PLAIN,
+    PYTHON_NAME,
+    PYTHON_NAME_PREFIX,
     QWEN,
+    SPACE,
     Format,
     may_be_call,
     parse_call_start,
 )
-from dragoman.protocols.text_common.tool_values import XmlParameters
+from dragoman.protocols.text_common.tool_values import MARKUP, XmlParameters
 from dragoman.protocols.text_common.tools import ChatChunk, ToolCallDelta, Tools, new_call
 from dragoman.protocols.wire import replace_surrogates
 
@@ -28,6 +34,11 @@ _CHUNK = 4096
 # Characters that matter outside and inside a string. JSON has no `<` outside: markup begins, and the value is broken.
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _INSIDE = re.compile(r'["\\]')
+
+
+# Another call in Python's syntax, and what may become one.
+_NEXT_PYTHON = re.compile(f"{SPACE}(?={PYTHON_NAME})")
+_MAYBE_PYTHON = re.compile(f"{SPACE}{PYTHON_NAME_PREFIX}")
 
 
 class JsonEndFinder:
@@ -106,6 +117,7 @@ class ToolCallParser:
         self._format: Format = PLAIN
         self._end_finder = JsonEndFinder()
         self._parameters: XmlParameters | None = None
+        self._python_end = PythonEndFinder()
         self._object_start = self._scanned = 0
         self._named_by_markup = self._in_list = self._has_calls = self._dropping = False
 
@@ -145,13 +157,14 @@ class ToolCallParser:
         else:
             self._emit_text(end)
 
-    def _open_call(self, name: str, end: int) -> None:
-        """Begin a call whose arguments start at `end`."""
+    def _open_call(self, name: str, end: int, call_id: str = "") -> None:
+        """Begin a call whose arguments start at `end`; `call_id` is the id that the model wrote."""
         self._text = self._text[end:]
         self._has_calls = True
         self._dropping = self._single and self._count > 0
         if not self._dropping:
-            self._parts.append(ToolCallDelta(self._count, "", new_call(name)))
+            call = new_call(name)
+            self._parts.append(ToolCallDelta(self._count, "", replace(call, id=call_id) if call_id else call))
             self._count += 1
 
     def _emit_arguments(self, arguments: str) -> None:
@@ -170,7 +183,8 @@ class ToolCallParser:
         opener = OPENER.search(self._text)
         if opener:
             return self._begin_calls(FORMATS[opener[0]], opener.start())
-        opening = None if self._last else OPENING.search(self._text)
+        start = max(0, len(self._text) - LONGEST_OPENER)
+        opening = None if self._last else OPENING.search(self._text, start)
         self._emit_text(opening.start() if opening else None)
         return False
 
@@ -186,18 +200,56 @@ class ToolCallParser:
                 return False
             return self._end_calls(len(self._format.opener) or 1)
         groups = start.groupdict()
-        name = groups.get("name")
+        if groups.get("python"):
+            return self._begin_python(start.end(), groups["python"])
+        name = groups.get("name") or groups.get("glm")
         self._named_by_markup, self._in_list = name is not None, bool(groups.get("list"))
         if name is None:
             return self._begin_object(start.end())
         if name not in self._names:
             return self._end_calls(len(self._format.opener))
-        self._open_call(name, start.end())
-        if not self._text.startswith("<"):
+        self._open_call(name, start.end(), groups.get("id") or "")
+        markup = "glm" if groups.get("glm") else self._format.parameters
+        if self._text.startswith("{") and markup == "qwen":
             return self._enter(self._parse_arguments)
-        self._parameters, self._format = XmlParameters(self._tools.parameters(name)), FORMATS[QWEN]
+        self._parameters = XmlParameters(self._tools.parameters(name), MARKUP[markup])
+        if markup == "qwen":
+            self._format = FORMATS[QWEN]
         self._emit_arguments("{")
         return self._enter(self._parse_parameters)
+
+    def _begin_python(self, at: int, name: str) -> bool:
+        """Continue with calls in Python's syntax at this offset."""
+        if name not in self._names:
+            return self._end_calls(at or 1)
+        self._python_end, self._object_start, self._scanned = PythonEndFinder(), at, at
+        self._state = self._parse_python
+        return True
+
+    def _parse_python(self) -> bool:
+        scanned, self._scanned = self._scanned, len(self._text)
+        end = self._python_end.feed(self._text[scanned:])
+        if end is None:
+            too_long = len(self._text) - self._object_start > MAX_CHARACTERS
+            return (self._last or too_long) and self._end_calls(self._object_start or 1)
+        calls = parse_python_calls(self._text[self._object_start : scanned + end])
+        if not calls or not all(name in self._names for name, _ in calls):
+            return self._end_calls(self._object_start or 1)
+        self._text = self._text[scanned + end :]
+        for name, arguments in calls:
+            self._open_call(name, 0)
+            self._emit_arguments(arguments)
+        self._in_list, self._named_by_markup = False, False
+        return self._enter(self._parse_after_python)
+
+    def _parse_after_python(self) -> bool:
+        """Another call on a new line inside of markup, the end of calls, or text."""
+        start = self._format.opener and _NEXT_PYTHON.match(self._text)
+        if start and start["python"] in self._names:
+            return self._begin_python(start.end(), start["python"])
+        if start is None and not self._last and _MAYBE_PYTHON.fullmatch(self._text):
+            return False
+        return self._parse_after_object()
 
     def _end_calls(self, end: int) -> bool:
         """Continue with text; what precedes `end` is text as well."""

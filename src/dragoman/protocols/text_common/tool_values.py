@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.protocols.text_common.tool_formats import SPACE, prefixes
+from dragoman.protocols.text_common.tool_formats import DSML, SPACE, prefixes
 from dragoman.protocols.wire import replace_surrogates
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -25,6 +25,7 @@ _ALIASES = {
     ("null",): "null",
 }
 _LONGEST_LITERAL = 65_536
+_ANY = frozenset({"integer", "number", "boolean", "object", "array"})
 _DEEPEST = 16
 
 
@@ -65,15 +66,15 @@ def _resolve_reference(pointer: Any, root: Any) -> Any:
 class StreamedValue:
     """One value in chunks: a string is passed on as it comes, any other type when it is complete."""
 
-    def __init__(self, kinds: frozenset[str]) -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: frozenset[str], *, breaks_lines: bool = True) -> None:
+        self._kinds, self._breaks_lines = kinds, breaks_lines
         self._text = ""
         self._started = self._opened = False
 
     def add(self, text: str) -> str:
         """Return the JSON that is certain now."""
         if text and not self._started:
-            self._started, text = True, text.removeprefix("\n")
+            self._started, text = True, text.removeprefix("\n") if self._breaks_lines else text
         if self._opened:
             return _escape(text)
         self._text += text
@@ -161,13 +162,79 @@ _CONVERTERS: Mapping[str, Callable[[str], str | None]] = {
 
 
 _KEY = r"[^<>]{1,256}"
-_NEXT = re.compile(rf"{SPACE}(?:<parameter=(?P<key>{_KEY})>|</function>)")
-_MAYBE_NEXT = re.compile(rf"{SPACE}(?:<parameter=[^<>]{{0,256}}|{prefixes('<parameter=')}|{prefixes('</function>')})")
-# Models may forget to close a value or the call. A line break before the end is not part of the value.
-_END = re.compile(r"\n?(?:</parameter>|(?=<parameter=|</function>|</tool_call>))")
-_ENDERS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-_MAYBE_END = re.compile(rf"\n?(?:{'|'.join(map(prefixes, _ENDERS))})\Z")
-_LONGEST_END = 1 + max(map(len, _ENDERS))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterMarkup:
+    """Markup of the parameters of a call.
+
+    next: matches a key up to its value, or the end of the call, without a `key`; if it matched `string`, that says
+    whether the value is text. maybe_next: matches what may become that. end: matches the end of a value; maybe_end:
+    what may become that, at most `longest_end` characters. breaks_lines: a line break after the key and before the end
+    of the value is not part of it.
+    """
+
+    next: re.Pattern[str]
+    maybe_next: re.Pattern[str]
+    end: re.Pattern[str]
+    maybe_end: re.Pattern[str]
+    longest_end: int
+    breaks_lines: bool = False
+
+
+def _markup(
+    key: str, key_prefix: str, call_end: str, value_end: str, others: tuple[str, ...], *, breaks_lines: bool = False
+) -> ParameterMarkup:
+    """Return markup; `others` end a value that the model has forgotten to close."""
+    enders = (value_end, *others)
+    line = "\n?" if breaks_lines else ""
+    forgotten = "|".join(map(re.escape, others))
+    end = call_end.removeprefix("(?=").removesuffix(")")
+    return ParameterMarkup(
+        re.compile(rf"{SPACE}(?:{key}|{call_end})"),
+        re.compile(rf"{SPACE}(?:{key_prefix}|{prefixes(end)})"),
+        re.compile(rf"{line}(?:{re.escape(value_end)}|(?={forgotten}))"),
+        re.compile(rf"{line}(?:{'|'.join(map(prefixes, enders))})\Z"),
+        1 + max(map(len, enders)),
+        breaks_lines,
+    )
+
+
+_GLM_KEY = f"<arg_key>(?P<key>{_KEY})</arg_key>{SPACE}<arg_value>"
+_GLM_KEY_PREFIX = (
+    f"{prefixes('<arg_key>')}|<arg_key>[^<>]{{0,256}}"
+    f"(?:{prefixes('</arg_key>')}|</arg_key>{SPACE}{prefixes('<arg_value>')})"
+)
+_NAMED = r'name="(?P<key>[^<>"]{1,256})"'
+_DSML = f"<{DSML}parameter "
+_INVOKE_END = f"</{DSML}invoke>"
+_MINIMAX = "<parameter "
+# By the name of a format's `parameters`. Models may forget to close a value or the call.
+MARKUP: Mapping[str, ParameterMarkup] = {
+    "qwen": _markup(
+        f"<parameter=(?P<key>{_KEY})>",
+        f"<parameter=[^<>]{{0,256}}|{prefixes('<parameter=')}",
+        "</function>",
+        "</parameter>",
+        ("<parameter=", "</function>", "</tool_call>"),
+        breaks_lines=True,
+    ),
+    "glm": _markup(_GLM_KEY, _GLM_KEY_PREFIX, "(?=</tool_call>)", "</arg_value>", ("<arg_key>", "</tool_call>")),
+    "dsml": _markup(
+        rf'{_DSML}{_NAMED}(?: string="(?P<string>true|false)")?>',
+        rf"{_DSML}[^<>]{{0,300}}|{prefixes(_DSML)}",
+        _INVOKE_END,
+        f"</{DSML}parameter>",
+        (_DSML, _INVOKE_END),
+    ),
+    "minimax": _markup(
+        f"{_MINIMAX}{_NAMED}>",
+        rf"{_MINIMAX}[^<>]{{0,300}}|{prefixes(_MINIMAX)}",
+        "</invoke>",
+        "</parameter>",
+        (_MINIMAX, "</invoke>"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +250,8 @@ class XmlChunk:
 class XmlParameters:
     """Parses the parameters of one call by the schema of its tool; the caller writes the `{` of the arguments."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
+    def __init__(self, schema: Mapping[str, Any], markup: ParameterMarkup = MARKUP["qwen"]) -> None:
+        self._schema, self._markup = schema, markup
         named = schema.get("properties")
         self._named: Mapping[str, Any] = named if isinstance(named, dict) else {}
         self._value: StreamedValue | None = None
@@ -204,7 +271,7 @@ class XmlParameters:
 
     def _key(self, text: str, at: int) -> int | None:
         """Return where the value of the next parameter begins, or the call ends; None if neither is there yet."""
-        match = _NEXT.match(text, at)
+        match = self._markup.next.match(text, at)
         if match is None:
             return None
         if match["key"] is None:
@@ -213,12 +280,20 @@ class XmlParameters:
             key = match["key"].strip()
             self._out.append(f"{self._lead}{replace_surrogates(json.dumps(key, ensure_ascii=False))}: ")
             self._lead = ", "
-            self._value = StreamedValue(schema_types(self._named.get(key), self._schema))
+            self._value = StreamedValue(self._kinds(match, key), breaks_lines=self._markup.breaks_lines)
         return match.end()
+
+    def _kinds(self, match: re.Match[str], key: str) -> frozenset[str]:
+        """Return the types of a parameter: those of the schema, unless the markup says whether it is text."""
+        is_text = match.groupdict().get("string")
+        if is_text == "true":
+            return frozenset({"string"})
+        kinds = schema_types(self._named.get(key), self._schema)
+        return kinds or (_ANY if is_text == "false" else kinds)
 
     def _end(self, text: str, at: int, value: StreamedValue) -> int | None:
         """Return where a value ends; None if it continues."""
-        match = _END.search(text, at)
+        match = self._markup.end.search(text, at)
         if match is None:
             return None
         self._out += [value.add(text[at : match.start()]), value.end()]
@@ -232,15 +307,16 @@ class XmlParameters:
     def _rest(self, text: str, at: int, *, last: bool, cut: bool) -> int:
         """Handle the end of the text; return how much was consumed."""
         if self._value is None:
-            if _MAYBE_NEXT.fullmatch(text, at) and (cut or not last):
+            if self._markup.maybe_next.fullmatch(text, at) and (cut or not last):
                 return len(text) if last else at
             self._close()  # forgotten by the model
             return at
         if last and not cut:
-            self._out += [self._value.add(text[at:].removesuffix("\n")), self._value.end()]
+            rest = text[at:].removesuffix("\n") if self._markup.breaks_lines else text[at:]
+            self._out += [self._value.add(rest), self._value.end()]
             self._close()
             return len(text)
-        partial = _MAYBE_END.search(text, max(at, len(text) - _LONGEST_END))
+        partial = self._markup.maybe_end.search(text, max(at, len(text) - self._markup.longest_end))
         assert partial is not None, "it may match nothing"
         self._out.append(self._value.add(text[at : partial.start()]))
         return len(text) if last else partial.start()
