@@ -95,6 +95,42 @@ def test_reasoning_tokens_are_counted_up_to_the_end_tag() -> None:
     assert parser.reasoning_tokens == 0
 
 
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{}<|call|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "expected"),
+    [
+        (HARMONY, "<|start|>assistant", ("Hm. ", "I look.", 1)),
+        ("<|channel|>final<|message|>Hello<|return|>", "<|start|>assistant", ("", "Hello", 0)),
+        ("Hello", "<|start|>assistant<|channel|>final<|message|>", ("", "Hello", 0)),
+        ("<|channel|>analysis<|message|>a <", "<|start|>assistant", ("a <", "", 0)),
+        ("<|channel|>analysis", "<|start|>assistant", ("", "", 0)),
+        ("<|channel|>commentary to=functions.no<|message|>{}<|call|>", "<|start|>assistant", ("", "{}", 0)),
+        ("Hello", "<|start|>assistant", ("", "Hello", 0)),
+        ("<|end|><|end|>a<|channel|>", "<|start|>assistant", ("", "a", 0)),
+        ("a" * 2000 + "<|message|>b", "<|start|>assistant", ("", "a" * 2000 + "<|message|>b", 0)),
+    ],
+)
+def test_harmony(text: str, prompt: str, expected: tuple[str, str, int]) -> None:
+    assert parse([text], prompt, TOOLS) == expected
+    assert parse(list(text), prompt, TOOLS) == expected
+    for end in range(0, len(text), 7):
+        assert parse([text[:end]], prompt, TOOLS) == parse(list(text[:end]) or [""], prompt, TOOLS), text[:end]
+
+
+@given(
+    st.lists(st.sampled_from([*map(str, HARMONY.partition("Hm.")), "<|end|>", "<|mess", "a", "<|start|>"]), max_size=6)
+)
+def test_any_split_of_harmony_gives_the_same_result(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    whole = parse([text], "<|start|>assistant", TOOLS)
+    assert parse([*pieces, ""], "<|start|>assistant", TOOLS) == parse([*text, ""], "<|start|>assistant", TOOLS) == whole
+
+
 # --- over the wire -------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,8 @@ _NO_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_t
     "documents",
     "continue_final_message",
 }
+# Tokens of gpt-oss that separate the messages of its answer, which chats parse.
+_HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"})
 # Number of prompt tokens on which the first characters of a completion may depend.
 _BEFORE = 6
 
@@ -269,9 +271,11 @@ class Vocabulary:
 
     @cached_property
     def _special_tokens(self) -> frozenset[int]:
-        """Tokens that are omitted when special tokens are skipped."""
+        """Tokens that are omitted when special tokens are skipped; those of harmony are part of the text."""
         added = self._fast.get_added_tokens_decoder()
-        return frozenset(token for token, word in added.items() if word.special)
+        texts = {word.content for word in added.values()}
+        kept = _HARMONY if texts >= _HARMONY else frozenset()
+        return frozenset(token for token, word in added.items() if word.special and word.content not in kept)
 
 
 def _adds_special_tokens(prompt: str | Chat) -> bool:

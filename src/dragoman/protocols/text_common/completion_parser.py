@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from dragoman.core.text import Text
+from dragoman.protocols.text_common.harmony import HarmonyParser, harmony_head
 from dragoman.protocols.text_common.reasoning import ReasoningParser
 from dragoman.protocols.text_common.tool_formats import FORMATS
 from dragoman.protocols.text_common.tool_parser import JsonEndFinder, ToolCallParser
@@ -118,16 +119,21 @@ class CompletionParser:
     def __init__(self, tools: Tools, prompt: str = "", *, splits_reasoning: bool = True) -> None:
         self._content = parser_for(tools)
         calls = _CALL_MARKUP if tools.offered else ()
-        self._reasoning = ReasoningParser(prompt, calls) if splits_reasoning else None
+        self._reasoning = ReasoningParser(prompt, calls)
+        head = harmony_head(prompt) if splits_reasoning else None
+        self._harmony = None if head is None else HarmonyParser(tools, head)
+        self._splits_reasoning = splits_reasoning
 
     @property
     def reasoning_tokens(self) -> int:
-        return self._reasoning.tokens if self._reasoning else 0
+        return self._reasoning.tokens
 
     def feed(self, text: Text, *, is_whole: bool = False) -> ChatChunk:
         """Parse a chunk of the completion, or all of it."""
         new, last, cut = text.whole if is_whole else text.text, bool(text.finish), text.finish == "length"
-        if self._reasoning is None:
+        if self._harmony is not None:
+            return self._harmony.feed(new, last=last)
+        if not self._splits_reasoning:
             return self._content.feed(new, last=last, cut=cut)
         self._reasoning.count(text.tokens)
         reasoning, new = self._reasoning.feed(new, last=last)
