@@ -1,5 +1,6 @@
 """OpenAI's Responses API: items, events, tools, formats, the store and errors."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,11 +11,15 @@ import pytest_asyncio
 from openai.types.responses import Response as ResponseType
 from pydantic import TypeAdapter
 
+import dragoman
+from dragoman import Generate
+from dragoman.core.errors import InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.text import Generation
 from dragoman.engine import record_store
 from dragoman.engine.record_store import RecordStore
 
-from .text_server import TextServer, serve, typed_events
+from .text_server import ReverseModel, TextServer, serve, typed_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
@@ -22,9 +27,19 @@ CALL = '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}</tool_call>'
 PATH = "/v1/responses"
 
 
+class ShortModel(dragoman.Model):
+    """Rejects every prompt, after a moment."""
+
+    placement = "inline"
+
+    async def generate(self, call: Generate) -> Generation:
+        await asyncio.sleep(0)
+        raise InvalidInput("max_new_tokens: expected at most 5, got 9")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[TextServer]:
-    async with serve() as server:
+    async with serve(ReverseModel, ShortModel) as server:
         yield server
 
 
@@ -248,6 +263,13 @@ async def test_invalid_requests(server: TextServer, fields: Any, message: str | 
     assert response.status == 400, response.body
     assert message in response.json["error"]["message"]
     assert response.json["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_of_the_engine_name_the_field(server: TextServer, stream: bool) -> None:
+    body = {"model": "ShortModel", "input": "a", "max_output_tokens": 9, "stream": stream}
+    response = await server.post(PATH, body)
+    assert (response.status, response.json["error"]["param"]) == (400, "max_output_tokens")
 
 
 async def test_an_error_in_a_stream_is_a_failed_response(server: TextServer, client: openai.AsyncOpenAI) -> None:
