@@ -24,7 +24,8 @@ async def server() -> AsyncIterator[TextServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(server: TextServer) -> AsyncIterator[ollama.AsyncClient]:
-    yield ollama.AsyncClient(host=server.url)
+    async with ollama.AsyncClient(host=server.url) as client:
+        yield client
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
