@@ -11,11 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import NMF, PCA, MiniBatchNMF
+from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import RandomForestRegressor, VotingRegressor
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.impute import IterativeImputer
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, LabelEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, LabelEncoder, MinMaxScaler, StandardScaler
 from sklearn.svm import SVR
 
 import dragoman
@@ -51,9 +55,14 @@ class Centred(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         (KNeighborsRegressor(metric=lambda a, b: abs(a - b).max()), False),
         (SVR(kernel=lambda a, b: a @ b.T), False),
         (LabelEncoder(), False),
+        (make_pipeline(MinMaxScaler(), PCA(2), LinearRegression()), True),
+        (make_pipeline(MinMaxScaler(), NMF(2), LinearRegression()), False),
+        (MiniBatchNMF(2), False),
+        (make_pipeline(IterativeImputer(), LinearRegression()), False),
+        (DummyClassifier(strategy="uniform", random_state=0), False),
     ],
 )
-def test_estimators_with_code_of_a_user_are_not_merged(estimator: Any, expected: bool) -> None:
+def test_estimators_whose_rows_may_depend_on_each_other_are_not_merged(estimator: Any, expected: bool) -> None:
     assert has_independent_rows(estimator) is expected
 
 
@@ -91,6 +100,24 @@ async def test_rows_that_depend_on_each_other_are_not_merged(tmp_path: Path) -> 
     assert sizes == []
     np.testing.assert_allclose(found, model.predict(ROWS[:1])[0])  # each row is its own mean
     assert abs(model.predict(ROWS) - found).max() > 0.1
+
+
+@pytest.mark.parametrize("estimator", [MiniBatchNMF(2, random_state=0), IterativeImputer(random_state=0)])
+async def test_estimators_that_read_all_rows_give_the_same_numbers_to_concurrent_calls(
+    estimator: Any, tmp_path: Path
+) -> None:
+    rows = abs(ROWS)
+    rows[:, 2] = 2 * rows[:, 0] + rows[:, 1]
+    rows[1:, 1] *= np.arange(1, 40)
+    if isinstance(estimator, IterativeImputer):
+        rows[::3, 1] = rows[7] = np.nan
+    path = tmp_path / "model.joblib"
+    joblib.dump(estimator.fit(rows), path)
+    async with dragoman.open_engine(path, allow_pickle=True) as engine:
+        found = await asyncio.gather(*(engine.infer("model", {"input": row[None]}) for row in rows))
+    alone = [estimator.transform(row[None])[0] for row in rows]
+    np.testing.assert_array_equal(np.concatenate([one["transform"] for one in found]), alone)
+    assert abs(estimator.transform(rows) - alone).max() > 1e-3
 
 
 async def test_more_rows_than_the_default_are_computed_alone(tmp_path: Path) -> None:

@@ -118,6 +118,33 @@ def test_calls_are_merged_by_default_if_the_first_axis_is_declared_to_count_rows
     merges = {name: _graph(path, TensorProto.FLOAT, [name, 2]).merges for name in ("batch", "Batch_Size", "time", "N")}
     assert merges == {"batch": 64, "Batch_Size": 64, "time": 0, "N": 0}
     assert _graph(path, TensorProto.FLOAT, [None, 2]).merges == 0
+    kernel = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["x", "t"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "batch"])],
+    )
+    onnx.save(helper.make_model(kernel, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    assert _load(path).merges == 0, "a row has a column for each row"
+
+
+def test_graphs_that_quantize_all_rows_together_are_not_merged_by_default(tmp_path: Path) -> None:
+    """Small rows would become 0 beside large ones."""
+    path = tmp_path / "quantized.onnx"
+    quantize = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"])
+    graph = helper.make_graph(
+        [quantize, helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    model = _load(path)
+    rows = np.array([[1, 2], [1000, 2000]], np.float32)
+    assert _infer(model, Tensor.of(rows[:1].copy()))["y"][0] == pytest.approx([1, 2], rel=0.01)
+    assert _infer(model, Tensor.of(rows))["y"][0].tolist() == [0, 0]
+    assert model.signature().batched
+    assert model.merges == 0
 
 
 def test_a_tensor_without_a_shape_may_have_any(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class OnnxModel(Model):
                 raise ModelFailed(f"execution provider '{name}' cannot be started: is its device available?")
         self._values = ort.OrtValue
         self._signature = _signature(self._session, path)
-        if not _declares_rows(self._session):
+        if not _declares_rows(self._session, path):
             self.merges = 0
         self._has_bf16 = any(s.datatype is BF16 for s in (*self._signature.inputs, *self._signature.outputs))
 
@@ -97,6 +97,8 @@ _PROVIDERS: Mapping[str, str] = {
 # Names of a first axis that counts independent rows, and tools that convert models of tables.
 _ROW_NAMES = ("batch", "batch_size", "batchsize", "rows", "num_rows", "samples", "n_samples", "num_samples")
 _TABULAR_PRODUCERS = ("skl2onnx", "OnnxMLTools", "hummingbird")
+# Start of the names of operators that quantize by the least and the largest value of a whole tensor.
+_DYNAMIC_QUANTIZATION = b"DynamicQuantize"
 # The packages of ONNX Runtime that contain a provider.
 _PACKAGES = {
     "CUDAExecutionProvider": "onnxruntime-gpu",
@@ -240,14 +242,21 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _declares_rows(session: Any) -> bool:
+def _declares_rows(session: Any, path: Path) -> bool:
     """Return whether the graph says that its first axis counts rows: by its name, or by a converter of tabular models.
 
-    Others may have time or nodes of a graph there; these are merged only if the operator sets `max_batch_size`.
+    Others may have time or nodes of a graph there; these are merged only if the operator sets `max_batch_size`. So are
+    graphs that compare rows with each other, as their shapes show ([batch, batch]), or that quantize them together.
     """
-    if session.get_modelmeta().producer_name in _TABULAR_PRODUCERS:
-        return True
-    return all(str(node.shape[0] if node.shape else "").lower() in _ROW_NAMES for node in session.get_inputs())
+    nodes = (*session.get_inputs(), *session.get_outputs())
+    if any(isinstance(axis, str) and axis in node.shape[1:] for node in nodes for axis in node.shape[:1]):
+        return False
+    if session.get_modelmeta().producer_name not in _TABULAR_PRODUCERS:
+        first_axes = (str(node.shape[0] if node.shape else "").lower() for node in session.get_inputs())
+        if any(axis not in _ROW_NAMES for axis in first_axes):
+            return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return mapped.find(_DYNAMIC_QUANTIZATION) < 0
 
 
 def _share_rows(nodes: Iterable[Any]) -> bool:

@@ -7,8 +7,18 @@ import numpy as np
 
 # Packages whose estimators do: they are fitted before, and read nothing from the other rows that they are given.
 _PACKAGES = ("sklearn", "xgboost", "lightgbm", "catboost")
-# These read the whole input to find out of what kind it is.
-_WHOLE_INPUT = ("LabelBinarizer", "LabelEncoder", "MultiLabelBinarizer")
+# Their estimators that do not: the first three read the whole input to find out of what kind it is. A factorization
+# starts from the mean of all rows and stops by the sum of their errors. IterativeImputer fills a row without values by
+# means if it is alone, else by its estimators. DummyClassifier may draw labels by the number of a row.
+_WHOLE_INPUT = (
+    "LabelBinarizer",
+    "LabelEncoder",
+    "MultiLabelBinarizer",
+    "NMF",
+    "MiniBatchNMF",
+    "IterativeImputer",
+    "DummyClassifier",
+)
 
 
 def has_independent_rows(estimator: Any) -> bool:
