@@ -1,9 +1,11 @@
 """Routes of LoRA adapters: load and unload them as with vLLM and LMI, and use their names as those of models."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from access.access_models import KeyFile, bearer
 from dragoman.core.calls import LoadAdapter, UnloadAdapter
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, PathNotFound
 
@@ -92,6 +94,22 @@ async def test_errors_of_vllms_routes() -> None:
         assert (await server.post("/v1/load_lora_adapter", body)).status == 401
         assert (await server.post("/v1/unload_lora_adapter", body)).status == 401
         assert server.model("Adaptable").adapters == {}
+
+
+async def test_a_key_of_one_model_changes_the_adapters_of_that_model(tmp_path: Path) -> None:
+    class Second(Adaptable):
+        pass
+
+    keys = KeyFile(tmp_path / "keys.toml")
+    headers = bearer(keys.add("bound", ["admin"], ["Adaptable"]))
+    async with serve(Adaptable, Second, api_keys=str(keys.path)) as server:
+        for model, status in (("Adaptable", 200), ("Second", 403)):
+            body = {"lora_name": "sql", "lora_path": "a", "model": model}
+            paths = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", f"/models/{model}/adapters?name=sql&src=a"
+            found = [(await server.post(path, body, headers=headers)).status for path in paths]
+            assert found == [status] * 3
+        assert list(server.model("Adaptable").adapters) == ["sql"]
+        assert server.model("Second").adapters == {}
 
 
 async def test_models_without_adapters_reject_them() -> None:

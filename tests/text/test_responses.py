@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ from openai.types.responses import Response as ResponseType
 from pydantic import TypeAdapter
 
 import dragoman
+from access.access_models import KeyFile
 from dragoman import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
@@ -214,6 +216,32 @@ async def test_responses_of_another_key_are_not_found(server: TextServer) -> Non
         other = await server.request(method, path + end, None, {"authorization": "Bearer two"})
         assert other.status == 404, (method, end)
     assert (await server.request("GET", path, None, {"authorization": "Bearer one"})).status == 200
+
+
+async def test_a_key_of_one_model_stores_its_responses(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    headers = {"authorization": f"Bearer {keys.add('bound', models=['ReverseModel'])}"}
+    async with serve(api_keys=str(keys.path)) as server:
+        first = await server.post(PATH, {"model": "ReverseModel", "input": "a"}, headers)
+        assert first.status == 200, first.body
+        following = {"model": "ReverseModel", "input": "b", "previous_response_id": first.json["id"], "stream": True}
+        second = typed_events((await server.post(PATH, following, headers)).body)[-1]
+        assert second["type"] == "response.completed"
+        path = f"{PATH}/{second['response']['id']}"
+        for method in ("GET", "DELETE"):
+            assert (await server.request(method, path, None, headers)).status == 200
+
+
+async def test_responses_are_stored_for_the_key_that_was_accepted(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.toml")
+    one, two = ({"x-api-key": keys.add(name), "authorization": "Bearer"} for name in ("one", "two"))
+    async with serve(api_keys=str(keys.path)) as server:
+        response = await server.post(PATH, {"model": "ReverseModel", "input": "a"}, one)
+        statuses = [
+            (await server.request("GET", f"{PATH}/{response.json['id']}", None, headers)).status
+            for headers in (one, two)
+        ]
+        assert statuses == [200, 404]
 
 
 async def test_without_a_store() -> None:

@@ -14,7 +14,7 @@ from dragoman.access.keys import digest_of, is_writable_by_everyone, read_keys, 
 from dragoman.access.tokens import TokenVerifier
 from dragoman.core.errors import DragomanError, Forbidden, InvalidInput, NotReady, Unauthorized
 from dragoman.core.metrics import Family
-from dragoman.protocols.wire import Role
+from dragoman.protocols.wire import Role, bearer_token
 
 log = logging.getLogger("dragoman.access")
 
@@ -118,7 +118,7 @@ class AccessControl:
         """
         if role in self._open_roles:
             return ANONYMOUS
-        credential = credential_of(headers)
+        credential = bearer_token(headers)
         if role == "admin" and not credential and self._rules.control_loopback and is_local(headers, address()):
             return _LOCAL
         grant = self._grants.get(digest_of(credential)) if len(credential) <= _MAX_CREDENTIAL else None
@@ -185,11 +185,3 @@ def is_local(headers: Mapping[str, str], address: str) -> bool:
         )
     except ValueError:
         return False
-
-
-def credential_of(headers: Mapping[str, str]) -> str:
-    """Return the bearer token of a request, else its `x-api-key`, else ""."""
-    value = headers.get("authorization", "")
-    if value[:7].lower() == "bearer ":
-        return value[7:].strip()
-    return headers.get("x-api-key", "")

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from dragoman.access.grants import EVERYTHING, Grant, Permit
 from dragoman.core.calls import (
+    Authorize,
     Call,
     ConcurrentCalls,
     Describe,
@@ -29,12 +30,13 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import Forbidden
+from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.engine.call_handler import CallHandler
 
 A = TypeVar("A")
 
-_OPEN = (Live, Ready, DescribeServer)
-_OF_ONE_MODEL = (Load, ScaleModel, Unload)
+_OPEN = (Live, Ready, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
+_OF_ONE_MODEL = (Authorize, Load, ScaleModel, Unload)
 # Lists of the server: how the name of a model follows from an element.
 _LISTS: dict[type[Any], Callable[[Any], str]] = {
     ListModels: lambda name: name,

@@ -227,8 +227,8 @@ JSON_TYPE = ("content-type", JSON)
 
 def bearer_token(headers: Mapping[str, str]) -> str:
     """Return the token of `authorization: Bearer <token>`, else `x-api-key`, else ""."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    value = headers.get("authorization", "")
+    return value[7:].strip() if value[:7].lower() == "bearer " else headers.get("x-api-key", "")
 
 
 def control_token(headers: Mapping[str, str]) -> str:

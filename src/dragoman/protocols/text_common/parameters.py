@@ -97,7 +97,7 @@ def after_authorization(http: HttpRequest, call: EngineCall[None, HttpResponse])
     def then(_: Response[None]) -> EngineCall[None, HttpResponse]:
         return call
 
-    return PreliminaryCall(Request(Authorize(control_token(http.headers))), then)
+    return PreliminaryCall(Request(Authorize(control_token(http.headers)), call.request.model), then)
 
 
 def event(value: Any) -> bytes:
