@@ -218,7 +218,7 @@ async def test_adapters_in_use_and_pinned_ones_stay_in_memory(adaptable: Languag
     call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=60, adapter="b"), stream=True)
     async with aclosing(adaptable.generate(call)) as chunks:
         received = [await anext(chunks)]
-        with pytest.raises(Overloaded, match="no room for the adapter 'c': all 2 in memory are in use"):
+        with pytest.raises(Overloaded, match="no room for the adapter 'c': all 2 in memory are pinned or in use"):
             await _load(adaptable, "c")
         await adaptable.unload_adapter(UnloadAdapter("b"))  # the call is completed all the same
         received += [chunk async for chunk in chunks]
@@ -226,6 +226,9 @@ async def test_adapters_in_use_and_pinned_ones_stay_in_memory(adaptable: Languag
     assert _weights_in_memory(adaptable) == ["a"]
     await _load(adaptable, "c")
     assert _weights_in_memory(adaptable) == ["a", "c"]
+    await _load(adaptable, "a", "b", replaces=True)  # although there is no room for another one
+    assert _weights_in_memory(adaptable) == ["a", "c"]
+    assert await _tokens(adaptable, prompt, "a", 60) == expected
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ async def test_routes_of_vllm(base: str) -> None:
                 response = await server.post("/v1/completions", {"model": model, "prompt": "a b", **more})
                 assert response.status == 200
                 assert server.model("Adaptable").calls[-1].sampling.adapter == "sql"
+        counting = {"model": "sql", "messages": [{"role": "user", "content": "a b"}]}
+        assert (await server.post("/v1/messages/count_tokens", counting)).json == {"input_tokens": 3}
         assert await change(server, unload, {"lora_name": "sql", "lora_int_id": 1}) == (
             200,
             b"Success: LoRA adapter 'sql' removed successfully.",

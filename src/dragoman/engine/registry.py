@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from dragoman.core import error_texts
-from dragoman.core.calls import Generate, Request
+from dragoman.core.calls import Generate, Request, Tokenize
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
@@ -155,7 +155,7 @@ class ModelRegistry:
         return error_texts.unknown_model_of_mlserver(name, version) if self._has_texts_of_mlserver else ""
 
     def resolve_adapter(self, request: Request[A], error: ModelNotFound) -> Request[A]:
-        """Return a request for text that names an adapter instead of a model, with its model.
+        """Return a request for text or tokens that names an adapter instead of a model, with its model.
 
         Raises the error if no model, or several, have an adapter of this name.
         """
@@ -163,11 +163,11 @@ class ModelRegistry:
         models = {
             each.spec.name for each in self.all() if each.is_loaded and name in each.loaded.details.get("adapters", ())
         }
-        if not isinstance(call, Generate) or len(models) != 1:
+        if not isinstance(call, Generate | Tokenize) or len(models) != 1:
             raise error
-        sampling = replace(call.sampling, adapter=name, adapters=())
-        adapted = structs.replace(call, sampling=sampling)
-        return structs.replace(request, model=models.pop(), call=adapted, models=None)
+        if isinstance(call, Generate):
+            call = structs.replace(call, sampling=replace(call.sampling, adapter=name, adapters=()))
+        return structs.replace(request, model=models.pop(), call=call, models=None)
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""

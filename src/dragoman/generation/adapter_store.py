@@ -160,8 +160,8 @@ class AdapterStore:
     ) -> None:
         """Load weights into memory, making room for them; a new adapter replaces one of the same name."""
         with self._loading:
-            if adapter.in_memory:
-                return  # another call has loaded it meanwhile
+            if adapter.in_memory or not (is_new or self._adapters.get(adapter.name) is adapter):
+                return  # another call has loaded, replaced or unloaded it meanwhile
             memory = self._limits.adapter_memory << 20
             if adapter.size > memory:
                 raise ModelFailed(
@@ -183,19 +183,22 @@ class AdapterStore:
         self._drop_unused()
 
     def _evicted(self, adapter: _Adapter) -> list[_Adapter]:
-        """Return adapters to remove from memory, least recently used first. Raises Overloaded if that is not enough."""
+        """Return adapters to remove from memory: the one that is replaced, then the least recently used ones.
+
+        Raises Overloaded if that is not enough.
+        """
         with self._lock:
-            inside = sorted(self._in_memory.values(), key=lambda each: each.used_s)
+            inside = sorted(self._in_memory.values(), key=lambda each: (each.name != adapter.name, each.used_s))
             count, size = len(inside) + 1, adapter.size + sum(each.size for each in inside)
             evicted = []
             for each in inside:
                 if count <= self._limits.max_adapters and size <= self._limits.adapter_memory << 20:
                     break
-                if not each.uses and not each.is_pinned:
+                if not each.uses and (not each.is_pinned or each.name == adapter.name):
                     evicted.append(each)
                     count, size = count - 1, size - each.size
             if count > self._limits.max_adapters or size > self._limits.adapter_memory << 20:
-                raise Overloaded(f"no room for the adapter '{adapter.name}': all {len(inside)} in memory are in use")
+                raise Overloaded(f"no room for the adapter '{adapter.name}': all {len(inside)} in memory are pinned or in use")
             for each in evicted:
                 each.in_memory = False
                 del self._in_memory[each.key]
