@@ -52,3 +52,74 @@ async def test_server_logging_is_not_a_path() -> None:
     async with serve() as server:
         response = await server.request("GET", "/server/logging")
         assert (response.status, response.body) == (404, b"no such path: /server/logging")
+
+
+_UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+_USER = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "fields"),
+    [
+        (
+            "/v1/responses",
+            "text.format",
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": _UNIQUE}}},
+        ),
+        (
+            "/v1/messages",
+            "output_config.format",
+            {
+                "messages": _USER,
+                "max_tokens": 5,
+                "output_config": {"format": {"type": "json_schema", "schema": _UNIQUE}},
+            },
+        ),
+        ("/api/chat", "format", {"messages": _USER, "format": _UNIQUE}),
+        (
+            "/v1/responses",
+            "tools",
+            {
+                "input": "a",
+                "tools": [{"type": "function", "name": "f", "parameters": {**_UNIQUE, "type": "object"}}],
+                "tool_choice": "required",
+            },
+        ),
+    ],
+)
+async def test_formats_of_all_apis_are_enforced_as_far_as_possible(path: str, name: str, fields: Any) -> None:
+    async with serve() as server:
+        for stream in (False, True):
+            response = await server.post(path, {"model": "ReverseModel", "stream": stream, **fields})
+            assert response.status == 200, response.body
+            assert response.headers["x-ignored-parameters"] == f"{name}.uniqueItems"
+            assert "uniqueItems" not in server.model().calls[-1].sampling.grammar.text
+    async with serve(strict_parameters=True) as server:
+        response = await server.post(path, {"model": "ReverseModel", **fields})
+        assert response.status == 400
+        assert f"`{name}` must not contain keywords".encode() in response.body
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": _UNIQUE, "strict": True}}},
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": _USER,
+                "max_tokens": 5,
+                "tools": [{"name": "f", "input_schema": {**_UNIQUE, "type": "object"}, "strict": True}],
+                "tool_choice": {"type": "any"},
+            },
+        ),
+    ],
+)
+async def test_strict_formats_are_enforced_or_rejected(path: str, fields: Any) -> None:
+    async with serve() as server:
+        response = await server.post(path, {"model": "ReverseModel", **fields})
+        assert response.status == 400
+        assert "with strict validation; got" in response.json["error"]["message"]

@@ -159,7 +159,8 @@ class ModelRegistry:
 
         Raises the error if no model, or several, have an adapter of this name.
         """
-        call, name = request.call, request.model
+        call: Any = request.call
+        name = request.model
         models = {
             each.spec.name for each in self.all() if each.is_loaded and name in each.loaded.details.get("adapters", ())
         }

@@ -198,7 +198,9 @@ class AdapterStore:
                     evicted.append(each)
                     count, size = count - 1, size - each.size
             if count > self._limits.max_adapters or size > self._limits.adapter_memory << 20:
-                raise Overloaded(f"no room for the adapter '{adapter.name}': all {len(inside)} in memory are pinned or in use")
+                raise Overloaded(
+                    f"no room for the adapter '{adapter.name}': all {len(inside)} in memory are pinned or in use"
+                )
             for each in evicted:
                 each.in_memory = False
                 del self._in_memory[each.key]

@@ -11,9 +11,9 @@ from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request,
 from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object
 from dragoman.protocols.text_common.openai_format import COMMON, anything
 from dragoman.protocols.text_common.parameters import (
-    RESPONSE_FORMAT,
     Parameter,
     ParsedParameters,
+    add_flat_format,
     get_object,
     option,
     parse_parameters,
@@ -67,7 +67,8 @@ def parse_message_request(
     if messages[-1]["role"] == "assistant":  # its beginning is given
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     conversation, tools = parse_conversation(chat, policy)
-    _set_format(parameters)
+    format_ = get_object(options, "output_config").get("format")
+    parameters = add_flat_format(parameters, "output_config.format", format_, policy)
     return build_chat_request(conversation, tools, parameters, policy, shorten=True)
 
 
@@ -86,17 +87,6 @@ def _variables(parameters: ParsedParameters) -> dict[str, Any]:
                 return {**variables, "enable_thinking": True}
     expected = f'"enabled" with `budget_tokens` >= {_LEAST_BUDGET} and < `max_tokens`, "disabled" or "adaptive"'
     raise InvalidInput(f"`thinking` must be of type {expected}; got {format_value(parameters.options['thinking'])}")
-
-
-def _set_format(parameters: ParsedParameters) -> None:
-    value = get_object(parameters.options, "output_config").get("format")
-    match value:
-        case None:
-            return
-        case {"type": "json_schema", **rest}:
-            value = {"type": "json_schema", "json_schema": rest}
-    parameters.fields["grammar"] = check_value("output_config.format", value, RESPONSE_FORMAT)
-    parameters.names["grammar"] = "output_config.format"
 
 
 # --- messages --------------------------------------------------------------------------------------------
@@ -214,8 +204,7 @@ def _tools(value: Any) -> Any:
                     "runs them"
                 )
             case {"name": str(name), "input_schema": dict(schema)}:
-                description = tool.get("description")
-                more = {} if description is None else {"description": description}
+                more = {n: tool[n] for n in ("description", "strict") if tool.get(n) is not None}
                 tools.append({"type": "function", "function": {"name": name, **more, "parameters": schema}})
             case _:
                 expected = '{"name": ..., "input_schema": {a JSON schema}}'

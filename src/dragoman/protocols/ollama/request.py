@@ -8,19 +8,18 @@ from dragoman.core.sampling import (
     MOST_TOP,
     InvalidValueError,
     ValueKind,
-    check_value,
     flag,
     format_value,
     integer,
     number,
     text,
 )
-from dragoman.core.text import Chat, RawPrompt
+from dragoman.core.text import Chat, Grammar, RawPrompt
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation
 from dragoman.protocols.text_common.chat_reader import json_object
 from dragoman.protocols.text_common.openai_format import COMMON, anything
 from dragoman.protocols.text_common.parameters import (
-    RESPONSE_FORMAT,
+    JSON_SCHEMA,
     Parameter,
     ParsedParameters,
     get_object,
@@ -43,6 +42,20 @@ def _think() -> ValueKind:
     return ValueKind(f"true, false or one of {', '.join(_LEVELS)}", convert)
 
 
+def _format() -> ValueKind:
+    def convert(value: Any) -> Grammar | None:
+        if value == "":
+            return None
+        if isinstance(value, dict):
+            grammar: Grammar = JSON_SCHEMA.convert(value)
+            return grammar
+        if value != "json":
+            raise InvalidValueError
+        return Grammar("json_object")
+
+    return ValueKind('"json" or a JSON schema', convert)
+
+
 _SHARED: Mapping[str, Parameter] = {
     "model": option("model", text()),
     "stream": option("stream", flag()),
@@ -50,7 +63,8 @@ _SHARED: Mapping[str, Parameter] = {
     "options": option("options", json_object()),
     "logprobs": option("logprobs", flag()),
     "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
-    **{name: option(name, anything()) for name in ("format", "keep_alive", "truncate", "shift")},
+    "format": sets("grammar", _format()),
+    **{name: option(name, anything()) for name in ("keep_alive", "truncate", "shift")},
 }
 CHAT: Mapping[str, Parameter] = {
     **_SHARED,
@@ -131,11 +145,6 @@ def _parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy:
     options = parse_parameters(values, OPTIONS, policy)
     fields = {**parsed.fields, **options.fields}
     names = {**parsed.names, **options.names}
-    if (format_ := body.get("format")) not in (None, ""):
-        typed = {"type": "json_object"} if format_ == "json" else format_
-        if isinstance(format_, dict):
-            typed = {"type": "json_schema", "json_schema": {"schema": format_}}
-        fields["grammar"], names["grammar"] = check_value("format", typed, RESPONSE_FORMAT), "format"
     return ParsedParameters(fields, parsed.options, names, (*parsed.ignored, *options.ignored))
 
 

@@ -80,7 +80,7 @@ class Responses:
         stored = self._has_store and parameters.options.get("store", True)
         stream = parameters.options.get("stream", False)
         formatter = ResponseFormatter(chat, stored=stored)
-        headers, format_error = parameters.headers, parameters.error_formatter(self._write_error)
+        headers, format_error = chat.parameters.headers, chat.parameters.error_formatter(self._write_error)
 
         def save() -> Request[None]:
             all_items = [*history, *map(_with_id, items)]

@@ -8,7 +8,6 @@ from dragoman.core.sampling import (
     MOST_TOP,
     InvalidValueError,
     ValueKind,
-    check_value,
     flag,
     format_value,
     integer,
@@ -19,9 +18,9 @@ from dragoman.protocols.text_common.chat_reader import join_system_messages, jso
 from dragoman.protocols.text_common.openai_format import COMMON, anything
 from dragoman.protocols.text_common.parameters import (
     GUIDED,
-    RESPONSE_FORMAT,
     Parameter,
     ParsedParameters,
+    add_flat_format,
     get_object,
     option,
     parse_parameters,
@@ -101,22 +100,7 @@ def parse_response_parameters(body: Mapping[str, Any], policy: Policy) -> Parsed
         raise InvalidInput("`background` must be false: this server does not run responses in the background")
     if options.get("truncation") == "auto":
         raise InvalidInput('`truncation` must be "disabled": leave out the oldest items of `input` instead')
-    _set_format(parameters)
-    return parameters
-
-
-def _set_format(parameters: ParsedParameters) -> None:
-    """Set the grammar of `text.format`, whose JSON schema is not nested as in chats."""
-    value = get_object(parameters.options, "text").get("format")
-    match value:
-        case {"type": "json_schema", **rest}:
-            value = {"type": "json_schema", "json_schema": rest}
-    grammar = None if value is None else check_value("text.format", value, RESPONSE_FORMAT)
-    if grammar is None:
-        return
-    if "grammar" in parameters.fields:
-        raise InvalidInput("`text.format` must not be given with `structured_outputs`: the text can be one of them")
-    parameters.fields["grammar"], parameters.names["grammar"] = grammar, "text.format"
+    return add_flat_format(parameters, "text.format", get_object(options, "text").get("format"), policy)
 
 
 def build_request(

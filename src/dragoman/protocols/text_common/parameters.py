@@ -242,11 +242,26 @@ def enforceable(name: str, grammar: Grammar, policy: Policy, *, strict: bool = F
 
 def _is_strict(value: Any) -> bool:
     """Return whether a response format asks that all of its schema is enforced."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("json_schema"), dict)
-        and (value["json_schema"].get("strict") is True)
-    )
+    match value:
+        case {"json_schema": {"strict": True}} | {"type": "json_schema", "strict": True}:
+            return True
+    return False
+
+
+def add_flat_format(parameters: ParsedParameters, name: str, value: Any, policy: Policy) -> ParsedParameters:
+    """Return the parameters with the grammar of a response format whose JSON schema is not nested; None for none.
+
+    Raises InvalidInput naming the field.
+    """
+    grammar = None if value is None else check_value(name, value, _FLAT_FORMAT)
+    if grammar is None:
+        return parameters
+    if "grammar" in parameters.fields:
+        other = parameters.names["grammar"]
+        raise InvalidInput(f"`{name}` must not be given with `{other}`: the text can be one of them alone")
+    grammar, unenforced = enforceable(name, grammar, policy, strict=_is_strict(value))
+    fields, names = {**parameters.fields, "grammar": grammar}, {**parameters.names, "grammar": name}
+    return ParsedParameters(fields, parameters.options, names, (*parameters.ignored, *unenforced))
 
 
 def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Policy) -> None:
@@ -401,6 +416,16 @@ def _parse_typed(value: Any) -> Grammar | None:
     raise InvalidValueError
 
 
+def _parse_flat(value: Any) -> Grammar | None:
+    match value:
+        case {"type": "json_schema", "schema": schema}:
+            return _parse_schema(schema)
+    return _parse_typed(value)
+
+
+_FLAT_FORMAT = ValueKind(
+    'an object: {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "schema": {...}}', _parse_flat
+)
 RESPONSE_FORMAT = ValueKind(
     'an object: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}} '
     'or {"type": "structural_tag", "format": {...}}',
@@ -411,9 +436,10 @@ GRAMMAR = ValueKind(
 )
 _STRUCTURED_OUTPUTS = ValueKind(f"an object with one of {', '.join(_STRUCTURED)}", _parse_structured)
 
+JSON_SCHEMA = ValueKind("a JSON schema", _parse_schema)
 # vLLM's parameters, which its users also send to LMI.
 GUIDED: Mapping[str, Parameter] = {
-    "guided_json": sets("grammar", ValueKind("a JSON schema", _parse_schema)),
+    "guided_json": sets("grammar", JSON_SCHEMA),
     "guided_regex": sets("grammar", ValueKind("a regular expression", _parse_regex)),
     "guided_choice": sets("grammar", ValueKind("a list of texts", _parse_choice)),
     "guided_grammar": sets("grammar", ValueKind("a grammar in the format of Lark or GBNF", _parse_grammar)),
