@@ -1,7 +1,10 @@
 """Model control: load and unload versions, and their states in the index."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,6 +222,45 @@ async def test_unloading_twice_closes_a_model_that_was_loaded_meanwhile(reposito
         with pytest.raises(errors.InvalidInput, match="it was unloaded meanwhile"):
             await loading
         assert SlowToClose.closed == [True, True]
+
+
+class SentFilesRepository(VersionedRepository):
+    """Serves folders of sent files by the model `SlowToLoad`."""
+
+    def at_folder(self, name: str, folder: Path) -> Source:
+        return Source(lambda: [ModelSpec(name=name, runtime="python", target=SlowToLoad, uri=str(folder))])
+
+
+class SlowToLoad(dragoman.Model):
+    placement = "inline"
+
+    async def load(self) -> None:
+        await asyncio.sleep(0.001)
+
+    def infer(self, call: Infer) -> Any:
+        return {}
+
+
+async def test_sent_files_are_removed_if_loads_and_unloads_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    identity = ServerIdentity(control_token="secret", load_at_start=False)
+    async with Engine(SentFilesRepository(), identity) as engine:
+        call = Load("secret", config="{}", files={"1/model": b""})
+        changes = []
+        for i in range(90):
+            change = unload(engine) if i % 3 == 2 else engine.call(Request(call, "m"))
+            changes.append(asyncio.ensure_future(change))
+            if i % 10 == 0:
+                await asyncio.sleep(0.001)
+        results = await asyncio.wait_for(asyncio.gather(*changes, return_exceptions=True), 10)
+        assert {type(r) for r in results if isinstance(r, Exception)} <= {errors.InvalidInput, errors.ModelNotFound}
+        with suppress(errors.ModelNotFound):
+            await unload(engine)
+        async with asyncio.timeout(5):
+            while list(tmp_path.iterdir()):
+                await asyncio.sleep(0.001)
 
 
 class TwoModels(Repository):

@@ -75,8 +75,7 @@ class ModelControl:
     def _list(self, name: str, state: ModelOnDisk) -> None:
         """List the versions of a model that is not loaded; an invalid model does not affect the others."""
         self.on_disk[name] = state
-        versions = [spec.version for spec in state.specs] or [""]
-        self._record_unserved(name, versions, state.error or "not loaded at the start")
+        self._record_unserved(name, [s.version for s in state.specs] or [""], state.error or "not loaded at the start")
 
     async def start(self) -> None:
         """Load every model of the repository, some concurrently; a model that fails is UNAVAILABLE.
@@ -162,12 +161,13 @@ class ModelControl:
 
     async def unload(self, name: str, version: str = "") -> None:
         """Drain and remove a model or version, and cancel a load of it. Raises ModelNotFound."""
-        loading = self._changes.get(name)
-        if loading is not None and (not version or version in loading.versions):
-            loading.cancel()
-            await asyncio.wait({loading.task})
-            if not self._registry.versions(name):  # it was the first load of this model
-                return
+        is_loading = False
+        while (change := self._changes.get(name)) and (not version or version in change.versions):
+            is_loading = True
+            change.cancel()
+            await asyncio.wait({change.task})  # another load may have started then
+        if is_loading and not self._registry.versions(name):  # it was the first load of this model
+            return
         old = self._registry.remove(name, version)
         self._record_unserved(name, [d.spec.version for d in old if not d.spec.url], "unloaded")
         self._retire(old)
@@ -274,7 +274,6 @@ class ModelControl:
         by_version = {}
         for spec in specs:
             load = None if self._loaded_models is None or is_pinned(spec) else self._load_for_call
-            self._sent.hold(spec)
             by_version[spec.version] = Deployment(spec, self._on_change, self._siblings, load, self._placements)
         return by_version
 
@@ -335,6 +334,7 @@ class ModelControl:
 
         Until a model is loaded for the first time the server is not ready, except if the model is not announced.
         """
+        self._sent.hold(d.spec for d in versions.values())  # a change that is cancelled before it starts holds nothing
         is_registered = any(d.spec.url for d in versions.values())
         is_first = is_announced and not is_registered and not self._registry.versions(name)
         if is_first:

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -69,10 +69,11 @@ class SentModels:
             raise InvalidInput(f"failed to load '{name}', {str(error).replace(f'{root}/', '')}") from error
         return Source(lambda: specs, source.routing)
 
-    def hold(self, spec: ModelSpec) -> None:
-        """Keep the folder of a version that is to be loaded."""
-        for root in self._roots(spec):
-            self._uses[root] += 1
+    def hold(self, specs: Iterable[ModelSpec]) -> None:
+        """Keep the folders of versions that are to be loaded."""
+        for spec in specs:
+            for root in self._roots(spec):
+                self._uses[root] += 1
 
     def release(self, spec: ModelSpec) -> None:
         """Release the folder of a version that is closed."""

@@ -190,6 +190,7 @@ async def test_a_configuration_replaces_that_of_the_folder(served: Callable[...,
         assert result.as_numpy("OUTPUT0").tolist() == [[6] * 4]
         for bad, words in (
             ({"name": "other"}, r"simple/config.pbtxt:1: field 'name': unexpected directory name 'simple'"),
+            ({**config, "instance_group": [{"count": 65}]}, "expected from 1 to 64 instances in all, got .* 65"),
             ({"backend": "dali"}, r"field 'backend': DALI pipelines are not supported"),
             ({**config, "output": [{"name": "X", "data_type": "TYPE_INT32", "dims": [1]}]}, "unexpected output 'X'"),
         ):

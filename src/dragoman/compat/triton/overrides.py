@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sequences import SequenceOptions
 from dragoman.formats.model_config import parse_config
@@ -23,7 +22,7 @@ def overridden_settings(model: str, config: str) -> dict[str, Any]:
             case "dynamic_batching" if _has_only(value, "preferred_batch_size", "max_queue_delay_microseconds"):
                 settings["max_batch_wait_s"] = value.max_queue_delay_microseconds / 1e6
             case "instance_group" if all(_has_only(group, "name", "count", "kind") for group in value):
-                settings["replicas"] = _replicas(model, value)
+                settings["replicas"] = sum(group.count or 1 for group in value)
             case "sequence_batching" if _has_only(value, "max_sequence_idle_microseconds", "direct", "oldest"):
                 settings["sequences"] = _sequences(model, value)
             case name:
@@ -36,18 +35,6 @@ def overridden_settings(model: str, config: str) -> dict[str, Any]:
 
 def _has_only(message: Any, *names: str) -> bool:
     return all(field.name in names for field, _ in message.ListFields())
-
-
-def _replicas(model: str, groups: Any) -> int:
-    """Return the number of instances; 0 is that of a group without a count. Raises InvalidInput."""
-    counts = [group.count for group in groups]
-    total = sum(count or 1 for count in counts)
-    if min(counts) < 0 or total > MAX_REPLICAS:
-        raise InvalidInput(
-            f"failed to load '{model}', parameter 'config': instance_group: expected from 1 to {MAX_REPLICAS} "
-            f"instances in all, got the counts {', '.join(map(str, counts)):.80}"
-        )
-    return total
 
 
 def _sequences(model: str, batching: Any) -> SequenceOptions:

@@ -9,6 +9,7 @@ from google.protobuf import text_format
 from google.protobuf.json_format import Parse, ParseError
 
 from dragoman.core import error_texts
+from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.wire import Policy
@@ -68,9 +69,16 @@ def _parse_config(model: str, config: Any) -> Any:
     if not config.lstrip().startswith("{"):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON object, got {config!r:.80}")
     try:
-        return Parse(config, m.ModelConfig())
+        message = Parse(config, m.ModelConfig())
     except ParseError as error:
         raise InvalidInput(f"{error_texts.not_in_repository(model)}: parameter 'config': {error}") from error
+    counts = [group.count for group in message.instance_group]
+    if min(counts, default=0) < 0 or sum(count or 1 for count in counts) > MAX_REPLICAS:
+        raise InvalidInput(
+            f"failed to load '{model}', parameter 'config': instance_group: expected from 1 to {MAX_REPLICAS} "
+            f"instances in all, got the counts {', '.join(map(str, counts)):.80}"
+        )
+    return message
 
 
 def _check_allowed(model: str, name: str, policy: Policy) -> None:
