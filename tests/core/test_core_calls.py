@@ -68,10 +68,14 @@ def test_sampling_is_neutral_by_default() -> None:
         "top_logprobs": 0,
         "prompt_logprobs": None,
         "truncate": None,
+        "truncation_side": "left",
+        "prompt_token_ids": False,
         "skip_special_tokens": True,
         "spaces_between_special_tokens": True,
         "grammar": None,
         "adapter": "",
+        "model_defaults": frozenset(),
+        "adapters": (),
     }
 
 
@@ -104,6 +108,7 @@ def test_texts_and_chats_have_defaults() -> None:
         "waited_s": None,
         "checked_s": None,
         "most_new": None,
+        "token_ids": (),
     }
     assert Generate(prompts=("p",)) == Generate(prompts=("p",), sampling=Sampling(), stream=False)
 
@@ -229,7 +234,7 @@ def test_defaults_of_a_model() -> None:
     assert (model.details(), model.measurements(), model.merges, model.platform, model.placement) == (
         {},
         (),
-        0,
+        64,
         "python",
         "",
     )

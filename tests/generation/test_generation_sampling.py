@@ -264,7 +264,29 @@ async def test_chats_and_truncation(llama: LanguageModel, reference: Reference) 
     tokens = tuple(reference.tokenizer(prompts(1)[0]).input_ids)
     stopped = await generation(llama, tokens, max_new_tokens=6, truncate=5)
     assert stopped.prompts[0].tokens == 5
+    assert stopped.prompts[0].token_ids == ()
     assert ids(stopped.texts[0]) == ids(await text(llama, tokens[-5:], max_new_tokens=6))
+
+
+async def test_the_side_of_a_truncation_and_the_ids_of_the_prompt(llama: LanguageModel, reference: Reference) -> None:
+    tokens = tuple(reference.tokenizer(prompts(1)[0]).input_ids)
+    options: dict[str, Any] = {"max_new_tokens": 2, "prompt_token_ids": True, "truncate": 5}
+    for side, kept in (("left", tokens[-5:]), ("right", tokens[:5])):
+        result = await generation(llama, tokens, truncation_side=side, **options)
+        assert result.prompts[0].token_ids == kept
+        assert ids(result.texts[0]) == ids(await text(llama, kept, max_new_tokens=2))
+    with pytest.raises(InvalidInput, match=r"^truncation_side: expected 'left' or 'right', got 'top'"):
+        await generation(llama, tokens, truncation_side="top", **options)
+
+
+async def test_a_truncation_to_what_fits_leaves_room_for_the_new_tokens(llama: LanguageModel) -> None:
+    context = text_engine(llama).intake.vocabulary.context
+    long = tuple(2 + i % 50 for i in range(context + 9))
+    for new in (1, 3):
+        result = await generation(llama, long, max_new_tokens=new, truncate=0, prompt_token_ids=True)
+        assert result.prompts[0].token_ids == long[-(context - new) :]
+    short = await generation(llama, long[:4], max_new_tokens=1, truncate=0, prompt_token_ids=True)
+    assert short.prompts[0].token_ids == long[:4]
 
 
 async def test_log_probabilities_do_not_depend_on_sampling(llama: LanguageModel) -> None:

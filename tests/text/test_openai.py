@@ -18,7 +18,7 @@ from dragoman.protocols.text_common.completions import Offsets
 from dragoman.protocols.text_common.openai_format import format_logprob, format_prompt_logprobs
 from dragoman.protocols.text_common.tools import ChatChunk, collect_calls, parse_tools
 
-from .text_server import ReverseModel, TextServer, events, serve
+from .text_server import ReverseModel, TextServer, events, serve, token_id
 
 HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
 
@@ -133,6 +133,70 @@ async def test_prompt_logprobs_of_a_model_without_prompt_info() -> None:
         assert chunk["choices"][0]["logprobs"] == choice["logprobs"]
 
 
+# --- token ids ------------------------------------------------------------------------------------------------
+
+
+def ids_of(text: str) -> list[int]:
+    """Return the token ids of words that the model generates; "." is the end of the text."""
+    return [2 if word == "." else token_id(word) for word in text.split(" ")]
+
+
+async def test_token_ids_of_completions(server: TextServer) -> None:
+    body = {"prompt": ["a b", "c d e"], "n": 2, "return_token_ids": True}
+    choices = (await server.post("/v1/completions", body)).json["choices"]
+    expected = [("b a .", "a b"), ("a .", "a b"), ("e d c .", "c d e"), ("d c .", "c d e")]
+    assert [(c["token_ids"], c["prompt_token_ids"]) for c in choices] == [(ids_of(a), ids_of(b)) for a, b in expected]
+    streamed = events((await server.post("/v1/completions", {**body, "stream": True})).body)[:-1]
+    parts = [chunk["choices"][0] for chunk in streamed]
+    for index, (generated, prompt) in enumerate(expected):
+        first, *rest = [part for part in parts if part["index"] == index]
+        assert first["prompt_token_ids"] == ids_of(prompt)
+        assert not any("prompt_token_ids" in part for part in rest)
+        assert [i for part in (first, *rest) for i in part["token_ids"]] == ids_of(generated)
+    for off in ({}, {"return_token_ids": False}):
+        (choice,) = (await server.post("/v1/completions", {"prompt": "a b", **off})).json["choices"]
+        assert {"token_ids", "prompt_token_ids"}.isdisjoint(choice)
+
+
+async def test_token_ids_of_held_back_text_are_sent() -> None:
+    async with serve(HoldsBack) as server:
+        body = {"prompt": "a", "return_token_ids": True, "stream": True}
+        chunks = [each["choices"][0] for each in events((await server.post("/v1/completions", body)).body)[:-1]]
+        assert [(each["text"], each["token_ids"]) for each in chunks] == [("", [1]), ("st return", [2])]
+        assert chunks[0]["prompt_token_ids"] is None
+        body = {"messages": HELLO, "return_token_ids": True, "stream": True}
+        streamed = events((await server.post("/v1/chat/completions", body)).body)[:-1]
+        assert [each["choices"][0].get("token_ids") for each in streamed] == [None, [1], [2]]
+
+
+async def test_token_ids_of_chats(server: TextServer) -> None:
+    body = {"messages": [{"role": "user", "content": "<think> b </think> a"}], "n": 2, "return_token_ids": True}
+    whole = (await server.post("/v1/chat/completions", body)).json
+    prompt, completions = "user: <think> b </think> a", ["a </think> b <think> user: .", "</think> b <think> user: ."]
+    assert whole["prompt_token_ids"] == ids_of(prompt)
+    assert [choice["token_ids"] for choice in whole["choices"]] == [ids_of(each) for each in completions]
+    streamed = events((await server.post("/v1/chat/completions", {**body, "stream": True})).body)[:-1]
+    assert [i for i, chunk in enumerate(streamed) if "prompt_token_ids" in chunk] == [0]
+    assert streamed[0]["prompt_token_ids"] == ids_of(prompt)
+    parts = [chunk["choices"][0] for chunk in streamed]
+    for index, expected in enumerate(completions):
+        found = [i for part in parts if part["index"] == index for i in part.get("token_ids", ())]
+        assert found == ids_of(expected)
+    hidden = (await server.post("/v1/chat/completions", {**body, "include_reasoning": False})).json
+    assert "token_ids" not in hidden["choices"][0]
+
+
+async def test_truncations_reach_the_model(server: TextServer) -> None:
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO})):
+        for count, expected in ((3, 3), (-1, 0), (None, None)):
+            await server.post(path, {**body, "truncate_prompt_tokens": count, "truncation_side": "right"})
+            sampling = server.model().calls[-1].sampling
+            assert (sampling.truncate, sampling.truncation_side) == (expected, "right")
+        for invalid in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2}, {"truncation_side": "top"}):
+            response = await server.post(path, {**body, **invalid})
+            assert (response.status, response.json["error"]["param"]) == (400, next(iter(invalid)))
+
+
 # --- token offsets --------------------------------------------------------------------------------------------
 
 
@@ -142,10 +206,9 @@ class HoldsBack(dragoman.Model):
     placement = "inline"
 
     async def generate(self, call: Generate) -> AsyncIterator[Generation]:
-        prompt = str(call.prompts[0])
-        prompt_tokens = tuple(
-            Token(i, text, -1.0) for i, text in enumerate((" the", " end")[-(call.sampling.truncate or 2) :])
-        )
+        prompt, count = str(call.prompts[0]), call.sampling.truncate or 2
+        kept = ("This", " is")[:count] if call.sampling.truncation_side == "right" else (" the", " end")[-count:]
+        prompt_tokens = tuple(Token(i, text, -1.0) for i, text in enumerate(kept))
         first, second = Token(1, "st", -0.5), Token(2, " return", -0.25)
         chunks = (
             Generation((Text(0, 0, "", (first,), 1),), (PromptInfo(prompt, len(prompt_tokens), 0, prompt_tokens),)),
@@ -161,6 +224,11 @@ class HoldsBack(dragoman.Model):
         ({}, "st return", [0, 2]),
         ({"echo": True}, "This is the endst return", [7, 11, 15, 17]),
         ({"echo": True, "truncate_prompt_tokens": 1}, "This is the endst return", [11, 15, 17]),
+        (
+            {"echo": True, "truncate_prompt_tokens": 2, "truncation_side": "right"},
+            "This is the endst return",
+            [0, 4, 15, 17],
+        ),
     ],
 )
 async def test_text_offsets(more: Any, text: str, offsets: list[int]) -> None:
@@ -384,6 +452,25 @@ async def test_keywords_that_cannot_be_enforced_are_rejected_in_strict_mode(serv
     async with serve(strict_parameters=True) as other:
         response = await other.post("/v1/chat/completions", {**body, **_format()})
         assert (response.status, response.json["error"]["message"]) == (400, message.format("response_format"))
+        response = await other.post("/v1/chat/completions", {**body, **REQUIRED_CALL})
+        assert response.status == 400
+        assert "`response_format` must not be given with a `tool_choice`" in response.json["error"]["message"]
+
+
+REQUIRED_CALL: Any = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": REDUCED}}],
+    "tool_choice": "required",
+    "response_format": {"type": "json_object"},
+}
+
+
+async def test_the_format_of_a_message_does_not_apply_to_a_required_call(server: TextServer) -> None:
+    body = {"model": "ReverseModel", "messages": HELLO}
+    response = await server.post("/v1/chat/completions", {**body, **REQUIRED_CALL})
+    assert (response.status, response.headers["x-ignored-parameters"]) == (200, "response_format")
+    grammar = server.model().calls[-1].sampling.grammar
+    await server.post("/v1/chat/completions", {**body, **REQUIRED_CALL, "response_format": None})
+    assert server.model().calls[-1].sampling.grammar == grammar
 
 
 async def test_detokenize(server: TextServer) -> None:
@@ -666,11 +753,6 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "must not be given with `guided_regex`"),
         ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json", "with `response_format`"),
         ({"tools": TOOLS, "tool_choice": "time", "guided_regex": "a"}, "guided_regex", "with a `tool_choice` that"),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-            "must not be given with a `tool_choice` that requires a call",
-        ),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "options that are true or false"),
         ({"model": 5}, "model", "the name of a model"),
         ({"continue_final_message": True}, "continue_final_message", "with `add_generation_prompt`: false"),

@@ -168,6 +168,20 @@ async def test_the_sdks_stream_helper(client: openai.AsyncOpenAI) -> None:
     assert final.usage is not None
 
 
+async def test_instructor_sends_a_format_with_the_tool_that_it_requires(server: TextServer) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+    result = await create(
+        server,
+        reverse(CALL),
+        text={"format": {"type": "json_schema", "name": "weather", "strict": True, "schema": schema}},
+        tools=[{"type": "function", "name": "weather", "parameters": schema, "description": "Extracted"}],
+        tool_choice={"type": "function", "name": "weather"},
+    )
+    grammar = server.model().calls[-1].sampling.grammar
+    assert json.loads(grammar.text) == schema
+    assert result["status"] == "completed"
+
+
 async def test_text_format_and_reasoning_reach_the_model(server: TextServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     format_ = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}

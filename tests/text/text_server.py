@@ -154,7 +154,8 @@ def _info(prompt: Prompt, call: Generate) -> PromptInfo:
             Token(token_id(word), f" {word}" if i else word, -0.125 * i if i else None)
             for i, word in enumerate(prompt_words)
         )
-    return PromptInfo(_text(prompt), len(prompt_words), 0, prefill)
+    ids = tuple(token_id(word) for word in prompt_words) if call.sampling.prompt_token_ids else ()
+    return PromptInfo(_text(prompt), len(prompt_words), 0, prefill, token_ids=ids)
 
 
 # --- a server and its clients --------------------------------------------------------------------------------

@@ -181,6 +181,15 @@ def _top_k() -> ValueKind:
     return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)), whole.schema)
 
 
+def _truncation_side() -> ValueKind:
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or value not in ("left", "right"):
+            raise InvalidValueError
+        return value
+
+    return ValueKind('"left" or "right"', convert, {"type": "string", "enum": ["left", "right"]})
+
+
 KINDS: Mapping[str, ValueKind] = {
     "max_new_tokens": integer(1),
     "min_new_tokens": integer(0),
@@ -209,6 +218,8 @@ KINDS: Mapping[str, ValueKind] = {
     "top_logprobs": integer(0, MOST_TOP),
     "prompt_logprobs": integer(0, MOST_TOP),
     "truncate": integer(1),
+    "truncation_side": _truncation_side(),
+    "prompt_token_ids": flag(),
     "skip_special_tokens": flag(),
     "spaces_between_special_tokens": flag(),
     "adapter": text(),
@@ -234,8 +245,12 @@ _OF_BEAMS = ("length_penalty", "early_stopping")
 
 def without_effect(made: Sampling, fields: Mapping[str, Any]) -> list[str]:
     """Return the fields with a value that changes nothing in a Sampling made of them: sampling parameters of greedy
-    decoding, and parameters of beams without a beam search."""
-    names = [*(() if made.do_sample else _OF_SAMPLING), *(_OF_BEAMS if made.num_beams == 1 else ())]
+    decoding, parameters of beams without a beam search, and the side of a truncation without one."""
+    names = [
+        *(() if made.do_sample else _OF_SAMPLING),
+        *(_OF_BEAMS if made.num_beams == 1 else ()),
+        *(("truncation_side",) if made.truncate is None else ()),
+    ]
     default = Sampling()
     return [
         name

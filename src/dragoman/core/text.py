@@ -68,7 +68,9 @@ class Sampling:
     logit_bias: added to the logits, by token id. allowed_token_ids: only these tokens are chosen (empty: any).
     top_logprobs: number of top tokens returned per token. prompt_logprobs: log-probabilities of the prompt's
     tokens with this number of top tokens each (None: off).
-    truncate: keep only this number of the prompt's last tokens (None: all).
+    truncate: keep only this number of the prompt's tokens (None: all, 0: those that fit into the context together with
+    max_new_tokens), the last ones for the truncation_side "left", the first ones for "right".
+    prompt_token_ids: return the ids of the prompt's tokens.
     skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
     grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none). adapters: those of the
     prompts, one each, instead of `adapter`.
@@ -103,6 +105,8 @@ class Sampling:
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     truncate: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    prompt_token_ids: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     grammar: Grammar | None = None
@@ -150,7 +154,7 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
     """A processed prompt: its text (of a conversation: after the template), its number of tokens, how many of those
-    were in the prefix cache, and its tokens if `prompt_logprobs` was set.
+    were in the prefix cache, its tokens if `prompt_logprobs` was set, and their ids if `prompt_token_ids` was set.
 
     If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
     seconds in the queue; `most_new`, the limit of new tokens.
@@ -163,6 +167,7 @@ class PromptInfo:
     waited_s: float | None = None
     checked_s: float | None = None
     most_new: int | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

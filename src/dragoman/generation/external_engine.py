@@ -168,7 +168,8 @@ class ExternalEngine:
             tuple(prefill),
             None,
         )  # the time in the engine's queue is unknown
-        return PromptInfo(prompt.text, len(prompt.tokens), *reported, prompt.checked_s, prompt.length)
+        about = (*reported, prompt.checked_s, prompt.length, prompt.returned_ids)
+        return PromptInfo(prompt.text, len(prompt.tokens), *about)
 
 
 def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text]:

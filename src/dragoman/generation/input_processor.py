@@ -39,7 +39,8 @@ _LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "early_stopping": (lambda v: v in (True, False, "never"), "true, false or 'never'"),
     "top_logprobs": (lambda v: 0 <= v <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}"),
     "prompt_logprobs": (lambda v: v is None or 0 <= v <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}"),
-    "truncate": (lambda v: v is None or v >= 1, "at least 1"),
+    "truncate": (lambda v: v is None or v >= 0, "at least 0"),
+    "truncation_side": (lambda v: v in ("left", "right"), "'left' or 'right'"),
     "seed": (lambda v: v is None or 0 <= v < 2**64, "from 0 to 2**64 - 1"),
     "stop": (lambda v: all(v), "texts that are not empty"),
     "bad_words": (lambda v: all(v), "texts that are not empty"),
@@ -162,8 +163,14 @@ class InputProcessor:
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if sampling.truncate is not None:
-            tokens = tokens[-sampling.truncate :]
+            count = sampling.truncate or self._most_prompt_tokens(sampling)
+            tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
         return text, tokens
+
+    def _most_prompt_tokens(self, sampling: Sampling) -> int:
+        """Return the number of prompt tokens that fit into the context with the new tokens, at least 1."""
+        new = 1 if sampling.max_new_tokens is None or self._encodes else sampling.max_new_tokens
+        return max(1, self._limits.max_context - new)
 
     def _length(self, prompt: int, sampling: Sampling) -> int:
         """Return the maximum number of new tokens."""

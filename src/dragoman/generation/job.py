@@ -96,6 +96,11 @@ class PromptRequest:
         return () if self.encoded else self.tokens
 
     @property
+    def returned_ids(self) -> tuple[int, ...]:
+        """Ids of the prompt's tokens, if they were requested."""
+        return self.tokens if self.sampling.prompt_token_ids else ()
+
+    @property
     def width(self) -> int:
         """Maximum number of sequences generated from the prompt."""
         sampling = self.sampling
@@ -167,7 +172,8 @@ class GenerationJob:
             self.info_sent = True
             request = self.request
             progress = (self.sequences[0].cached, tuple(self.prefill), max(0.0, self.waited_s))
-            info = PromptInfo(request.text, len(request.tokens), *progress, request.checked_s, request.length)
+            ids = request.returned_ids
+            info = PromptInfo(request.text, len(request.tokens), *progress, request.checked_s, request.length, ids)
             self.sink.info(request.index, info)
 
     def begin(self, sequence: Sequence, choice: TokenChoice) -> None:

@@ -38,6 +38,8 @@ _MOST_MESSAGES = 4096
 _LONGEST_TEMPLATE = 65_536
 _LONGEST_EFFORT = 32
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
+# Parameters for the format of a message's text.
+_MESSAGE_FORMATS = frozenset({"response_format", "text.format", "output_config.format"})
 # vLLM also accepts these among the variables of a template.
 _AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
 # Parameters of `parse_conversation`, besides `add_special_tokens`.
@@ -143,6 +145,7 @@ def parse_chat(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
     if body.get("max_completion_tokens") is not None:
         fields["max_new_tokens"] = int(body["max_completion_tokens"])
     options["read"] = "prompt_logprobs" in fields
+    options["token_ids"] = fields.get("prompt_token_ids", False)
     _check_logprobs(parameters)
     return build_chat_request(chat, tools, parameters, policy)
 
@@ -156,9 +159,9 @@ def build_chat_request(
     resolve_options(fields, options)
     grammar = tools.grammar()
     if grammar is not None:
-        _check_alone(parameters)
+        unused = _formats_without_effect(parameters, policy)
         fields["grammar"], unenforced = enforceable("tools", grammar, policy, strict=tools.is_strict)
-        parameters = replace(parameters, ignored=(*parameters.ignored, *unenforced))
+        parameters = replace(parameters, ignored=(*parameters.ignored, *unused, *unenforced))
         parameters.names["grammar"] = "tools"
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
@@ -182,12 +185,20 @@ def _chat(
     return EngineCall(request, lambda response: formatter.format_complete(response, parameters.headers), format_failure)
 
 
-def _check_alone(parameters: ParsedParameters) -> None:
-    if "grammar" in parameters.fields:
-        name = parameters.names["grammar"]
+def _formats_without_effect(parameters: ParsedParameters, policy: Policy) -> list[str]:
+    """Return the format of the message, if one is requested although a call is required: the call is the whole text.
+
+    As in OpenAI's API the format of a message does not apply to calls. Raises InvalidInput for constraints on the whole
+    text, and for all in strict mode.
+    """
+    if "grammar" not in parameters.fields:
+        return []
+    name = parameters.names["grammar"]
+    if name not in _MESSAGE_FORMATS or policy.strict_parameters:
         raise InvalidInput(
             f"`{name}` must not be given with a `tool_choice` that requires a call: the call is the whole text"
         )
+    return [name]
 
 
 def _check_logprobs(parameters: ParsedParameters) -> None:

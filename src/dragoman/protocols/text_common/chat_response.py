@@ -12,6 +12,8 @@ from dragoman.protocols.text_common.openai_format import (
     Usage,
     format_logprob,
     format_prompt_logprobs,
+    format_prompt_token_ids,
+    format_token_ids,
     stop_reason,
 )
 from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
@@ -38,6 +40,7 @@ class ChatFormatter:
         self._prompt_text = ""
         self._splits_reasoning = bool(options.get("splits_reasoning", True))
         self._shows_reasoning = options.get("include_reasoning", True)
+        self._returns_token_ids = options.get("token_ids", False)
         self._called: set[int] = set()
         self._pending: dict[str, Any] = {}  # fields of the prompt for the next chunk
         self._model = ""
@@ -68,9 +71,15 @@ class ChatFormatter:
 
     def _prompt(self, generation: Generation) -> dict[str, Any]:
         """Return vLLM's fields about the prompt, if they were requested."""
-        if not self._read or not generation.prompts:
+        if not generation.prompts:
             return {}
-        return {"prompt_logprobs": format_prompt_logprobs(generation.prompts[0].prefill)}
+        info = generation.prompts[0]
+        logprobs = {"prompt_logprobs": format_prompt_logprobs(info.prefill)} if self._read else {}
+        return {**logprobs, **(format_prompt_token_ids(info) if self._returns_token_ids else {})}
+
+    def _token_ids(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return vLLM's `token_ids`, if they were requested; not those of reasoning that is hidden, as in vLLM."""
+        return format_token_ids(tokens) if self._returns_token_ids and self._shows_reasoning else {}
 
     def _choice(self, text: Text) -> dict[str, Any]:
         part = self._parse(text, is_whole=True)
@@ -86,6 +95,7 @@ class ChatFormatter:
             "logprobs": self._logprobs_of(text.tokens),
             "finish_reason": self._reason(text, called=bool(calls)),
             "stop_reason": stop_reason(text),
+            **self._token_ids(text.tokens),
         }
 
     def _reason(self, text: Text, *, called: bool) -> str | None:
@@ -125,13 +135,15 @@ class ChatFormatter:
             self._called.add(at)
         logprobs = self._logprobs_of(text.tokens) if text.tokens else None
         deltas = _deltas(part, shows_reasoning=self._shows_reasoning)
-        if deltas or logprobs or text.finish:
+        ids = self._token_ids(text.tokens)
+        if deltas or logprobs or text.finish or ids:
             *before, last = deltas or [{"content": ""}]
-            for delta in before:
-                chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs), None
+            for delta in before:  # the first of them has the tokens
+                chunks, logprobs = chunks + self._chunk(at, model, delta, logprobs=logprobs, **ids), None
+                ids = {}
             ends = {"stop_reason": stop_reason(text)} if text.finish else {}
             reason = self._reason(text, called=at in self._called)
-            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ends)
+            chunks += self._chunk(at, model, last, logprobs=logprobs, finish_reason=reason, **ids, **ends)
         return chunks
 
     def _chunk(self, at: int, model: str, delta: Mapping[str, Any], **more: Any) -> bytes:

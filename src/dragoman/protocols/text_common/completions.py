@@ -17,6 +17,8 @@ from dragoman.protocols.text_common.openai_format import (
     anything,
     error_event,
     format_prompt_logprobs,
+    format_prompt_token_ids,
+    format_token_ids,
     parse_parameters,
     resolve_model,
     resolve_options,
@@ -127,6 +129,8 @@ def _completion(
         raise InvalidInput("`suffix` is not supported; expected none")
     resolve_options(fields, options)
     options["read"] = "prompt_logprobs" in fields
+    options["token_ids"] = fields.get("prompt_token_ids", False)
+    options["keeps_start"] = fields.get("truncation_side") == "right"
     options["nothing_new"] = parameters.requests_no_tokens()
     if options["nothing_new"] and not options.get("echo"):
         raise InvalidInput("`max_tokens` must be strictly positive unless `echo` is true; got 0")
@@ -176,6 +180,8 @@ class CompletionFormatter:
         self._prompts = prompts
         self._echo = options.get("echo", False)
         self._read = options.get("read", False)
+        self._token_ids = options.get("token_ids", False)
+        self._keeps_start = options.get("keeps_start", False)
         self._nothing_new = options.get("nothing_new", False)
         self._logprobs = logprobs
         value = options.get("stream_options", {})
@@ -195,7 +201,7 @@ class CompletionFormatter:
         self._model = response.model
         chunks = []
         for text in self._record(response.answer):
-            if text.text or text.finish or (self._logprobs and text.tokens):
+            if text.text or text.finish or ((self._logprobs or self._token_ids) and text.tokens):
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
                 if self._always_usage:
                     more = {"usage": self._usage.to_json()}
@@ -230,6 +236,10 @@ class CompletionFormatter:
         }
         if first and self._read and self._infos:
             value["prompt_logprobs"] = format_prompt_logprobs(self._infos[text.prompt].prefill)
+        if self._token_ids:
+            value |= format_token_ids(text.tokens)
+        if self._token_ids and first and self._infos:
+            value |= format_prompt_token_ids(self._infos[text.prompt])
         return value
 
     def _logprobs_of(self, text: Text, content: str, prompt: str) -> dict[str, Any]:
@@ -237,7 +247,7 @@ class CompletionFormatter:
         offsets = self._offsets[text.prompt * self._n + text.choice]
         positions = offsets.of(content, text.tokens, last=bool(text.finish))
         prefill = self._infos[text.prompt].prefill if prompt and self._infos else ()
-        begin = prefill_offset(prompt, prefill)  # of a prompt that was truncated the last tokens are there
+        begin = 0 if self._keeps_start else prefill_offset(prompt, prefill)  # where the kept tokens of the prompt begin
         before = Offsets(begin).of(prompt[begin:], prefill, last=True)
         return _format_logprobs((*prefill, *text.tokens), [*before, *positions])
 

@@ -82,6 +82,7 @@ _SAME = (
     "spaces_between_special_tokens",
     "prompt_logprobs",
     "bad_words",
+    "truncation_side",
 )
 
 
@@ -98,6 +99,19 @@ def anything() -> ValueKind:
     return ValueKind(ANYTHING, lambda value: value)
 
 
+def _truncation() -> ValueKind:
+    tokens = integer(-1)
+
+    def convert(value: Any) -> int:
+        count: int = tokens.convert(value)
+        if count == 0:
+            raise InvalidValueError
+        return max(0, count)
+
+    schema = {**tokens.schema, "not": {"const": 0}}
+    return ValueKind("an integer that is strictly positive, or -1: as many as fit", convert, schema)
+
+
 # Including vLLM's extra parameters. The last ones have no effect.
 COMMON: Mapping[str, Parameter] = {
     **{name: sets(name) for name in _SAME},
@@ -108,7 +122,8 @@ COMMON: Mapping[str, Parameter] = {
         "seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1), _SEED.schema)
     ),
     "include_stop_str_in_output": sets("include_stop"),
-    "truncate_prompt_tokens": sets("truncate"),
+    "truncate_prompt_tokens": sets("truncate", _truncation()),
+    "return_token_ids": sets("prompt_token_ids"),
     "adapter": sets("adapter"),
     "response_format": sets("grammar", RESPONSE_FORMAT),
     **GUIDED,
@@ -236,6 +251,16 @@ class Envelope:
     def ending(self, model: str, usage: Usage) -> bytes:
         """Format the last chunk of a stream, with the usage of all of it."""
         return event(self.around(model, [], usage=usage.to_json()))
+
+
+def format_token_ids(tokens: Sequence[Token]) -> dict[str, Any]:
+    """Format vLLM's `token_ids` of a choice, whole or of one chunk."""
+    return {"token_ids": [token.id for token in tokens]}
+
+
+def format_prompt_token_ids(info: PromptInfo) -> dict[str, Any]:
+    """Format vLLM's `prompt_token_ids`, null if the model does not return them."""
+    return {"prompt_token_ids": list(info.token_ids) or None}
 
 
 def format_logprob(token: Token) -> dict[str, Any]:
