@@ -74,6 +74,7 @@ class ServerProcess:
             cwd=folder,
         )
         self.http_port = self.grpc_port = 0
+        self.headers: Mapping[str, str] = {}  # of requests without others
 
     @classmethod
     def on_free_ports(cls, *arguments: str, **options: Any) -> Self:
@@ -104,7 +105,7 @@ class ServerProcess:
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=TIMEOUT_S)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            connection.request(method, path, data, dict(headers or {}))
+            connection.request(method, path, data, dict(self.headers if headers is None else headers))
             response = connection.getresponse()
             content = response.read()
             response_headers = {k.lower(): v for k, v in response.getheaders()}

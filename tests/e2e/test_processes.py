@@ -1,5 +1,6 @@
 """`--processes N`: processes that answer requests with copies of the models behave as one server."""
 
+import http.client
 import os
 import pickle
 import signal
@@ -7,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +22,36 @@ from dragoman.core.errors import InvalidInput
 from dragoman.front_ends.model_copies import CopiedModels
 from dragoman.system.process import has_open_device
 from dragoman.system.threads import cores
-from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, running_server, started_server, wait_until
+from e2e.server_process import MODELS, TIMEOUT_S, ServerProcess, started_server, wait_until
 
 pytestmark = pytest.mark.skipif(cores() < 2, reason="one process per core")
 
 FRONTS = MODELS / "fronts.py"
 STATEFUL = Path(__file__).parent.parent / "stateful_models.py"
-TOKEN = "open sesame"
-CONTROL = {"authorization": f"Bearer {TOKEN}"}
-COPIED = ("Mirror", "Flat", "Pair", "Together", "Gate", "Counts")
+COPIED = ("constant", "Mirror", "Flat", "Pair", "Together", "Gate")
 
 
-def metrics(url: str, name: str, label: str = "model", headers: Any = None) -> dict[str, float]:
+def metrics(process: ServerProcess, name: str, label: str = "model") -> dict[str, float]:
     """Return the samples of a metric by a label. No sample is there twice."""
-    text = requests.get(f"http://{url}/metrics", headers=headers, timeout=TIMEOUT_S).text
+    text = process.request("GET", "/metrics")[1].decode()
     keys = [line.rpartition(" ")[0] for line in text.splitlines()]
     assert len(set(keys)) == len(keys)
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
     return {s.labels.get(label, ""): s.value for s in samples}
 
 
-def wait_for_copies(process: ServerProcess, count: int, headers: Any = None) -> None:
-    """Wait until both processes compute this number of models."""
+def wait_for_copies(process: ServerProcess, *counts: int) -> None:
+    """Wait until the processes compute these numbers of models, in ascending order; by default both all of COPIED."""
 
     def has_copies() -> bool:
-        time.sleep(0.1)  # a scrape takes CPU time
-        try:
-            return metrics(process.url, "dragoman_front_end_models", "front_end", headers) == {"0": count, "1": count}
-        except requests.ConnectionError:  # to a process that exits
-            return False
+        time.sleep(0.2)  # a scrape takes CPU time
+        with suppress(OSError, http.client.HTTPException):  # a connection to a process that exits
+            found = metrics(process, "dragoman_front_end_models", "front_end")
+            return sorted(found.values()) == [*(counts or 2 * (len(COPIED),))]
+        return False
 
     process.wait_until_ready()
-    wait_until(has_copies, f"{count} copies")
+    wait_until(has_copies, "copies")
 
 
 def repeated(
@@ -71,33 +71,65 @@ def pids(process: ServerProcess, model: str) -> set[int]:
     return {response["parameters"]["pid"] for response in found}
 
 
-@pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gates") / "gate"
+CONSTANT = """
+import os
+import numpy as np
+import dragoman
+
+class Constant(dragoman.Model):
+    placement = "inline"
+
+    def predict(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        return {{"y": np.array([{value}, os.getpid()])}}
+"""
+
+
+def write_constant(folder: Path, value: int) -> None:
+    model = folder / "constant" / "model.py"
+    model.write_text(CONSTANT.format(value=value))
+    os.utime(model, ns=(value * 10**9, value * 10**9))
 
 
 @pytest.fixture(scope="module")
-def process(gate: Path) -> Iterator[ServerProcess]:
-    """Two processes. `Apart`, `Countdown` and `Speaker` are not copied."""
-    models = [f"{FRONTS}:{name}" for name in (*COPIED, "Apart", "Speaker")]
-    settings = ("--processes", "2", "--control-token", TOKEN, "--max-batch-size", "64", "--heartbeat-s", "2")
-    with running_server(
-        *models,
-        f"{STATEFUL}:Countdown",
-        *settings,
-        environment={"TEST_GATE": str(gate)},
-    ) as process:
-        wait_for_copies(process, len(COPIED))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    model = folder / "constant" / "model.py"
+    model.parent.mkdir()
+    (model.parent / "dragoman.toml").write_text(f'[model]\nruntime = "python"\nuri = "{model}:Constant"\n')
+    write_constant(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
+    keys = KeyFile(tmp_path_factory.mktemp("keys") / "keys.toml")
+    keys.add("operator", ["read", "infer", "admin"])
+    keys.add("slow", calls_per_s=0.001)  # a burst of one call
+    return keys
+
+
+@pytest.fixture(scope="module")
+def process(folder: Path, keys: KeyFile) -> Iterator[ServerProcess]:
+    """Two processes, with a model in a file. `Apart`, `Countdown` and `Speaker` are not copied."""
+    models = [f"{FRONTS}:{name}" for name in (*COPIED[1:], "Apart", "Speaker")]
+    settings = ("--processes", "2", "--api-keys", str(keys.path), "--drain-s", "60", "--heartbeat-s", "2")
+    with started_server(str(folder), *models, f"{STATEFUL}:Countdown", *settings) as process:
+        process.headers = bearer(keys.keys["operator"])
+        wait_for_copies(process)
         yield process
 
 
+def control(process: ServerProcess, verb: str, model: str) -> None:
+    assert process.request("POST", f"/v2/repository/models/{model}/{verb}", {})[0] == 200
+
+
 def test_both_processes_compute_copies(process: ServerProcess) -> None:
-    calls = metrics(process.url, "dragoman_front_end_calls_total", "front_end")
+    calls = metrics(process, "dragoman_front_end_calls_total", "front_end")
     mirrors = pids(process, "Mirror")
     assert len(mirrors) == 2
     assert process.popen.pid not in mirrors
     assert mirrors < {*process.workers()}
-    after = metrics(process.url, "dragoman_front_end_calls_total", "front_end")
+    after = metrics(process, "dragoman_front_end_calls_total", "front_end")
     assert sum(after.values()) == sum(calls.values()) + 1  # the scrape
     (apart,) = pids(process, "Apart")
     assert apart not in mirrors
@@ -142,207 +174,141 @@ def test_metrics_and_statistics_are_those_of_all_processes(process: ServerProces
         return found
 
     name = "dragoman_calls_total"
-    before, earlier = metrics(process.url, name).get("Flat", 0), statistics("Flat")["inference_count"]
+    before, earlier = metrics(process, name).get("Flat", 0), statistics("Flat")["inference_count"]
     assert [status for status, _ in repeated(process, "Flat", 32)] == [200] * 32
     for _ in range(4):  # over both processes
         assert statistics("Flat")["inference_count"] == earlier + 32
-        assert metrics(process.url, name)["Flat"] == before + 32
+        assert metrics(process, name)["Flat"] == before + 32
     name = "dragoman_batch_rows_sum"
-    before = metrics(process.url, name).get("Together", 0)
+    before = metrics(process, name).get("Together", 0)
     tensor = {"name": "x", "datatype": "FP64", "shape": [3, 1], "data": [1.0, 1.0, 1.0]}
     for _ in range(8):
         assert process.request("POST", "/v2/models/Together/infer", {"inputs": [tensor]})[0] == 200
-    assert metrics(process.url, name)["Together"] == before + 24
+    assert metrics(process, name)["Together"] == before + 24
     assert (
         sum(each["batch_size"] * each["compute_infer"]["count"] for each in statistics("Together")["batch_stats"]) == 24
     )
 
 
 def test_a_change_through_one_process_is_seen_by_all_before_it_is_answered(process: ServerProcess) -> None:
-    def control(verb: str) -> int:
-        return process.request("POST", f"/v2/repository/models/Flat/{verb}", {}, CONTROL)[0]
-
-    for _ in range(5):
-        assert control("unload") == 200
+    for _ in range(3):
+        control(process, "unload", "Flat")
         assert {status for status, _ in repeated(process, "Flat", 16)} == {404}
-        assert control("load") == 200
+        control(process, "load", "Flat")
         assert {status for status, _ in repeated(process, "Flat", 16)} == {200}
-    wait_for_copies(process, len(COPIED))
-    assert control("unload") == 200
-    assert control("load") == 200
-    wait_for_copies(process, len(COPIED))
-
-
-def test_a_killed_process_is_restarted_while_the_other_answers(process: ServerProcess) -> None:
-    first, second = pids(process, "Mirror")
-    answered = Counter[int]()
-    end: list[bool] = []
-
-    def client() -> None:
-        tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
-        url = f"http://{process.url}/v2/models/Mirror/infer"
-        while not end:
-            try:  # on a new connection, to either process
-                response = requests.post(url, json={"inputs": [tensor]}, timeout=60)
-            except requests.ConnectionError:
-                continue
-            assert response.status_code == 200, response.text
-            answered[response.json()["parameters"]["pid"]] += 1
-            time.sleep(0.01)
-
-    before = metrics(process.url, "dragoman_calls_total")["Mirror"]
-    with ThreadPoolExecutor(4) as threads:
-        clients = [threads.submit(client) for _ in range(4)]
-        try:
-            wait_until(lambda: answered[first] and answered[second], "answers of both")
-            os.kill(first, signal.SIGKILL)
-            count = answered[second]
-            wait_until(lambda: answered[second] > count + 20, "answers of the other one")
-            wait_for_copies(process, len(COPIED))
-        finally:
-            end.append(True)
-        for each in clients:
-            each.result()
-    assert len(pids(process, "Mirror") - {second, first}) == 1
-    assert metrics(process.url, "dragoman_calls_total")["Mirror"] >= before + answered[second]
-
-
-def test_a_process_that_is_stopped_does_not_block_changes(process: ServerProcess) -> None:
-    """It is killed, so that it cannot answer with a model that was unloaded."""
-    session = requests.Session()  # its connection is to the other one
-    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
-    url = f"http://{process.url}/v2/models/Mirror/infer"
-    other = session.post(url, json={"inputs": [tensor]}, timeout=60).json()["parameters"]["pid"]
-    (stopped,) = pids(process, "Mirror") - {other}
-    os.kill(stopped, signal.SIGSTOP)
-    url = f"http://{process.url}/v2/repository/models/Pair"
-    assert session.post(f"{url}/unload", json={}, headers=CONTROL, timeout=60).status_code == 200
-    assert {status for status, _ in repeated(process, "Pair", 8)} == {404}
-    assert f"front end {stopped} does not respond to a change of the models and is killed" in process.log()
-    assert not Path(f"/proc/{stopped}").exists()
-    assert session.post(f"{url}/load", json={}, headers=CONTROL, timeout=60).status_code == 200
-    wait_for_copies(process, len(COPIED))
-    assert other in pids(process, "Mirror")
+    wait_for_copies(process)
 
 
 # --- files and keys -----------------------------------------------------------------------------------------
 
 
-CONSTANT = """
-import os
-import numpy as np
-import dragoman
-
-class Constant(dragoman.Model):
-    placement = "inline"
-
-    def predict(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        return {{"y": np.array([{value}, os.getpid()])}}
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    model = folder / "models" / "constant" / "model.py"
-    model.parent.mkdir(parents=True)
-    (model.parent / "dragoman.toml").write_text(f'[model]\nruntime = "python"\nuri = "{model}:Constant"\n')
-    write_constant(folder, 1)
-    return folder
-
-
-def write_constant(folder: Path, value: int) -> None:
-    model = folder / "models" / "constant" / "model.py"
-    model.write_text(CONSTANT.format(value=value))
-    os.utime(model, ns=(value * 10**9, value * 10**9))
-
-
-@pytest.fixture(scope="module")
-def keys(folder: Path) -> KeyFile:
-    keys = KeyFile(folder / "keys.toml")
-    keys.add("operator", ["read", "infer", "admin"])
-    keys.add("slow", calls_per_s=0.001)  # a burst of one call
-    return keys
-
-
-@pytest.fixture(scope="module")
-def operator(keys: KeyFile) -> Mapping[str, str]:
-    return bearer(keys.keys["operator"])
-
-
-@pytest.fixture(scope="module")
-def guarded(folder: Path, keys: KeyFile, operator: Mapping[str, str]) -> Iterator[ServerProcess]:
-    """A process for each core, with a model in a file, `Gate`, and keys."""
-    settings = ("--processes", "0", "--api-keys", str(keys.path), "--drain-s", "60")
-    with started_server(str(folder / "models"), f"{FRONTS}:Gate", *settings) as process:
-        wait_for_copies(process, 2, operator)
-        yield process
-
-
-def send(process: ServerProcess, model: str, headers: Mapping[str, str], value: Any = 1.0) -> tuple[int, Any]:
-    """Return the status, and the data of the first output or the error."""
-    datatype = "BYTES" if isinstance(value, str) else "FP64"
-    tensor = {"name": "x", "datatype": datatype, "shape": [1], "data": [value]}
-    status, body, _ = process.request("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]}, headers)
-    return status, body["outputs"][0]["data"] if status == 200 else body["error"]
-
-
-def constants(process: ServerProcess, headers: Mapping[str, str]) -> tuple[set[float], set[float]]:
+def constants(process: ServerProcess) -> tuple[set[float], set[float]]:
     """Return the values of 24 responses, and the processes that have computed them."""
-    found = [send(process, "constant", headers)[1] for _ in range(24)]
+    found = [body["outputs"][0]["data"] for _, body in (process.infer("constant", [1.0]) for _ in range(24))]
     return {value for value, _ in found}, {pid for _, pid in found}
 
 
-def test_limits_of_keys_hold_for_all_processes(guarded: ServerProcess, keys: KeyFile) -> None:
+def test_limits_of_keys_hold_for_all_processes(process: ServerProcess, keys: KeyFile) -> None:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
+
+    def status(headers: Mapping[str, str]) -> int:
+        return process.request("POST", "/v2/models/constant/infer", {"inputs": [tensor]}, headers)[0]
+
     slow = bearer(keys.keys["slow"])
-    assert Counter(send(guarded, "constant", slow)[0] for _ in range(12)) == {200: 1, 429: 11}
-    assert send(guarded, "constant", {})[0] == 401
+    assert Counter(status(slow) for _ in range(12)) == {200: 1, 429: 11}
+    assert status({}) == 401
 
 
-def test_files_are_the_same_in_all_processes(guarded: ServerProcess, folder: Path, operator: Mapping[str, str]) -> None:
-    for value in (2, 3):
-        found, workers = constants(guarded, operator)
-        assert (found, len(workers)) == ({value - 1}, 2)
-        write_constant(folder, value)
-        assert constants(guarded, operator)[0] == {value - 1}
-        assert guarded.request("POST", "/v2/repository/models/constant/load", {}, operator)[0] == 200
-        assert constants(guarded, operator)[0] == {value}
-        wait_for_copies(guarded, 2, operator)
-    write_constant(folder, 4)
-    os.kill(int(min(constants(guarded, operator)[1])), signal.SIGKILL)
-    guarded.wait_for_log("its file 'model.py' has changed since it was loaded")  # in the process that replaces it
-    guarded.wait_until_ready()
-    found, workers = constants(guarded, operator)
-    assert found == {3}
-    assert guarded.popen.pid in workers
-    write_constant(folder, 3)
-    assert guarded.request("POST", "/v2/repository/models/constant/load", {}, operator)[0] == 200
-    wait_for_copies(guarded, 2, operator)
+def test_files_are_the_same_in_all_processes(process: ServerProcess, folder: Path) -> None:
+    found, workers = constants(process)
+    assert (found, len(workers)) == ({1}, 2)
+    write_constant(folder, 2)
+    assert constants(process)[0] == {1}
+    control(process, "load", "constant")
+    assert constants(process)[0] == {2}
+    wait_for_copies(process)
+    found, workers = constants(process)
+    assert (found, len(workers)) == ({2}, 2)
 
 
-def test_sigterm_completes_requests_in_flight(
-    guarded: ServerProcess, operator: Mapping[str, str], tmp_path: Path
+def test_a_process_that_is_stopped_is_killed_and_replaced_while_the_other_answers(
+    process: ServerProcess, folder: Path
 ) -> None:
+    """It must not answer with a model that was unloaded, nor the next one with files that were not loaded."""
+    session = requests.Session()  # its connection is to the process that is not stopped
+    session.headers.update(process.headers)
+    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
+    url = f"http://{process.url}/v2/models/Mirror/infer"
+    other = session.post(url, json={"inputs": [tensor]}, timeout=60).json()["parameters"]["pid"]
+    (stopped,) = pids(process, "Mirror") - {other}
+    answered = Counter[int]()
+    end: list[bool] = []
+
+    def client() -> None:
+        while not end:
+            try:  # on a new connection, to either process
+                status, body = process.infer("Mirror", [1.0])
+            except (OSError, http.client.HTTPException):
+                continue
+            assert status == 200, body
+            answered[body["parameters"]["pid"]] += 1
+            time.sleep(0.05)
+
+    before = metrics(process, "dragoman_calls_total")["Mirror"]
+    with ThreadPoolExecutor(4) as threads:
+        clients = [threads.submit(client) for _ in range(4)]
+        try:
+            wait_until(lambda: answered[stopped] and answered[other], "answers of both")
+            write_constant(folder, 3)
+            os.kill(stopped, signal.SIGSTOP)
+            url = f"http://{process.url}/v2/repository/models/Pair"
+            assert session.post(f"{url}/unload", json={}, timeout=60).status_code == 200
+            assert {status for status, _ in repeated(process, "Pair", 8)} == {404}
+            assert f"front end {stopped} does not respond to a change of the models and is killed" in process.log()
+            assert not Path(f"/proc/{stopped}").exists()
+            count = answered[other]
+            wait_until(lambda: answered[other] > count + 20, "answers of the other one")
+            assert session.post(f"{url}/load", json={}, timeout=60).status_code == 200
+            wait_for_copies(process, len(COPIED) - 1, len(COPIED))
+        finally:
+            end.append(True)
+        for each in clients:
+            each.result()
+    assert "its file 'model.py' has changed since it was loaded" in process.log()
+    found, workers = constants(process)
+    assert found == {2}
+    assert process.popen.pid in workers
+    control(process, "load", "constant")
+    assert constants(process)[0] == {3}
+    wait_for_copies(process)
+    assert len(pids(process, "Mirror") - {stopped, other}) == 1
+    assert metrics(process, "dragoman_calls_total")["Mirror"] >= before + answered[other]
+
+
+def test_sigterm_completes_requests_in_flight(process: ServerProcess, tmp_path: Path) -> None:
     """The last test of this server."""
     folders = [tmp_path / str(i) for i in range(4)]
     for each in folders:
         each.mkdir()
+
+    def wait_at_gate(each: Path) -> int:
+        return process.infer("Gate", [str(each)], "BYTES")[0]
+
     with ThreadPoolExecutor(4) as threads:
-        responses = [threads.submit(send, guarded, "Gate", operator, str(each)) for each in folders]
-        name = "dragoman_calls_in_flight"
-        wait_until(lambda: metrics(guarded.url, name, headers=operator)["Gate"] == 4, "all requests")
-        for pid in guarded.workers():
+        responses = [threads.submit(wait_at_gate, each) for each in folders]
+        wait_until(lambda: metrics(process, "dragoman_calls_in_flight")["Gate"] == 4, "all requests")
+        for pid in process.workers():
             os.kill(pid, signal.SIGTERM)  # like a service manager that signals every process
-        guarded.terminate()
-        guarded.wait_for_status("/v2/health/ready", 400)
-        rejected = 503, "the server is shutting down"
-        wait_until(lambda: send(guarded, "constant", operator) == rejected, "the drain")
-        assert guarded.status("/v2/health/live") == 200
+        process.terminate()
+        process.wait_for_status("/v2/health/ready", 400)
+        rejected = 503, {"error": "the server is shutting down"}
+        wait_until(lambda: process.infer("constant", [1.0]) == rejected, "the drain")
+        assert process.status("/v2/health/live") == 200
         for each in folders:
             (each / "go").touch()
-        assert [response.result(TIMEOUT_S)[0] for response in responses] == [200] * 4
-        assert guarded.wait_for_exit() == 0
-    assert "Traceback" not in guarded.log()
+        assert [response.result(TIMEOUT_S) for response in responses] == [200] * 4
+        assert process.wait_for_exit() == 0
+    assert "Traceback" not in process.log()
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------
