@@ -53,10 +53,13 @@ class Browser:
     async def find_violations(self) -> list[str]:
         """Return what axe-core reports about the page, and about its colours in dark."""
         found: list[str] = []
+        if not await self.page.evaluate("() => 'axe' in window"):
+            await self.page.evaluate(axe.Axe().axe_script)
         for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             await self.page.emulate_media(color_scheme=scheme)
-            results = await axe.Axe().run(self.page, options={"resultTypes": ["violations"], **options})
-            for violation in results.response["violations"]:
+            script = "async (options) => (await axe.run(options)).violations"
+            violations = await self.page.evaluate(script, {"resultTypes": ["violations"], **options})
+            for violation in violations:
                 nodes = [node["html"] + " " + str(node.get("failureSummary")) for node in violation["nodes"]]
                 found += [f"{self.page.url} {scheme}: {violation['id']}: {node}" for node in nodes]
         await self.page.emulate_media(color_scheme="light")

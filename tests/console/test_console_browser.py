@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 import dragoman
-from console.browser import Browser, needs_chromium, open_chromium, open_page, png
+from console.browser import Browser, needs_chromium, open_page, png
 from console.console_models import (
     HOSTILE,
     Echo,
@@ -28,20 +28,20 @@ from console.console_models import (
 )
 from rest.rest_server import DEFAULTS
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 MODELS = (Table, energy, decay, Wrong, Parrot, Mirror, Planes, Sizes, Wage, Echo, Hostile)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def opened(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def opened(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> AsyncIterator[Browser]:
     """One server and one page for all tests: a browser takes longer to start than to show all views."""
     graphs = write_graphs(tmp_path_factory.mktemp("graphs"))
-    settings = {**DEFAULTS, "control_open": True, "recent_requests": 1000}
-    async with dragoman.Server(*MODELS, *graphs, **settings) as server, open_chromium() as chromium:
+    settings = {**DEFAULTS, "control_open": True, "recent_requests": 50}
+    async with dragoman.Server(*MODELS, *graphs, **settings) as server:
         yield await open_page(chromium, str(server.http_url))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def browser(opened: Browser) -> AsyncIterator[Browser]:
     opened.problems.clear()
     yield opened
@@ -268,7 +268,7 @@ async def test_a_request_is_found_by_its_id(browser: Browser) -> None:
     await browser.keep("requests")
     await page.fill("input[name=id]", "unknown/id")
     await browser.press("Find")
-    await page.wait_for_selector("text=no request 'unknown/id' among the last 1000")
+    await page.wait_for_selector("text=no request 'unknown/id' among the last 50")
 
 
 async def test_names_and_outputs_of_a_model_stay_text(browser: Browser) -> None:

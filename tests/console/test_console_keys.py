@@ -1,25 +1,17 @@
 """The console of a server that needs keys."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import dragoman
 from access.access_models import KeyFile
 from access.conftest import keys as keys
-from console.browser import needs_chromium, open_chromium, open_page
+from console.browser import needs_chromium, open_page
 from console.console_models import Table, Wage
 from rest.rest_server import DEFAULTS
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Any]:
-    async with open_chromium() as found:
-        yield found
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="package")]
 
 
 async def test_a_key_opens_the_console(keys: KeyFile, chromium: Any) -> None:

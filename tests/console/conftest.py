@@ -1,0 +1,14 @@
+"""One Chromium for all tests of the console."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def chromium() -> AsyncIterator[Any]:
+    from console.browser import open_chromium  # skips the tests of modules that import it if Playwright is missing
+
+    async with open_chromium() as found:
+        yield found
