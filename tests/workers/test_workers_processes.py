@@ -280,3 +280,29 @@ def test_worker_processes_on_uvloop(tmp_path: Path) -> None:
 
     uvloop.run(main())
     assert not children()
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"), [(0, "Expected `str` matching regex"), (10_001, "at most 10000 samples, got 10001")]
+)
+async def test_invalid_metrics_of_a_worker_are_removed_and_logged(
+    samples: int, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with processes("ReportsMetrics") as pool:
+
+        def gauges() -> list[tuple[dict[str, str], float]]:
+            found = (family for family in pool.measurements() if family.name == "gauge")
+            return [(dict(sample.labels), sample.value) for family in found for sample in family.samples]
+
+        await wait_until(gauges)
+        assert gauges() == [({"i": "0", "replica": "0"}, 0.5)]
+        await call(pool, samples)
+        await wait_until(lambda: not gauges())
+        logged = ""
+
+        def is_logged() -> bool:
+            nonlocal logged
+            logged += capfd.readouterr().err
+            return "model 'm': its metrics are no longer exported: " in logged and reason in logged
+
+        await wait_until(is_logged)

@@ -19,6 +19,7 @@ import numpy as np
 from dragoman.core.calls import Infer, Inference
 from dragoman.core.datatypes import BYTES, FP32, INT64
 from dragoman.core.errors import InvalidInput, NotReady
+from dragoman.core.metrics import Family, Sample
 from dragoman.core.model import Model
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
@@ -42,6 +43,21 @@ def wait_for(path: Path) -> None:
 class Echo(Model):
     def infer(self, call: Infer) -> Any:
         return dict(call.inputs)
+
+
+class ReportsMetrics(Model):
+    """Reports a gauge with NumPy values; after a call, as many samples as its input, or an invalid name for 0."""
+
+    samples = 1
+
+    def infer(self, call: Infer) -> Any:
+        self.samples = number(call)
+        return dict(call.inputs)
+
+    def measurements(self) -> list[Family]:
+        name = "gauge" if self.samples else "no name"
+        samples = (Sample(name, {"i": str(i)}, np.float32(0.5)) for i in range(self.samples or 1))  # type: ignore[arg-type]
+        return [Family(name, "gauge", "A gauge.", tuple(samples))]
 
 
 class ForksAtLoad(Model):

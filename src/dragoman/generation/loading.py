@@ -137,8 +137,7 @@ class LocalEngine:
         keys = {"": ""}
         try:
             for name in names:
-                key = self.adapters.try_acquire(name)
-                keys[name] = await asyncio.to_thread(self.adapters.acquire, name) if key is None else key
+                keys[name] = self.adapters.try_acquire(name) or await self._load_adapter(name)
             requests = [replace(prompt, adapter=keys[prompt.sampling.adapter]) for prompt in prompts]
             async with aclosing(self.service.generate(requests)) as chunks:
                 async for chunk in chunks:
@@ -146,6 +145,19 @@ class LocalEngine:
         finally:
             for key in filter(None, keys.values()):
                 self.adapters.release(key)
+
+    async def _load_adapter(self, name: str) -> str:
+        """Acquire an adapter that is not in memory; a cancelled call releases it once it is loaded."""
+        loading = asyncio.ensure_future(asyncio.to_thread(self.adapters.acquire, name))
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(self._release_loaded)
+            raise
+
+    def _release_loaded(self, loading: asyncio.Future[str]) -> None:
+        if not loading.cancelled() and loading.exception() is None:
+            self.adapters.release(loading.result())
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self.intake.vocabulary.spans(prompt)
