@@ -105,6 +105,7 @@ class Executor:
             for call, (method, convert) in _METHODS.items()
             if call in self.loaded.calls and self._kinds[call] == "value"
         }
+        self._measurements_error = ""
         self.has_measurements = type(model).measurements is not Model.measurements
         self._states = SequenceStates(spec.name) if self.loaded.sequences is not None else None
         if self._states is not None and Infer in self._functions:
@@ -143,8 +144,10 @@ class Executor:
         """Return the metrics of the model; none if it raises."""
         try:
             return tuple(self.model.measurements())
-        except Exception:
-            log.exception("model '%s': measurements() raised", self.name)
+        except Exception as error:
+            if repr(error) != self._measurements_error:  # it may be called every second
+                log.exception("model '%s': measurements() raised", self.name)
+                self._measurements_error = repr(error)
             return ()
 
     def unavailable(self) -> str:

@@ -34,6 +34,7 @@ log = logging.getLogger("dragoman.worker")
 
 # How often the metrics of a model are sent, if they have changed.
 _METRICS_INTERVAL_S = 1.0
+_MAX_SAMPLES = 10_000  # of the metrics of one model
 
 
 def main(fd: int, parent: int, memory: Sequence[int] = ()) -> None:
@@ -109,15 +110,19 @@ async def serve_model(
 
 
 async def _send_measurements(worker: "Worker", executor: Executor) -> None:
-    """Send the metrics of the model at intervals, if they have changed, until this is cancelled."""
+    """Send the metrics of the model at intervals, if they have changed, until they are invalid or this is cancelled."""
     sent: Measurements | None = None
     while True:
         found = Measurements(tuple(executor.measurements()))
         try:
+            count = sum(len(family.samples) for family in found.families)
+            if count > _MAX_SAMPLES:
+                raise ValueError(f"expected at most {_MAX_SAMPLES} samples, got {count}")
             if found != sent:
                 worker.send(FrameKind.METRICS, found)
         except Exception as error:
-            log.error("model '%s': its metrics cannot be sent from the worker process: %s", executor.name, error)
+            log.error("model '%s': its metrics are no longer exported: %s", executor.name, error)
+            worker.send(FrameKind.METRICS, Measurements(()))
             return
         sent = found
         await asyncio.sleep(_METRICS_INTERVAL_S)

@@ -253,9 +253,10 @@ class Measurements(NamedTuple):
     families: tuple[Family, ...]
 
 
-def _measurements_rows(value: Measurements, _arrays: list[Any]) -> list[tuple[Any, ...]]:
-    rows = ((f, [(s.name, s.labels, s.value) for s in f.samples]) for f in value.families)
-    return [(family.name, family.kind, family.help, samples) for family, samples in rows]
+def _measurements_rows(value: Measurements, _arrays: list[Any]) -> list[_FamilyRow]:
+    """Raises ValidationError for invalid names and labels."""
+    rows = ((f, [(s.name, s.labels, float(s.value)) for s in f.samples]) for f in value.families)
+    return msgspec.convert([(f.name, f.kind, f.help, samples) for f, samples in rows], list[_FamilyRow])
 
 
 def _measurements(rows: list[_FamilyRow], _arrays: Iterator[memoryview]) -> Measurements:
