@@ -176,6 +176,20 @@ def test_invalid_properties_are_reported(folder: Path) -> None:
         dragoman.Server(str(folder), kafka_servers="127.0.0.1:1", kafka_properties=str(folder / "none"))
 
 
+@pytest.mark.parametrize("topic", ["", "a b", ".", "x" * 250])
+@pytest.mark.parametrize("name", ["kafka_topic_input", "kafka_topic_output"])
+def test_invalid_topics_are_reported(name: str, topic: str) -> None:
+    settings: dict[str, Any] = {name: topic}
+    with pytest.raises(InvalidInput, match=f"'{name}': expected 1 to 249 letters, digits, .*, got '{topic[:50]}"):
+        dragoman.Server(slow, kafka_servers="127.0.0.1:1", **settings)
+
+
+def test_a_missing_topic_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    with dragoman.Server(slow, http_port=0, kafka_servers=broker.servers, kafka_topic_input="missing"):
+        wait_for(lambda: caplog.messages)
+        assert "topic 'missing' cannot be read: Broker: Unknown topic or partition; next attempt in 30 s" in caplog.text
+
+
 def test_files_beside_models_cannot_name_brokers(folder: Path) -> None:
     (folder / "dragoman.toml").write_text('[server]\nkafka_servers = "127.0.0.1:9092"\n')
     with pytest.raises(InvalidInput, match="'kafka_servers' cannot be set in a file beside models"):

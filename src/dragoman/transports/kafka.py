@@ -6,6 +6,7 @@ thread; requests are answered in the event loop of the server.
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -34,6 +35,7 @@ _CHECK_S = 30.0  # between looks for new partitions
 _RETRY_S, _FIRST_RETRY_S = 30.0, 0.05
 _UNAVAILABLE = 503
 _LOGGED_CHARACTERS = 500
+_TOPIC = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -43,7 +45,7 @@ class KafkaInput:
     Without a group every server gets all messages that are sent while it runs, as with MLServer. With a group a message
     is committed when its response has been delivered, so it is answered at least once.
 
-    Raises InvalidInput if the client library is missing or a property is invalid.
+    Raises InvalidInput if the client library is missing or a topic or property is invalid.
     """
 
     def __init__(self, engine: CallHandler, application: Application, options: KafkaOptions) -> None:
@@ -52,6 +54,10 @@ class KafkaInput:
         except ModuleNotFoundError as error:
             hint = "Kafka needs the package 'confluent-kafka': pip install 'dragoman[kafka]'"
             raise InvalidInput(f"setting 'kafka_servers': {hint}") from error
+        for name in ("kafka_topic_input", "kafka_topic_output"):
+            if not _TOPIC.fullmatch(topic := getattr(options, name)):
+                expected = "1 to 249 letters, digits, '.', '_' and '-'"
+                raise InvalidInput(f"setting '{name}': expected {expected}, got {topic!r:.80}")
         self._library: Any = confluent_kafka
         self._engine = engine
         self._application = application
@@ -115,6 +121,9 @@ class KafkaInput:
             except self._library.KafkaException as error:
                 log.error("Kafka: %s", error)
                 self._ends.wait(_POLL_S)
+            except Exception:  # the thread must not end before the server
+                log.exception("unexpected error while reading topic '%s'", self._options.kafka_topic_input)
+                self._ends.wait(_POLL_S)
         self._producer.flush(_FLUSH_S)
         self._settle()
         self._consumer.close()
@@ -141,6 +150,8 @@ class KafkaInput:
         topic, library = self._options.kafka_topic_input, self._library
         described = self._consumer.list_topics(topic, timeout=_METADATA_S).topics[topic]
         added = [number for number in described.partitions if number not in self._offsets]
+        if described.error is not None:
+            log.warning("topic '%s' cannot be read: %s; next attempt in %g s", topic, described.error.str(), _CHECK_S)
         if described.error is not None or not added:
             return
         found = [library.TopicPartition(topic, number) for number in added]
