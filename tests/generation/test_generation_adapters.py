@@ -231,6 +231,23 @@ async def test_adapters_in_use_and_pinned_ones_stay_in_memory(adaptable: Languag
     assert await _tokens(adaptable, prompt, "a", 60) == expected
 
 
+async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_keep_it(
+    adaptable: LanguageModel,
+) -> None:
+    prompt = prompts(2, 30)[1]
+    for name in "abc":
+        await _load(adaptable, name)
+    call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=8, adapter="a"))
+    cancelled = asyncio.create_task(anext(adaptable.generate(call)))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    while "a" not in _weights_in_memory(adaptable):
+        await asyncio.sleep(0.001)
+    for name in "bcb":
+        await _tokens(adaptable, prompt, name)
+    assert _weights_in_memory(adaptable) == ["b", "c"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
