@@ -339,6 +339,8 @@ def test_scores_of_cross_encoders(saved: Path, tmp_path: Path, labels: int) -> N
     with torch.inference_mode():
         assert truncated.scores[0] == pytest.approx(float(plain(**short).logits[0, -1]), abs=1e-6)
     assert model.score(Score((long,), truncate=0)).tokens == 64
+    with pytest.raises(InvalidInput, match="truncate: expected at least 4, as special tokens count too; got 2"):
+        model.score(Score((long,), truncate=2))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class SharedWords(dragoman.Model):
         self.calls.append(call)
         if any("!long" in text for _, text in call.pairs):
             raise InvalidInput("pair 0 has 100 tokens; the model takes at most 64")
+        if call.truncate == 1:
+            raise InvalidInput("truncate: expected at least 4; got 1")
         counts = [len(set(a.split()) & set(b.split())) + 10.0 * call.raw for a, b in call.pairs]
         return Scored(tuple(counts), sum(len(f"{a} {b}".split()) for a, b in call.pairs))
 
@@ -75,6 +77,8 @@ async def test_options_of_rerank(server: TextServer) -> None:
     assert response.json["results"] == [{"index": 1, "relevance_score": 12.0}]
     assert response.headers["x-ignored-parameters"] == "x"
     assert server.model("SharedWords").calls[-1].truncate == 0
+    response = await server.post("/rerank", {**body, "truncate_prompt_tokens": 1})
+    assert (response.status, response.json["error"]["param"]) == (400, "truncate_prompt_tokens")
     assert len((await server.post("/rerank", {**body, "top_n": 0})).json["results"]) == 3
 
 

@@ -11,9 +11,10 @@ import pytest
 from test_workers_frames import every_tensor
 
 from dragoman.core.bytes_tensor import MANY, BytesTensor
-from dragoman.core.calls import Embedded, Generate, Handled, Infer, Inference
+from dragoman.core.calls import Embedded, Generate, Handled, Infer, Inference, ModelCall
 from dragoman.core.datatypes import BYTES, FP32, FP64
 from dragoman.core.errors import DragomanError, ModelFailed, NotReady, TooLong
+from dragoman.core.scoring import Scored
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.text import Generation, PromptInfo, Text, Token, Tokenized, TokenSpan
@@ -37,6 +38,7 @@ SIGNATURE = Signature(
     batched=True,
     content_type="pd",
 )
+MODEL_CALLS = frozenset(call for call in ModelCall.__subclasses__() if call.__module__.startswith("dragoman.core."))
 VALUES = [
     "why",
     "",
@@ -46,7 +48,9 @@ VALUES = [
     Tokenized("é", (TokenSpan(3, "é", 0, 1),)),
     Handled(b"\0\xff", "text/plain", 404, {"a": "b"}),
     SIGNATURE,
+    Scored((0.5, -1.0), 7),
     Loaded(SIGNATURE, "p", frozenset({Infer, Generate}), True, True, 8, {"a": [1, {"b": None}]}, ("GET /x",)),
+    Loaded(SIGNATURE, "p", MODEL_CALLS),
 ]
 
 

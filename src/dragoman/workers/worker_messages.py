@@ -19,7 +19,7 @@ from dragoman.core.calls import Embedded, Handled, Inference, ModelCall
 from dragoman.core.datatypes import BF16, BYTES, DATATYPES, NUMERIC, Datatype
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family, Kind, Sample
-from dragoman.core.scoring import Scored
+from dragoman.core.scoring import Score, Scored
 from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.tensor import NONE, Tensor, object_array, with_own_dtype
@@ -58,7 +58,8 @@ _FamilyRow = tuple[_MetricName, Kind, str, list[tuple[_MetricName, dict[_LabelNa
 _DTYPES: Mapping[tuple[str, str], tuple[Datatype, np.dtype[Any]]] = {
     (each.name, dtype.str): (each, dtype) for each in NUMERIC for dtype in (each.dtype, each.dtype.newbyteorder())
 } | {("BF16", ""): (BF16, BF16.dtype)}
-_CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ == ModelCall.__module__}
+_MODULES = (ModelCall.__module__, Score.__module__)
+_CALLS = {call.__name__: call for call in ModelCall.__subclasses__() if call.__module__ in _MODULES}
 _CALLS |= {call.__name__: call for base in _CALLS.values() for call in base.__subclasses__()}
 _ERRORS: Mapping[str, type[DragomanError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, DragomanError)

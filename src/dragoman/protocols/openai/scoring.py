@@ -103,7 +103,7 @@ class _Scoring:
 
     pairs: Sequence[_Pair]
     reply: _Reply
-    format_error: _FormatError
+    format_error: Callable[[DragomanError], HttpResponse]
     raw: bool = False
     truncate: int | None = None
 
@@ -188,7 +188,9 @@ class Scoring:
     def _scoring(self, parameters: ParsedParameters, pairs: Sequence[_Pair], reply: _Reply) -> _Scoring:
         limit = parameters.options.get("truncate_prompt_tokens")
         raw = parameters.options.get("use_activation") is False
-        return _Scoring(pairs, reply, self._write_error, raw, None if limit is None else max(0, limit))
+        parameters.names["truncate"] = "truncate_prompt_tokens"
+        format_error = parameters.error_formatter(self._write_error)
+        return _Scoring(pairs, reply, format_error, raw, None if limit is None else max(0, limit))
 
     # --- calls -----------------------------------------------------------------------------------------------
 

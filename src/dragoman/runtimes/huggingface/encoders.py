@@ -133,8 +133,12 @@ class PairScorer:
 
     def _encode(self, pair: tuple[str, str], index: int, truncate: int | None) -> Any:
         limit = self._tokenizer.model_max_length
+        least = self._tokenizer.num_special_tokens_to_add(pair=True) + 1
+        if truncate:
+            if truncate < least:
+                raise InvalidInput(f"truncate: expected at least {least}, as special tokens count too; got {truncate}")
+            limit = min(limit, truncate)
         if truncate is not None:
-            limit = min(limit, truncate or limit)
             return self._tokenizer(*pair, truncation="longest_first", max_length=limit, verbose=False)
         encoded = self._tokenizer(*pair, verbose=False)
         count = len(encoded["input_ids"])
