@@ -27,6 +27,13 @@ def test_delay_ends_after_its_duration() -> None:
     assert delay.remaining_s(1, 1.0) == 0
 
 
+def test_calls_do_not_wait_long_after_a_slow_first_call() -> None:
+    delay = BatchDelay(0.5)
+    delay.batch_finished(size=1, queued=3, duration_s=60.0, now_s=1.0)
+    assert abs(delay.remaining_s(3, 1.0) - 0.1) < 1e-9
+    assert delay.remaining_s(3, 1.11) == 0
+
+
 def test_no_delay_for_one_client_or_fraction_zero() -> None:
     for fraction, calls in ((0.5, 1), (0.0, 9)):
         delay = BatchDelay(fraction)

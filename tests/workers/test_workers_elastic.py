@@ -175,7 +175,7 @@ async def test_batches_start_workers(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "model.py").write_text(BATCHED)
     (tmp_path / "m" / "dragoman.toml").write_text(CONFIG.format(folder=tmp_path / "m"))
-    async with open_engine(str(tmp_path), max_batch_size=4) as engine:
+    async with open_engine(str(tmp_path), max_batch_size=4, batch_linger=0.0) as engine:
         (deployment,) = engine.deployments()
         (pool,) = deployment.pools
         block = tmp_path / "m" / "block"

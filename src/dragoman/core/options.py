@@ -165,8 +165,8 @@ class ModelOptions:
     batch_linger: Annotated[
         float,
         Option(
-            "adaptive batch delay: share of the model's mean latency that a batch waits for clients which resend "
-            "immediately; 0: no delay",
+            "adaptive batch delay: share of the model's mean latency, at most 0.1 s, that a batch waits for clients "
+            "which resend immediately; 0: no delay",
             most=10,
         ),
     ] = 0.5

@@ -4,12 +4,15 @@
 # batch of each `_RETRY_EVERY`.
 _MIN_RETURNED = 0.7
 _RETRY_EVERY = 16
+# Longest delay: clients that resend immediately are back sooner, and a first call may take a minute, because its worker
+# starts or the model compiles.
+_MAX_S = 0.1
 # Weight of the newest value in the moving averages.
 _WEIGHT = 0.2
 
 
 class BatchDelay:
-    """Delay the next batch by up to `fraction` of the model's mean latency; 0 disables the delay.
+    """Delay the next batch by up to `fraction` of the model's mean latency, at most 0.1 s; 0 disables the delay.
 
     Closed-loop clients send again immediately. Without a delay they split into two groups that alternate, so every
     batch is half full. The delay is used only while most of the clients that were just answered return within it, so
@@ -37,7 +40,7 @@ class BatchDelay:
         self._until_s = None
         if self._fraction > 0 and size + queued > 1 and self._is_worthwhile():
             self._answered, self._expected = size, size + queued
-            self._until_s = now_s + self._fraction * self._latency_s
+            self._until_s = now_s + min(self._fraction * self._latency_s, _MAX_S)
 
     def remaining_s(self, queued: int, now_s: float) -> float:
         """Return how much longer to wait before the next batch; 0 to start it now."""
