@@ -192,6 +192,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     ),
     "texts": (Embed(("a", "b")), Embed(("a\nb",))),
     "tokens": (Embed(((1, 2),)), Embed(((1,), (2,)))),
+    "truncations": (Embed(("a",), 5), Embed(("a",), 5, "left")),
 }
 
 

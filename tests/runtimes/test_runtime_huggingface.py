@@ -341,6 +341,9 @@ def test_scores_of_cross_encoders(saved: Path, tmp_path: Path, labels: int) -> N
     assert model.score(Score((long,), truncate=0)).tokens == 64
     with pytest.raises(InvalidInput, match="truncate: expected at least 4, as special tokens count too; got 2"):
         model.score(Score((long,), truncate=2))
+    sides = [model.score(Score((pair,), truncate=6, truncation_side="left")) for pair in (("a", "bad good where"),)]
+    kept = model.score(Score((("a", "good where"),)))
+    assert (sides[0].scores, sides[0].tokens) == (kept.scores, kept.tokens)
 
 
 @pytest.mark.parametrize(
@@ -382,3 +385,19 @@ def test_embeddings_have_length_one_and_inputs_are_checked(saved: Path) -> None:
     with pytest.raises(InvalidInput, match="expected token ids below 200, got 999"):
         model.embed(Embed(((999,),)))
     assert "embed" not in vars(_load(saved / "ForSequenceClassification"))
+
+
+def test_inputs_of_embeddings_are_truncated_on_either_side(saved: Path) -> None:
+    model = _load(saved / "Model")
+    whole, ids = "good bad where is", (2, 5, 6, 7, 3)
+    for side, text, kept in (("", "good bad", ids[:4]), ("right", "good bad", ids[:4]), ("left", "where is", ids[-4:])):
+        result = model.embed(Embed((whole, ids), 4, side))
+        expected = model.embed(Embed((text, kept)))
+        np.testing.assert_allclose(result.vectors.data, expected.vectors.data, atol=1e-6)
+        assert result.tokens == expected.tokens == 8
+    assert model.embed(Embed((" ".join(["good"] * 150), (5,) * 150), 0)).tokens == 128
+    np.testing.assert_array_equal(
+        model.embed(Embed((whole,), 40)).vectors.data, model.embed(Embed((whole,))).vectors.data
+    )
+    with pytest.raises(InvalidInput, match="truncate: expected at least 3, as special tokens count too; got 2"):
+        model.embed(Embed((whole,), 2))

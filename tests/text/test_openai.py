@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman import Generate, errors
+from dragoman.core.calls import Embed, Embedded
 from dragoman.core.text import Generation, Grammar, PromptInfo, RawPrompt, Text, Token, merge_chunks
 from dragoman.protocols.text_common.completion_parser import parser_for
 from dragoman.protocols.text_common.completions import Offsets
@@ -170,9 +171,9 @@ async def test_token_ids_of_held_back_text_are_sent() -> None:
 
 
 async def test_token_ids_of_chats(server: TextServer) -> None:
-    body = {"messages": [{"role": "user", "content": "<think> b </think> a"}], "n": 2, "return_token_ids": True}
+    body = {"messages": [{"role": "user", "content": "b <think>a</think>c"}], "n": 2, "return_token_ids": True}
     whole = (await server.post("/v1/chat/completions", body)).json
-    prompt, completions = "user: <think> b </think> a", ["a </think> b <think> user: .", "</think> b <think> user: ."]
+    prompt, completions = "user: b <think>a</think>c", ["<think>a</think>c b user: .", "b user: ."]
     assert whole["prompt_token_ids"] == ids_of(prompt)
     assert [choice["token_ids"] for choice in whole["choices"]] == [ids_of(each) for each in completions]
     streamed = events((await server.post("/v1/chat/completions", {**body, "stream": True})).body)[:-1]
@@ -227,6 +228,11 @@ class HoldsBack(dragoman.Model):
         (
             {"echo": True, "truncate_prompt_tokens": 2, "truncation_side": "right"},
             "This is the endst return",
+            [0, 4, 15, 17],
+        ),
+        (
+            {"prompt": "This is This is", "echo": True, "truncate_prompt_tokens": 2, "truncation_side": "right"},
+            "This is This isst return",
             [0, 4, 15, 17],
         ),
     ],
@@ -798,6 +804,26 @@ async def test_invalid_completions_are_rejected(server: TextServer, change: Any,
 async def test_invalid_embeddings_are_rejected(server: TextServer, change: Any) -> None:
     response = await server.post("/v1/embeddings", {"model": "ReverseModel", "input": "a", **change})
     assert response.status == 400
+
+
+class ShortInputs(dragoman.Model):
+    """Rejects each truncation as too short."""
+
+    placement = "inline"
+
+    def embed(self, call: Embed) -> Embedded:
+        raise errors.InvalidInput(f"truncate: expected at least 3 tokens, got {call.truncate}{call.truncation_side}")
+
+
+async def test_truncations_of_embeddings_reach_the_model() -> None:
+    async with serve(ShortInputs) as server:
+        for path, body in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
+            response = await server.post(path, {**body, "truncate_prompt_tokens": 2, "truncation_side": "left"})
+            message = "`truncate_prompt_tokens`: expected at least 3 tokens, got 2left"
+            assert (response.status, response.json["error"]["message"]) == (400, message)
+            for invalid in ({"truncate_prompt_tokens": 0}, {"truncation_side": "Left"}):
+                response = await server.post(path, {**body, **invalid})
+                assert (response.status, response.json["error"]["param"]) == (400, next(iter(invalid)))
 
 
 async def test_unknown_paths_and_models(server: TextServer) -> None:

@@ -79,17 +79,26 @@ async def test_options_of_rerank(server: TextServer) -> None:
     assert server.model("SharedWords").calls[-1].truncate == 0
     response = await server.post("/rerank", {**body, "truncate_prompt_tokens": 1})
     assert (response.status, response.json["error"]["param"]) == (400, "truncate_prompt_tokens")
+    await server.post("/rerank", {**body, "truncate_prompt_tokens": 3, "truncation_side": "left"})
+    call = server.model("SharedWords").calls[-1]
+    assert (call.truncate, call.truncation_side) == (3, "left")
+    response = await server.post("/rerank", {**body, "truncate_prompt_tokens": 0})
+    assert (response.status, response.json["error"]["param"]) == (400, "truncate_prompt_tokens")
     assert len((await server.post("/rerank", {**body, "top_n": 0})).json["results"]) == 3
 
 
 async def test_rerank_as_in_tei(server: TextServer) -> None:
-    body = {"query": "a b", "texts": DOCUMENTS, "return_text": True, "truncate": True}
+    body = {"query": "a b", "texts": DOCUMENTS, "return_text": True, "truncate": True, "truncation_direction": "Left"}
     response = await server.post("/models/SharedWords/rerank", body)
     assert response.json == [
         {"index": 1, "score": 2.0, "text": "a b c"},
         {"index": 0, "score": 1.0, "text": "b"},
         {"index": 2, "score": 1.0, "text": "a"},
     ]
+    call = server.model("SharedWords").calls[-1]
+    assert (call.truncate, call.truncation_side) == (0, "left")
+    response = await server.post("/models/SharedWords/rerank", {**body, "truncation_direction": "left"})
+    assert (response.status, response.json["error_type"]) == (422, "Validation")
     body = {"model": "SharedWords", "query": "a", "texts": ["a"], "raw_scores": True}
     assert (await server.post("/rerank", body)).json == [{"index": 0, "score": 11.0}]
     for texts in (["!long"], [], [5], None):
@@ -120,8 +129,6 @@ async def test_cosines_of_embeddings(server: TextServer) -> None:
     assert [each["score"] for each in result["data"]] == pytest.approx([0, 1, -1, 0.5], abs=1e-6)
     ranked = (await server.post("/rerank", {"model": "Angles", "query": "0", "documents": ["90", "0"]})).json
     assert [each["index"] for each in ranked["results"]] == [1, 0]
-    response = await server.post("/score", {**body, "truncate_prompt_tokens": 5})
-    assert response.status == 400
 
 
 @pytest.mark.parametrize(

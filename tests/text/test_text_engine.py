@@ -337,6 +337,24 @@ def test_openai_client(server: ServerThread, greedy: str) -> None:
             client.embeddings.create(model="story", input="one")
 
 
+def test_token_ids_and_truncation(server: ServerThread) -> None:
+    body = {"model": "story", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    (choice,) = post_json(server, "/v1/completions", body)["choices"]
+    prompt, generated = choice["prompt_token_ids"], choice["token_ids"]
+    assert len(generated) == 3
+    for tokens, text in ((prompt, PROMPT), (prompt + generated, PROMPT + choice["text"])):
+        assert text in post_json(server, "/detokenize", {"model": "story", "tokens": tokens})["prompt"]
+    for side, kept in (("left", prompt[-2:]), ("right", prompt[:2])):
+        cut = {**body, "truncate_prompt_tokens": 2, "truncation_side": side}
+        (choice,) = post_json(server, "/v1/completions", cut)["choices"]
+        (expected,) = post_json(server, "/v1/completions", {**body, "prompt": kept})["choices"]
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == (kept, expected["token_ids"])
+    cut = {**body, "prompt": prompt * 2000, "truncate_prompt_tokens": -1}
+    result = post_json(server, "/v1/completions", cut)
+    assert result["choices"][0]["finish_reason"] == "length"
+    assert result["choices"][0]["prompt_token_ids"] == (prompt * 2000)[-result["usage"]["prompt_tokens"] :]
+
+
 def test_a_tool_whose_schema_refers_to_itself(server: ServerThread) -> None:
     size = {"type": "integer", "maximum": 3, "minimum": 0}
     nested = {"anyOf": [{"$ref": "#/$defs/Box"}, {"type": "null"}]}

@@ -167,9 +167,11 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
-    """Compute one embedding for each text or list of token ids."""
+    """Compute one embedding for each text or list of token ids, truncated as by Score; None: long ones are rejected."""
 
     inputs: tuple[str | tuple[int, ...], ...]
+    truncate: int | None = None
+    truncation_side: str = ""
 
 
 class Handled(msgspec.Struct, frozen=True):
@@ -184,8 +186,7 @@ class Handled(msgspec.Struct, frozen=True):
 class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
     """Call a custom handler of a model. The only call in terms of HTTP, which the model's author chose.
 
-    `path` and `query` are those of the request. The engine fills in `handler`, e.g. "POST /scores/{name}", and
-    `params`, the path parameters.
+    The engine fills in `handler`, e.g. "POST /scores/{name}", and `params`, the parameters of `path`.
     """
 
     method: str

@@ -181,7 +181,9 @@ def _top_k() -> ValueKind:
     return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)), whole.schema)
 
 
-def _truncation_side() -> ValueKind:
+def truncation_side() -> ValueKind:
+    """The side on which tokens are removed."""
+
     def convert(value: Any) -> str:
         if not isinstance(value, str) or value not in ("left", "right"):
             raise InvalidValueError
@@ -218,7 +220,7 @@ KINDS: Mapping[str, ValueKind] = {
     "top_logprobs": integer(0, MOST_TOP),
     "prompt_logprobs": integer(0, MOST_TOP),
     "truncate": integer(1),
-    "truncation_side": _truncation_side(),
+    "truncation_side": truncation_side(),
     "prompt_token_ids": flag(),
     "skip_special_tokens": flag(),
     "spaces_between_special_tokens": flag(),

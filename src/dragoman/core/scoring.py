@@ -16,8 +16,10 @@ class Score(msgspec.Struct, ModelCall[Scored], frozen=True):
     """Score how well the second text of each pair fits the first.
 
     `raw`: without the activation function. `truncate`: tokens that longer pairs are cut to, 0: the model's maximum.
+    `truncation_side`: where tokens are removed, "left" or "right", or "" for the side of the tokenizer.
     """
 
     pairs: tuple[tuple[str, str], ...]
     raw: bool = False
     truncate: int | None = None
+    truncation_side: str = ""

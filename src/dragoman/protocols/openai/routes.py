@@ -22,7 +22,7 @@ from dragoman.core.calls import (
     ServerDescription,
 )
 from dragoman.core.errors import DragomanError, InvalidInput
-from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer
+from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, truncation_side
 from dragoman.protocols.openai import adapters, messages
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
@@ -37,6 +37,7 @@ from dragoman.protocols.text_common.openai_format import (
     error_body,
     resolve_model,
     status_of,
+    truncation,
 )
 from dragoman.protocols.text_common.parameters import (
     Parameter,
@@ -81,6 +82,8 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "user": option("user", anything()),
     "encoding_format": option("encoding_format", _format()),
     "dimensions": option("dimensions", integer(1)),
+    "truncate_prompt_tokens": option("truncate", truncation()),
+    "truncation_side": option("truncation_side", truncation_side()),
 }
 
 
@@ -93,7 +96,8 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
     parameters = parse_parameters(body, _PARAMETERS, policy)
     packed = parameters.options.get("encoding_format") == "base64"
     size = parameters.options.get("dimensions")
-    call = Embed(_inputs(parameters.options.get("input")))
+    options = parameters.options
+    call = Embed(_inputs(options.get("input")), options.get("truncate"), options.get("truncation_side", ""))
 
     def reply(response: Response[Embedded]) -> HttpResponse:
         vectors = np.ascontiguousarray(response.answer.vectors.data, np.float32)
@@ -107,7 +111,7 @@ def _embedding(body: Mapping[str, Any], http: HttpRequest, policy: Policy, model
         body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
         return HttpResponse(200, (body,), (JSON_TYPE, *parameters.headers))
 
-    return EngineCall(build_request(call, http, policy, model), reply)
+    return EngineCall(build_request(call, http, policy, model), reply, parameters.error_formatter(write_error))
 
 
 def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:

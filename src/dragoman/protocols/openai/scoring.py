@@ -9,10 +9,17 @@ import numpy as np
 
 from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, RateLimited
-from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text
+from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text, truncation_side
 from dragoman.core.scoring import Score, Scored
 from dragoman.protocols.text_common.embeddings import normalize_vectors
-from dragoman.protocols.text_common.openai_format import Envelope, anything, error_body, resolve_model, status_of
+from dragoman.protocols.text_common.openai_format import (
+    Envelope,
+    anything,
+    error_body,
+    resolve_model,
+    status_of,
+    truncation,
+)
 from dragoman.protocols.text_common.parameters import (
     Parameter,
     ParsedParameters,
@@ -67,10 +74,22 @@ def _text_or_texts() -> ValueKind:
     return ValueKind(f"a text, or {several.description}", convert)
 
 
+def _direction() -> ValueKind:
+    """TEI's names of the sides."""
+
+    def convert(value: Any) -> str:
+        if value not in ("Left", "Right"):
+            raise InvalidValueError
+        return str(value).lower()
+
+    return ValueKind('"Left" or "Right"', convert, {"enum": ["Left", "Right"]})
+
+
 _COMMON: Mapping[str, Parameter] = {
     "model": option("model", anything()),
     "user": option("user", anything()),
-    "truncate_prompt_tokens": option("truncate_prompt_tokens", integer(-1)),
+    "truncate_prompt_tokens": option("truncate", truncation()),
+    "truncation_side": option("truncation_side", truncation_side()),
     "use_activation": option("use_activation", flag()),
 }
 RERANK: Mapping[str, Parameter] = {
@@ -85,7 +104,7 @@ TEI: Mapping[str, Parameter] = {
     "query": option("query", text()),
     "texts": option("texts", _texts()),
     "truncate": option("truncate", flag()),
-    "truncation_direction": option("truncation_direction", anything()),
+    "truncation_direction": option("truncation_side", _direction()),
     "raw_scores": option("raw_scores", flag()),
     "return_text": option("return_text", flag()),
 }
@@ -106,6 +125,7 @@ class _Scoring:
     format_error: Callable[[DragomanError], HttpResponse]
     raw: bool = False
     truncate: int | None = None
+    side: str = ""
 
 
 class Scoring:
@@ -162,7 +182,8 @@ class Scoring:
 
         pairs = [(query, each) for each in texts]
         truncate = 0 if options.get("truncate") else None
-        return _Scoring(pairs, reply, write_tei_error, options.get("raw_scores", False), truncate)
+        side = options.get("truncation_side", "")
+        return _Scoring(pairs, reply, write_tei_error, options.get("raw_scores", False), truncate, side)
 
     def _parse_score(self, body: Mapping[str, Any]) -> _Scoring:
         parameters = parse_parameters(body, SCORE, self._policy)
@@ -186,11 +207,10 @@ class Scoring:
         return self._scoring(parameters, [*zip(left * (len(right) // len(left)), right, strict=True)], reply)
 
     def _scoring(self, parameters: ParsedParameters, pairs: Sequence[_Pair], reply: _Reply) -> _Scoring:
-        limit = parameters.options.get("truncate_prompt_tokens")
-        raw = parameters.options.get("use_activation") is False
-        parameters.names["truncate"] = "truncate_prompt_tokens"
+        options = parameters.options
+        raw, side = options.get("use_activation") is False, options.get("truncation_side", "")
         format_error = parameters.error_formatter(self._write_error)
-        return _Scoring(pairs, reply, format_error, raw, None if limit is None else max(0, limit))
+        return _Scoring(pairs, reply, format_error, raw, options.get("truncate"), side)
 
     # --- calls -----------------------------------------------------------------------------------------------
 
@@ -200,7 +220,7 @@ class Scoring:
         def call(described: Response[ModelDescription]) -> EndpointResult:
             model = described.answer
             if Score in model.calls or Embed not in model.calls:
-                score = Score(tuple(scoring.pairs), scoring.raw, scoring.truncate)
+                score = Score(tuple(scoring.pairs), scoring.raw, scoring.truncate, scoring.side)
 
                 def reply_scores(response: Response[Scored]) -> HttpResponse:
                     return scoring.reply(response.answer.scores, response.answer.tokens, response.model)
@@ -208,9 +228,8 @@ class Scoring:
                 return EngineCall(
                     build_request(score, http, self._policy, model.name), reply_scores, scoring.format_error
                 )
-            if scoring.truncate is not None:
-                raise InvalidInput("texts for embeddings are not truncated: expected none of the parameters for it")
-            embed = Embed(tuple(dict.fromkeys(side for pair in scoring.pairs for side in pair)))
+            texts = tuple(dict.fromkeys(text for pair in scoring.pairs for text in pair))
+            embed = Embed(texts, scoring.truncate, scoring.side)
 
             def reply_cosines(response: Response[Embedded]) -> HttpResponse:
                 vectors = normalize_vectors(np.asarray(response.answer.vectors.data, np.float32))

@@ -99,7 +99,9 @@ def anything() -> ValueKind:
     return ValueKind(ANYTHING, lambda value: value)
 
 
-def _truncation() -> ValueKind:
+def truncation() -> ValueKind:
+    """A number of tokens; -1, for as many as fit, becomes 0."""
+
     tokens = integer(-1)
 
     def convert(value: Any) -> int:
@@ -122,7 +124,7 @@ COMMON: Mapping[str, Parameter] = {
         "seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1), _SEED.schema)
     ),
     "include_stop_str_in_output": sets("include_stop"),
-    "truncate_prompt_tokens": sets("truncate", _truncation()),
+    "truncate_prompt_tokens": sets("truncate", truncation()),
     "return_token_ids": sets("prompt_token_ids"),
     "adapter": sets("adapter"),
     "response_format": sets("grammar", RESPONSE_FORMAT),

@@ -1,5 +1,6 @@
 """Heads over an encoder: embeddings, pooled from its states, and extractive question answering."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,29 @@ def _spans(begin: Array, finish: Array, context: Array, options: Options) -> lis
     return [(int(a), int(b), float(scores[a, b])) for a, b in pairs if allowed[a, b]]
 
 
+class _TokenizerBySide:
+    """A tokenizer that truncates on either side; its special tokens are kept."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizers = {tokenizer.truncation_side: tokenizer, "": tokenizer}
+
+    def truncated(self, texts: Sequence[str], call: Embed | Score) -> Any:
+        """Return the tokens of a text or a pair, cut as the call requests.
+
+        Raises InvalidInput if no token of the text would remain.
+        """
+        tokenizer = self._tokenizers.get(call.truncation_side)
+        if tokenizer is None:
+            tokenizer = copy.deepcopy(self._tokenizers[""])
+            tokenizer.truncation_side = call.truncation_side
+            self._tokenizers[call.truncation_side] = tokenizer
+        limit = min(tokenizer.model_max_length, call.truncate or tokenizer.model_max_length)
+        least = tokenizer.num_special_tokens_to_add(len(texts) > 1) + 1
+        if limit < least:
+            raise InvalidInput(f"truncate: expected at least {least}, as special tokens count too; got {limit}")
+        return tokenizer(*texts, truncation="longest_first", max_length=limit, verbose=False)
+
+
 class PairScorer:
     """A cross-encoder with its tokenizer; answers Score.
 
@@ -115,6 +139,7 @@ class PairScorer:
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any) -> None:
         self._torch, self._model, self._tokenizer = torch, model, tokenizer
+        self._tokenizers = _TokenizerBySide(tokenizer)
         settings = model.config.to_dict()
         name = (settings.get("sentence_transformers") or {}).get("activation_fn")
         name = name or settings.get("sbert_ce_default_activation_function")
@@ -122,7 +147,7 @@ class PairScorer:
 
     def __call__(self, call: Score) -> Scored:
         """Return the scores in the order of the pairs. Raises InvalidInput for a pair that is too long."""
-        encoded = [self._encode(pair, i, call.truncate) for i, pair in enumerate(call.pairs)]
+        encoded = [self._encode(pair, i, call) for i, pair in enumerate(call.pairs)]
         result = np.zeros(len(encoded))
         size = _BATCH_SIZE if self._tokenizer.pad_token_id is not None else 1
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
@@ -131,15 +156,10 @@ class PairScorer:
             result[rows] = self._score([encoded[i] for i in rows], raw=call.raw)
         return Scored(tuple(result.tolist()), sum(len(each["input_ids"]) for each in encoded))
 
-    def _encode(self, pair: tuple[str, str], index: int, truncate: int | None) -> Any:
+    def _encode(self, pair: tuple[str, str], index: int, call: Score) -> Any:
         limit = self._tokenizer.model_max_length
-        least = self._tokenizer.num_special_tokens_to_add(pair=True) + 1
-        if truncate:
-            if truncate < least:
-                raise InvalidInput(f"truncate: expected at least {least}, as special tokens count too; got {truncate}")
-            limit = min(limit, truncate)
-        if truncate is not None:
-            return self._tokenizer(*pair, truncation="longest_first", max_length=limit, verbose=False)
+        if call.truncate is not None:
+            return self._tokenizers.truncated(pair, call)
         encoded = self._tokenizer(*pair, verbose=False)
         count = len(encoded["input_ids"])
         if count > limit:
@@ -204,11 +224,12 @@ class Embedder:
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any, options: PoolingOptions) -> None:
         self._torch, self._model, self._tokenizer, self._options = torch, model, tokenizer, options
+        self._tokenizers = _TokenizerBySide(tokenizer)
 
     def __call__(self, call: Embed) -> Embedded:
         """Return the vectors in the order of the inputs. Raises InvalidInput if a text is longer than the model
         allows."""
-        ids = [self._token_ids(each, i) for i, each in enumerate(call.inputs)]
+        ids = [self._token_ids(each, i, call) for i, each in enumerate(call.inputs)]
         vectors = np.zeros((len(ids), self._model.config.hidden_size), np.float32)
         padded = self._tokenizer.pad_token_id is not None
         size = _BATCH_SIZE if padded else 1
@@ -218,17 +239,23 @@ class Embedder:
             vectors[rows] = self._encode_batch([ids[i] for i in rows])
         return Embedded(Tensor(vectors, FP32), sum(map(len, ids)))
 
-    def _token_ids(self, each: str | tuple[int, ...], index: int) -> list[int]:
+    def _token_ids(self, each: str | tuple[int, ...], index: int, call: Embed) -> list[int]:
+        limit = self._tokenizer.model_max_length
         if isinstance(each, str):
-            ids: list[int] = self._tokenizer(each, verbose=False)["input_ids"]
+            plain = call.truncate is None
+            encoded = self._tokenizer(each, verbose=False) if plain else self._tokenizers.truncated((each,), call)
+            ids: list[int] = encoded["input_ids"]
         else:
             ids = list(each)
+            if call.truncate is not None:
+                count = min(limit, call.truncate or limit)
+                side = call.truncation_side or self._tokenizer.truncation_side
+                ids = ids[-count:] if side == "left" else ids[:count]
             unknown = next((i for i in ids if i >= self._model.config.vocab_size), None)
             if unknown is not None:
                 raise InvalidInput(
                     f"input {index}: expected token ids below {self._model.config.vocab_size}, got {unknown}"
                 )
-        limit = self._tokenizer.model_max_length
         if not 0 < len(ids) <= limit:
             raise InvalidInput(f"input {index} has {len(ids)} tokens; the model takes 1 to {limit}")
         return ids
