@@ -195,6 +195,25 @@ async def test_a_dropped_picture_becomes_planes_of_floats(browser: Browser) -> N
     await page.wait_for_selector("text='notes.png' is not a picture that this browser can read")
 
 
+async def test_pixels_that_do_not_fit_the_datatype_are_not_sent(browser: Browser) -> None:
+    script = """async (cases) => {
+        const { pictureTensor } = await import("/console/assets/images.js");
+        const picture = { width: 1, height: 1, rgba: new Uint8ClampedArray([0, 127, 200, 255]) };
+        return cases.map(([datatype, scale]) => {
+            try { return [...pictureTensor([picture], { shape: [1, 1, 3], datatype }, scale).bytes]; }
+            catch (error) { return error.message; }
+        });
+    }"""
+    await browser.open("/")
+    cases = [("UINT8", "0 to 255"), ("INT8", "0 to 1"), ("INT8", "0 to 255"), ("UINT8", "-1 to 1")]
+    assert await browser.page.evaluate(script, cases) == [
+        [0, 127, 200],
+        [0, 0, 1],
+        "the pixel value 200 does not fit INT8",
+        "the pixel value -1 does not fit UINT8",
+    ]
+
+
 async def test_pictures_in_base64_are_shown_and_other_text_is_not(browser: Browser) -> None:
     page = browser.page
     encoded = base64.b64encode(SMALL).decode()

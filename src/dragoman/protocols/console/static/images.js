@@ -72,9 +72,10 @@ export function pictureTensor(pictures, { shape, datatype }, scale) {
       const [r, g, b] = rgba.subarray(4 * pixel, 4 * pixel + 3);
       for (let c = 0; c < channels; c++) {
         const value = channels === 1 ? 0.299 * r + 0.587 * g + 0.114 * b : rgba[4 * pixel + c];
-        const at = isFirst ? c * pixels + pixel : pixel * channels + c;
-        const element = convert(value, c);
-        values[n * pixels * channels + at] = datatype.startsWith("FP") ? element : Math.round(element);
+        const at = n * pixels * channels + (isFirst ? c * pixels + pixel : pixel * channels + c);
+        const element = datatype.startsWith("FP") ? convert(value, c) : Math.round(convert(value, c));
+        values[at] = element;
+        if (!datatype.startsWith("FP") && values[at] !== element) throw new Error(`the pixel value ${element} does not fit ${datatype}`);
       }
     }
   });
