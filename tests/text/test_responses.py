@@ -182,6 +182,11 @@ async def test_instructor_sends_a_format_with_the_tool_that_it_requires(server: 
     assert result["status"] == "completed"
 
 
+async def test_a_null_type_is_that_of_a_message(server: TextServer) -> None:
+    await create(server, [{"type": None, "role": "user", "content": "a"}])
+    assert server.model().calls[-1].prompts[0].messages == ({"role": "user", "content": "a"},)
+
+
 async def test_text_format_and_reasoning_reach_the_model(server: TextServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     format_ = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
@@ -280,6 +285,10 @@ async def test_without_a_store() -> None:
         ({"input": "a", "tools": [{"type": "web_search"}]}, '"web_search" are not supported'),
         ({"input": "a", "tools": [{"type": "function", "function": {"name": "a"}}]}, "`tools[0]` must be"),
         ({"input": "a", "tools": 5}, "`tools` must be a list"),
+        (
+            {"input": "a", "tools": [{"type": "function", "name": "a b"}]},
+            '`tools[0]` must be {"type": "function", "name": ..., "parameters": {a JSON schema}}, with a name of 1 to',
+        ),
         ({"input": "a", "tool_choice": "required"}, "`tool_choice` must not be given without `tools`"),
         ({"input": "a", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "b"}}, "must name one of"),
         ({"input": "a", "tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "`tool_choice` must be"),
@@ -291,7 +300,7 @@ async def test_without_a_store() -> None:
         ({"input": "a", "include": 5}, "`include` must be a list of texts"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "`text.format` must be"),
         ({"input": "a", "text": 5}, "`text` must be an object"),
-        ({"input": "a", "reasoning": {"effort": 5}}, "`reasoning_effort` must be"),
+        ({"input": "a", "reasoning": {"effort": 5}}, "`reasoning.effort` must be"),
         ({"input": "a", "max_output_tokens": 100}, None),
         ({"input": "a", "temperature": 9}, "`temperature` must be"),
         ({"input": "a", "store": "yes"}, "`store` must be true or false"),

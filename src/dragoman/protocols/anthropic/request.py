@@ -19,6 +19,7 @@ from dragoman.protocols.text_common.parameters import (
     parse_parameters,
     sets,
 )
+from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
 from dragoman.protocols.wire import Policy
 
 _CALL_ID = "toolu_"  # templates get the id without it: those of Mistral accept only short ones
@@ -75,7 +76,7 @@ def parse_message_request(
 def _variables(parameters: ParsedParameters) -> dict[str, Any]:
     """Return the variables of the chat template for thinking and effort."""
     effort = get_object(parameters.options, "output_config").get("effort")
-    variables = reasoning_variables(effort) if effort is not None else {}
+    variables = reasoning_variables(effort, "output_config.effort") if effort is not None else {}
     match parameters.options.get("thinking"):
         case None | {"type": "adaptive"}:
             return variables
@@ -203,12 +204,12 @@ def _tools(value: Any) -> Any:
                     f"`tools[{i}]`: tools of type {format_value(kind)} are not supported: the server has nothing that "
                     "runs them"
                 )
-            case {"name": str(name), "input_schema": dict(schema)}:
+            case {"name": str(name), "input_schema": dict(schema)} if TOOL_NAME.fullmatch(name):
                 more = {n: tool[n] for n in ("description", "strict") if tool.get(n) is not None}
                 tools.append({"type": "function", "function": {"name": name, **more, "parameters": schema}})
             case _:
                 expected = '{"name": ..., "input_schema": {a JSON schema}}'
-                raise InvalidInput(f"`tools[{i}]` must be {expected}; got {format_value(tool)}")
+                raise InvalidInput(f"`tools[{i}]` must be {expected}, {TOOL_NAMES}; got {format_value(tool)}")
     return tools
 
 

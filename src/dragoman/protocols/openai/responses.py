@@ -26,6 +26,7 @@ from dragoman.protocols.text_common.parameters import (
     parse_parameters,
     sets,
 )
+from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
 from dragoman.protocols.wire import Policy
 
 MOST_ITEMS = 4096
@@ -124,7 +125,7 @@ def build_request(
         "tool_choice": _tool_choice(options.get("tool_choice")),
         "parallel_tool_calls": options.get("parallel_tool_calls"),
         "chat_template_kwargs": {
-            **(reasoning_variables(effort) if effort is not None else {}),
+            **(reasoning_variables(effort, "reasoning.effort") if effort is not None else {}),
             **options.get("chat_template_kwargs", {}),
         },
     }
@@ -176,7 +177,7 @@ class _Conversation:
                 texts = [_text_of(item.get(name) or "", where, name) for name in ("summary", "content")]
                 self._assistant()["reasoning_content"] = "".join(texts)
             case {"role": "user" | "system" | "developer" | "assistant" as role, "content": content}:
-                if item.get("type", "message") != "message":
+                if (item.get("type") or "message") != "message":
                     raise InvalidInput(f"{where}: {_expected_item(item)}")
                 self._add_message(role, _text_of(content, where, "content"))
             case _:
@@ -236,7 +237,7 @@ def _tools(value: Any) -> Any:
 
 def _tool(tool: Any, at: int) -> dict[str, Any]:
     match tool:
-        case {"type": "function", "name": str(_), **rest} if isinstance(rest.get("parameters"), dict | None):
+        case {"type": "function", "name": str(name), **rest} if _is_function(name, rest.get("parameters")):
             return {"type": "function", "function": {n: v for n, v in tool.items() if n != "type" and v is not None}}
         case {"type": str(kind)} if kind != "function":
             raise InvalidInput(
@@ -244,7 +245,11 @@ def _tool(tool: Any, at: int) -> dict[str, Any]:
                 "runs them; expected functions"
             )
     expected = '{"type": "function", "name": ..., "parameters": {a JSON schema}}'
-    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {format_value(tool)}")
+    raise InvalidInput(f"`tools[{at}]` must be {expected}, {TOOL_NAMES}; got {format_value(tool)}")
+
+
+def _is_function(name: str, parameters: Any) -> bool:
+    return TOOL_NAME.fullmatch(name) is not None and isinstance(parameters, dict | None)
 
 
 def _tool_choice(choice: Any) -> Any:

@@ -105,12 +105,10 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
     return Chat(read, tools.offered, variables, generation_prompt, special_tokens, template), tools
 
 
-def reasoning_variables(effort: Any) -> dict[str, Any]:
-    """Return the variables of chat templates for an effort of reasoning. Raises InvalidInput."""
+def reasoning_variables(effort: Any, name: str = "reasoning_effort") -> dict[str, Any]:
+    """Return the variables of chat templates for an effort of reasoning. Raises InvalidInput with the name."""
     if not isinstance(effort, str) or not 0 < len(effort) <= _LONGEST_EFFORT:
-        raise InvalidInput(
-            f'`reasoning_effort` must be a text such as "none", "low" or "high"; got {format_value(effort)}'
-        )
+        raise InvalidInput(f'`{name}` must be a text such as "none", "low" or "high"; got {format_value(effort)}')
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 

@@ -12,7 +12,8 @@ from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
 
 _MOST_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
+TOOL_NAMES = "with a name of 1 to 128 letters, digits, _ . or -"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +181,11 @@ def _select_allowed(offered: Sequence[dict[str, Any]], allowed: Sequence[Any]) -
 
 def _tool(tool: Any, at: int) -> dict[str, Any]:
     match tool:
-        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
+        case {"type": "function", "function": {"name": str(name)} as function} if TOOL_NAME.fullmatch(name):
             if isinstance(function.get("parameters"), dict | None):
                 return dict(tool)
     expected = '{"type": "function", "function": {"name": ..., "parameters": {a JSON schema}}}'
-    raise InvalidInput(f"`tools[{at}]` must be {expected}; got {format_value(tool)}")
+    raise InvalidInput(f"`tools[{at}]` must be {expected}, {TOOL_NAMES}; got {format_value(tool)}")
 
 
 def _function_name(choice: Any) -> str:
