@@ -178,6 +178,16 @@ async def test_a_key_loads_and_unloads_models_with_the_role_admin(server: RestSe
     assert (await infer(server, admin, "Tripler")).status == 404
 
 
+async def test_a_key_of_some_models_sends_no_configuration(keys: KeyFile) -> None:
+    bound, free = (bearer(keys.add(n, roles=["admin"], models=m)) for n, m in (("bound", ["Doubler"]), ("free", None)))
+    path, config = "/v2/repository/models/Doubler/load", {"parameters": {"config": '{"max_batch_size": 4}'}}
+    async with serving(Doubler, api_keys=str(keys.path), allow_config_override=True) as server:
+        response = await server.request("POST", path, config, headers=bound)
+        assert (response.status, "cannot send configurations or files" in response.error) == (403, True)
+        assert (await server.request("POST", path, config, headers=free)).status == 200
+        assert (await server.request("POST", path, headers=bound)).status == 200
+
+
 async def test_requests_with_restricted_keys_are_observed_each_time(keys: KeyFile, tmp_path: Path) -> None:
     bound, log = bearer(keys.add("bound", models=["Doubler"])), tmp_path / "access.log"
     async with serving(Doubler, Tripler, api_keys=str(keys.path), access_log=str(log)) as server:

@@ -149,6 +149,8 @@ class RestrictedEngine:
             return structs.replace(request, call=ConcurrentCalls(tuple(map(self._bind, call.requests))))
         if isinstance(call, ModelCall | Describe) and (not request.model or request.model in models):
             return structs.replace(request, models=models)
+        if isinstance(call, Load) and (call.config or call.files):  # which may call other models
+            raise Forbidden("this key is for some models only: it cannot send configurations or files of models")
         if isinstance(call, _OF_ONE_MODEL) and request.model in models:
             return request
         raise Forbidden(f"this key is for some models only: {', '.join(sorted(models))}")
