@@ -25,6 +25,8 @@ class CompletionChoice(msgspec.Struct):
     text: str
     finish_reason: Reason
     logprobs: Mapping[str, Any] | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
 
 
 class Completion(msgspec.Struct):
@@ -47,6 +49,7 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     finish_reason: Reason
     logprobs: Mapping[str, Any] | None = None
+    token_ids: Sequence[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -56,6 +59,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: Sequence[ChatChoice]
     usage: Usage
+    prompt_token_ids: Sequence[int] | None = None
 
 
 class Embedding(msgspec.Struct):
