@@ -257,6 +257,7 @@ async def test_a_call_that_is_cancelled_while_its_adapter_is_loaded_does_not_kee
         ({"config": b'{"peft_type": "LORA", "lora_alpha": "much"}'}, "expected lora_alpha and alpha_pattern as finite"),
         ({"config": b'{"peft_type": "LORA", "alora_invocation_tokens": [1]}'}, "alora_invocation_tokens is"),
         ({"tensors": {"lora_A": [4, 64]}}, "lacks lora_B"),
+        ({"tensors": {"lora_B": [64, 4]}}, "lacks lora_A for .model.layers.0.self_attn.q_proj."),
         ({"tensors": {"lora_A": [4, 64], "lora_B": [64, 5]}}, "expected weights .rank, in. and .out, rank."),
         ({"tensors": {"lora_A": [4, 63], "lora_B": [64, 4]}}, "does not fit the layer"),
         ({"tensors": {"lora_A": [40, 64], "lora_B": [64, 40]}}, "a rank of at most 32 .max_adapter_rank., got 40"),

@@ -210,6 +210,8 @@ def read_adapter(name: str, folder: Path, max_rank: int = 0) -> dict[str, LoraWe
         path, _, kind = key.removeprefix(_PREFIX).partition(".lora_A.")
         if kind != "weight":
             if ".lora_B.weight" in key:
+                if key.replace(".lora_B.", ".lora_A.") not in weights:
+                    raise ModelFailed(f"adapter '{name}' lacks lora_A for '{path.removesuffix('.lora_B.weight')}'")
                 continue
             raise ModelFailed(f"adapter '{name}' holds '{key}'; expected weights lora_A and lora_B alone")
         up = weights.get(key.replace(".lora_A.", ".lora_B."))
