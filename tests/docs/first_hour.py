@@ -101,15 +101,21 @@ class Terminal:
     """A bash in a terminal of its own."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._pid, self._file = pty.fork()
-        if self._pid == 0:
-            os.chdir(folder)
-            os.execvpe("bash", ["bash", "--norc", "--noprofile"], {**environment, "PS1": "[$?] $ ", "TERM": "xterm"})
+        self._file, end = pty.openpty()
+        # The leader of a session gets the first terminal that it opens; a fork here would copy the threads' locks.
+        self._process = subprocess.Popen(
+            ["bash", "-c", 'exec env PS1="$PROMPT" bash --norc --noprofile <>"$0" >&0 2>&0', os.ttyname(end)],
+            cwd=folder,
+            env={**environment, "PROMPT": "[$?] $ ", "TERM": "xterm"},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
         self._output = bytearray()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.statuses(1, 20.0)
+        os.close(end)
 
     def _read(self) -> None:
         with suppress(OSError):  # the other end is closed
@@ -154,9 +160,8 @@ class Terminal:
     def close(self) -> None:
         with suppress(OSError):
             os.killpg(os.tcgetpgrp(self._file), signal.SIGTERM)
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGHUP)
-        os.waitpid(self._pid, 0)
+        self._process.send_signal(signal.SIGHUP)
+        self._process.wait(20)
         os.close(self._file)
         self._reader.join(5)
 

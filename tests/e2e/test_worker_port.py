@@ -82,7 +82,7 @@ def test_a_model_waits_for_its_worker_and_ends_it(
     assert status == 503
     assert waiting in str(body)
     assert main(["status", server.url]) == 1
-    assert f"m      -        LOADING  0      1 waiting  {waiting}" in capsys.readouterr().out
+    assert f"m      -        LOADING  0          1 waiting  {waiting}" in capsys.readouterr().out
     assert b'dragoman_workers{model="m",version="",state="waiting"} 1' in server.request("GET", "/metrics")[1]
     worker = start_worker(server, folder)
     try:

