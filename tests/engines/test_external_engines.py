@@ -61,6 +61,8 @@ EACH: dict[str, Any] = {
     "top_logprobs": 2,
     "prompt_logprobs": 0,
     "truncate": 3,
+    "truncation_side": "right",
+    "prompt_token_ids": True,
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
     "grammar": Grammar("regex", "a+"),
@@ -68,7 +70,14 @@ EACH: dict[str, Any] = {
 }
 # Parameters that our own code implements, and those of beam search, which is rejected.
 OURS = {"shorten", "n", "best_of", "stop", "include_stop", "truncate", "skip_special_tokens"}
-OURS |= {"spaces_between_special_tokens", "adapter", "length_penalty", "early_stopping"}
+OURS |= {
+    "truncation_side",
+    "prompt_token_ids",
+    "spaces_between_special_tokens",
+    "adapter",
+    "length_penalty",
+    "early_stopping",
+}
 
 
 @pytest.fixture(scope="module")
