@@ -136,6 +136,13 @@ class OpenAiErrorMessage(msgspec.Struct):
     error: OpenAiError
 
 
+class TeiError(msgspec.Struct):
+    """An error in the form of text-embeddings-inference, for requests in its form."""
+
+    error: str
+    error_type: str
+
+
 def errors(statuses: Sequence[int]) -> ErrorResponses:
     """Return the description of errors with these statuses."""
     return ErrorResponses(frozenset(statuses), {JSON: OpenAiErrorMessage})
@@ -161,7 +168,7 @@ def rerank(parameters: Mapping[str, Parameter], tei: Mapping[str, Parameter]) ->
     bodies = [body_schema(parameters, query=_TEXT, documents=texts), body_schema(tei, query=_TEXT, texts=texts)]
     return Operation(
         "Rank documents by their relevance to a query",
-        {200: {JSON: (Ranking, Sequence[TeiRanked])}},
+        {200: {JSON: (Ranking, Sequence[TeiRanked])}, 422: {JSON: TeiError}, 424: {JSON: TeiError}},
         {JSON: {"anyOf": bodies}},
     )
 
