@@ -121,7 +121,9 @@ async def client(batcher: Batcher, times: int) -> None:
     for _ in range(times):
         for _ in range(5):  # round trip to the client
             await asyncio.sleep(0)
-        await batcher.call(Request(Infer({"x": Tensor.of(np.zeros((1, 2)))}), "m"))
+        coroutine = batcher.begin(Request(Infer({"x": Tensor.of(np.zeros((1, 2)))}), "m"))
+        assert coroutine is not None
+        await coroutine
 
 
 async def test_delay_merges_two_groups_of_clients() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.worker_status import WorkerStatus
-from dragoman.engine.batching import Batcher, group_key, merge, mergeable, rows, split
+from dragoman.engine.batching import Batcher, group_key, merge, rows, split
 from dragoman.workers.pool import Loaded
 
 datatypes = st.sampled_from(list(DATATYPES.values()))
@@ -105,12 +105,12 @@ def test_only_calls_that_can_be_merged_have_the_same_key() -> None:
 
 def test_calls_are_mergeable_if_all_inputs_have_the_same_rows() -> None:
     two, wide, three, scalar = (Tensor.of(np.zeros(shape)) for shape in ((2, 3), (2, 5, 1), (3, 3), ()))
-    assert mergeable(Infer({"x": two, "y": wide}))
-    assert mergeable(Infer({"x": two}), {})
-    assert not mergeable(Infer({"x": two, "y": three}))
-    assert not mergeable(Infer({"x": scalar}))
-    assert not mergeable(Infer({"x": two}), {"user": "alice"})
-    assert not mergeable(Infer({"x": two}, content_types={"y": "str"}))
+    assert rows(Infer({"x": two, "y": wide})) == 2
+    assert rows(Infer({"x": two}), {}) == 2
+    assert rows(Infer({"x": two, "y": three})) is None
+    assert rows(Infer({"x": scalar})) is None
+    assert rows(Infer({"x": two}), {"user": "alice"}) is None
+    assert rows(Infer({"x": two}, content_types={"y": "str"})) is None
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (5, 1)])
@@ -184,14 +184,21 @@ def batcher(pool: RecordingPool) -> Callable[..., Batcher]:
     return lambda max_rows=8, wait_s=0.0: Batcher(pool, max_rows, wait_s)
 
 
+def begin(batcher: Batcher, request: Request[Inference]) -> Coroutine[Any, Any, Inference]:
+    coroutine = batcher.begin(request)
+    assert coroutine is not None
+    return coroutine
+
+
 async def gather(batcher: Batcher, requests: list[Request[Inference]]) -> list[Any]:
-    return await asyncio.gather(*(batcher.call(r) for r in requests), return_exceptions=True)
+    responses: list[Any] = await asyncio.gather(*(begin(batcher, r) for r in requests), return_exceptions=True)
+    return responses
 
 
 async def gather_while_busy(pool: RecordingPool, batcher: Batcher, requests: list[Request[Inference]]) -> list[Any]:
     """Queue requests behind a call without rows, which the worker does first."""
     pool.gate.clear()
-    first = asyncio.ensure_future(batcher.call(make_request()))
+    first = asyncio.ensure_future(begin(batcher, make_request()))
     await asyncio.sleep(0)
     results = asyncio.ensure_future(gather(batcher, requests))
     await asyncio.sleep(0.001)
@@ -205,7 +212,7 @@ def numbers(inference: Inference) -> list[float]:
 
 
 async def test_an_idle_worker_gets_a_call_immediately(pool: RecordingPool, batcher: Any) -> None:
-    assert numbers(await batcher(8).call(make_request(1.0))) == [2.0]
+    assert numbers(await begin(batcher(8), make_request(1.0))) == [2.0]
     assert pool.batches == [1]
 
 
@@ -232,14 +239,14 @@ async def test_calls_with_different_parameters_are_not_merged(pool: RecordingPoo
 
 
 async def test_calls_with_too_many_rows_are_rejected(batcher: Any) -> None:
-    assert numbers(await batcher(8).call(make_request(*range(8)))) == [2.0 * i for i in range(8)]
+    assert numbers(await begin(batcher(8), make_request(*range(8)))) == [2.0 * i for i in range(8)]
     with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 8 for '', got 9$"):
-        await batcher(8).call(make_request(*range(9)))
+        await begin(batcher(8), make_request(*range(9)))
 
 
 async def test_batches_grow_during_the_wait(pool: RecordingPool, batcher: Any) -> None:
     waiting_batcher = batcher(4, 10.0)
-    first = asyncio.ensure_future(waiting_batcher.call(make_request(1.0)))
+    first = asyncio.ensure_future(begin(waiting_batcher, make_request(1.0)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not pool.batches
@@ -254,9 +261,9 @@ async def test_cancelled_calls_are_dropped_and_the_last_one_cancels_the_batch(
 ) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    running = asyncio.ensure_future(queue.call(make_request(1.0)))
+    running = asyncio.ensure_future(begin(queue, make_request(1.0)))
     await asyncio.sleep(0.01)
-    waiting = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in (2, 3)]
+    waiting = [asyncio.ensure_future(begin(queue, make_request(float(i)))) for i in (2, 3)]
     await asyncio.sleep(0.01)
     waiting[0].cancel()
     running.cancel()
@@ -271,7 +278,7 @@ async def test_a_full_batch_does_not_wait_behind_a_single_call_with_another_key(
     pool: RecordingPool, batcher: Any
 ) -> None:
     waiting_batcher = batcher(2, 10.0)
-    lone = asyncio.ensure_future(waiting_batcher.call(make_request(1.0, user="alice")))
+    lone = asyncio.ensure_future(begin(waiting_batcher, make_request(1.0, user="alice")))
     await asyncio.sleep(0)
     results = await asyncio.wait_for(gather(waiting_batcher, [make_request(2.0), make_request(3.0)]), 5)
     assert [numbers(a) for a in results] == [[4.0], [6.0]]
@@ -289,11 +296,11 @@ async def test_a_single_call_waits_at_most_max_wait(pool: RecordingPool, batcher
 async def test_tensors_of_cancelled_calls_are_freed_while_the_worker_is_busy(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    running = asyncio.ensure_future(queue.call(make_request(1.0)))
+    running = asyncio.ensure_future(begin(queue, make_request(1.0)))
     await asyncio.sleep(0.01)
     request: Any = make_request(2.0)
     reference = weakref.ref(request.call.inputs["x"].data)
-    waiting = asyncio.ensure_future(queue.call(request))
+    waiting = asyncio.ensure_future(begin(queue, request))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -308,9 +315,9 @@ async def test_closing_fails_queued_calls(pool: RecordingPool, batcher: Any) -> 
     pool.capacity = 2
     queue = batcher(2)
     pool.gate.clear()
-    alone = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(2)]  # the pool's
+    alone = [asyncio.ensure_future(begin(queue, make_request(float(i)))) for i in range(2)]  # the pool's
     await asyncio.sleep(0)
-    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(4)]
+    calls = [asyncio.ensure_future(begin(queue, make_request(float(i)))) for i in range(4)]
     alone[0].cancel()  # so that the first batch begins
     await asyncio.sleep(0.01)
     await queue.close()
@@ -326,9 +333,9 @@ async def test_closing_fails_queued_calls(pool: RecordingPool, batcher: Any) -> 
 async def test_closing_fails_a_call_at_every_stage(pool: RecordingPool, batcher: Any, turns: int) -> None:
     pool.gate.clear()
     queue = batcher(2)
-    first = asyncio.ensure_future(queue.call(make_request()))
+    first = asyncio.ensure_future(begin(queue, make_request()))
     await asyncio.sleep(0)
-    call = asyncio.ensure_future(queue.call(make_request(1.0)))
+    call = asyncio.ensure_future(begin(queue, make_request(1.0)))
     first.cancel()
     await asyncio.sleep(0)
     for _ in range(turns):
@@ -342,7 +349,7 @@ async def test_closing_fails_a_call_at_every_stage(pool: RecordingPool, batcher:
 async def test_a_call_can_be_cancelled_at_every_stage(pool: RecordingPool, batcher: Any, turns: int) -> None:
     pool.gate.clear()
     queue = batcher(8)
-    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(2)]
+    calls = [asyncio.ensure_future(begin(queue, make_request(float(i)))) for i in range(2)]
     for _ in range(turns):
         await asyncio.sleep(0)
     for call in calls:
@@ -350,13 +357,13 @@ async def test_a_call_can_be_cancelled_at_every_stage(pool: RecordingPool, batch
     results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(r) for r in results] == [asyncio.CancelledError] * 2
     pool.gate.set()
-    assert numbers(await asyncio.wait_for(queue.call(make_request(3.0)), 5)) == [6.0]
+    assert numbers(await asyncio.wait_for(begin(queue, make_request(3.0)), 5)) == [6.0]
     assert pool.batches[-1] == 1
 
 
 async def test_closing_cancels_the_timer_of_a_waiting_batch(pool: RecordingPool, batcher: Any) -> None:
     queue = batcher(8, 0.02)
-    call = asyncio.ensure_future(queue.call(make_request(1.0)))
+    call = asyncio.ensure_future(begin(queue, make_request(1.0)))
     await asyncio.sleep(0.005)
     await queue.close()
     with pytest.raises(NotReady):
@@ -378,9 +385,9 @@ async def test_a_cancelled_batch_fails_its_calls(pool: RecordingPool, batcher: A
     pool.gate.clear()
     before = asyncio.all_tasks()
     queue = batcher(8)
-    first = asyncio.ensure_future(queue.call(make_request()))
+    first = asyncio.ensure_future(begin(queue, make_request()))
     await asyncio.sleep(0)
-    call = asyncio.ensure_future(queue.call(make_request(1.0)))
+    call = asyncio.ensure_future(begin(queue, make_request(1.0)))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.sleep(0.01)
@@ -412,7 +419,7 @@ async def test_calls_of_one_loop_iteration_are_dispatched_together() -> None:
     pool = CountingPool()
     pool.gate.clear()
     queue: Any = Batcher(pool, 8, 0.0)
-    calls = [asyncio.ensure_future(queue.call(make_request(float(i)))) for i in range(50)]
+    calls = [asyncio.ensure_future(begin(queue, make_request(float(i)))) for i in range(50)]
     await asyncio.sleep(0.01)
     assert pool.capacity_reads < 5
     pool.gate.set()
@@ -423,7 +430,7 @@ async def test_a_waiting_batch_does_not_keep_the_event_loop_busy() -> None:
     pool = CountingPool()
     queue: Any = Batcher(pool, 8, 0.05, delay_fraction=20.0)
     await gather_while_busy(pool, queue, [make_request(1.0), make_request(2.0)])
-    first = asyncio.ensure_future(queue.call(make_request(3.0)))
+    first = asyncio.ensure_future(begin(queue, make_request(3.0)))
     assert numbers(await first) == [6.0]
     assert pool.capacity_reads < 20
 
@@ -431,7 +438,7 @@ async def test_a_waiting_batch_does_not_keep_the_event_loop_busy() -> None:
 async def test_the_rest_of_a_key_goes_to_the_end_of_the_queue(pool: RecordingPool, batcher: Any) -> None:
     pool.gate.clear()
     queue = batcher(2)
-    running = asyncio.ensure_future(queue.call(make_request(0.0)))
+    running = asyncio.ensure_future(begin(queue, make_request(0.0)))
     await asyncio.sleep(0.01)
     calls = [make_request(float(i), user="alice") for i in range(5)] + [make_request(9.0, user="bob")]
     waiting = asyncio.ensure_future(gather(queue, calls))

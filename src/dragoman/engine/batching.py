@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,20 +49,15 @@ def _parameters_key(parameters: Parameters) -> Key:
     return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items())) if parameters else ()
 
 
-def mergeable(call: Infer, metadata: Mapping[str, str] | None = None) -> bool:
-    """Return True if a call may be merged: all its inputs have the same number of rows.
+def rows(call: Infer, metadata: Mapping[str, str] | None = None) -> int | None:
+    """Return the rows of a call that may be merged: all its inputs have the same number of them; else None.
 
     Calls with metadata or content types of outputs are not merged: they must not affect the responses of others.
     """
     if metadata or call.content_types:
-        return False
-    shapes = {t.shape[:1] for t in call.inputs.values()}
-    return len(shapes) == 1 and () not in shapes
-
-
-def rows(call: Infer) -> int:
-    """Return the number of rows of a mergeable call."""
-    return int(next(iter(call.inputs.values())).shape[0])
+        return None
+    counts = {tensor.data.shape[:1] for tensor in call.inputs.values()}
+    return sum(counts.pop()) if len(counts) == 1 and () not in counts else None
 
 
 def merge(calls: Sequence[Infer]) -> Infer:
@@ -173,26 +168,30 @@ class Batcher:
         self._soon = False
         pool.on_capacity = self._dispatch_soon
 
-    def accepts(self, request: Request[Any]) -> bool:
-        """Return whether a call may be merged with others."""
-        call = request.call
-        if not isinstance(call, Infer) or not mergeable(call, request.metadata):
-            return False
-        return not self._accepts_larger or rows(call) <= self.max_rows
+    def begin(self, request: Request[Any]) -> Coroutine[Any, Any, Any] | None:
+        """Return a coroutine that answers a call, perhaps merged with others; None if it must not be merged."""
+        count = self._rows(request)
+        return None if count is None else self._call(request, count)
 
-    async def call(self, request: Request[Inference]) -> Inference:
-        """Return the response to one call, an Infer whose inputs have rows."""
-        assert isinstance(request.call, Infer)
-        count = rows(request.call)
-        if count > self.max_rows:
+    def _rows(self, request: Request[Any]) -> int | None:
+        """Return the rows of a call that may be merged, else None. Raises InvalidInput if they are too many."""
+        call = request.call
+        count = rows(call, request.metadata) if isinstance(call, Infer) else None
+        if count is not None and count > self.max_rows:
+            if self._accepts_larger:
+                return None
             raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
+        return count
+
+    async def _call(self, request: Request[Any], count: int) -> Inference:
+        is_queued = self._always_queues or self._waiting or self._delay.is_active
+        if not is_queued and self._has_idle_worker():
+            return await self._call_at_once(request, count)
+        assert isinstance(request.call, Infer)
         loop = asyncio.get_running_loop()
         member = Member(
             request, request.call, count, loop.create_future(), time.monotonic(), get_context(), get_times()
         )
-        is_queued = self._always_queues or self._waiting or self._delay.is_active
-        if not is_queued and self._has_idle_worker():
-            return await self._call_at_once(member)
         key = group_key(request.call)
         self._waiting.setdefault(key, deque()).append(member)
         self._dispatch_soon()  # at the end of this turn, so that calls that arrived together are merged
@@ -205,21 +204,22 @@ class Batcher:
     def _has_idle_worker(self) -> bool:
         return len(self._running) + self._at_once < self._pool.capacity
 
-    async def _call_at_once(self, member: Member) -> Inference:
-        """Compute a call in the caller's task: nobody waits to be merged with it, and a worker is idle.
+    async def _call_at_once(self, request: Request[Any], count: int) -> Inference:
+        """Compute a call in the caller's task: there is none to merge it with, and a worker is idle.
 
-        A lone caller's small call takes 5 % less CPU than through queue and task.
+        A lone caller of W5 waits 5 % longer than without batching (20 us); through queue and task it would be 14 %.
         """
-        self._count([member], member.arrived_s)
+        start_s = time.monotonic()
+        self._count((0.0,), count, (get_times(),), start_s, get_context())
         self._at_once += 1
         try:
-            answer = await complete(self._pool.call(member.request))
+            answer: Inference = await complete(self._pool.call(request))
         finally:
             self._at_once -= 1
-            self._finished(1, member.arrived_s)
             if self._waiting:
+                self._finished(1, start_s)
                 self._dispatch_soon()
-        self.counters.count_execution(member.rows, (0.0,), time.monotonic() - member.arrived_s)
+        self.counters.count_execution(count, (0.0,), time.monotonic() - start_s)
         return answer
 
     def _finished(self, size: int, start_s: float) -> None:
@@ -283,7 +283,10 @@ class Batcher:
             if queue:  # the rest goes to the end, so that no key starves another
                 self._waiting[key] = queue
             if members:
-                self._count(members, now_s)
+                waited_s = [now_s - member.arrived_s for member in members]
+                times = [member.times for member in members]
+                contexts = [member.context for member in members]
+                self._count(waited_s, sum(member.rows for member in members), times, now_s, contexts)
                 batch = _Batch(members, now_s)
                 task = asyncio.get_running_loop().create_task(self._run(batch))
                 self._running[task] = batch
@@ -291,10 +294,15 @@ class Batcher:
 
         self._was_busy = bool(self._waiting)
 
-    def _count(self, members: list[Member], now_s: float) -> None:
+    def _count(
+        self,
+        waits_s: Sequence[float],
+        total: int,
+        observed: Sequence[CallTimes | None],
+        now_s: float,
+        context: Context | list[Context],
+    ) -> None:
         """Count a batch and why it is dispatched now, and explain that in the log at the level `debug`."""
-        total = sum(member.rows for member in members)
-        waits_s = [now_s - member.arrived_s for member in members]
         reason: Reason = "idle_worker"
         if total >= self.max_rows:
             reason = "full"
@@ -306,24 +314,23 @@ class Batcher:
             reason = "worker_free"
         self._was_delayed = False
         self.counters.count(waits_s, total, reason)
-        for member, wait_s in zip(members, waits_s, strict=True):
-            if member.times is not None:
-                member.times.queue_s, member.times.batch = wait_s, (reason, len(members), total)
-                member.times.dispatched_s = now_s
+        for times, wait_s in zip(observed, waits_s, strict=True):
+            if times is not None:
+                times.queue_s, times.batch, times.dispatched_s = wait_s, (reason, len(waits_s), total), now_s
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "batch dispatched: model=%s reason=%s calls=%d rows=%d max_rows=%d oldest_waited_ms=%.3f running=%d "
                 "workers=%d left_in_queue=%d request_ids=%s",
                 self._model,
                 reason,
-                len(members),
+                len(waits_s),
                 total,
                 self.max_rows,
                 waits_s[0] * 1e3,
                 len(self._running) + self._at_once,
                 self._pool.capacity,
                 sum(map(len, self._waiting.values())),
-                request_id([member.context for member in members]),
+                request_id(context),
             )
 
     def _wait_s(self, queue: deque[Member], delay_s: float, now_s: float) -> float:

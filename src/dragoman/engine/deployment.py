@@ -401,10 +401,9 @@ class Deployment:
 
     def _compute_in_batches(self, request: Request[Any]) -> Any:
         """Return the answer to a bound request, or a coroutine that computes it, perhaps merged with others."""
-        if self._batcher is not None and self._batcher.accepts(request):
-            return self._batcher.call(request)
         assert self._pool is not None
-        return self._pool.call(request)
+        assert self._batcher is not None
+        return self._batcher.begin(request) or self._pool.call(request)
 
     async def _call_pool(self, request: Request[Any]) -> Any:
         assert self._pool is not None

@@ -4,17 +4,17 @@ import asyncio
 import bisect
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
 
-from dragoman.core import error_texts
 from dragoman.core.calls import Infer, Request
-from dragoman.core.errors import InvalidInput, Overloaded
+from dragoman.core.errors import Overloaded
 from dragoman.core.schedule import ScheduleOptions
 from dragoman.core.tensor import NONE
-from dragoman.engine.batching import Batcher, Key, Member, group_key, rows
+from dragoman.engine.batching import Batcher, Key, Member, group_key
 from dragoman.system.call_times import get_times
 from dragoman.system.request_context import get_context
 from dragoman.workers.pool import Pool
@@ -48,11 +48,11 @@ class ScheduledBatcher(Batcher):
         super().__init__(pool, max_rows, max_wait_s, delay_fraction, model, accepts_larger=accepts_larger)
         self._options = options
 
-    def accepts(self, request: Request[Any]) -> bool:
-        return True
+    def begin(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """Return a coroutine that answers any call; it raises Overloaded if the queue is full or the wait too long."""
+        return self._call_in_order(request)
 
-    async def call(self, request: Request[Any]) -> Any:
-        """Return the response to one call. Raises Overloaded if the queue is full, or if the call waits too long."""
+    async def _call_in_order(self, request: Request[Any]) -> Any:
         options, loop, now_s = self._options, asyncio.get_running_loop(), time.monotonic()
         call: Any = request.call
         parameters = call.parameters if isinstance(call, Infer) else NONE
@@ -86,13 +86,8 @@ class ScheduledBatcher(Batcher):
         """Return the key and the number of rows of a call; one that cannot be merged has a key of its own."""
         if self.max_rows <= 1:
             return (), 1
-        if not super().accepts(request):
-            return (object(),), 1
-        call: Any = request.call
-        count = rows(call)
-        if count > self.max_rows:
-            raise InvalidInput(f"{error_texts.too_many_rows(self._model, self.max_rows)}, got {count}")
-        return group_key(call), count
+        call, count = request.call, self._rows(request)
+        return (group_key(call), count) if isinstance(call, Infer) and count is not None else ((object(),), 1)
 
     def _insert(self, key: Key, member: _ScheduledMember) -> None:
         queue: deque[Any] = self._waiting.setdefault(key, deque())
