@@ -124,9 +124,8 @@ def make_model(folder: Path, name: str) -> Path:
 
     train.train(folder / name, "llama", replace(train.TINY, heads=2), steps=1)
     if name != "tiny":
-        weights = ("config.json", "generation_config.json", "model.safetensors")
-        for name in weights:
-            (folder / name / name).unlink()
+        for file in ("config.json", "generation_config.json", "model.safetensors"):
+            (folder / name / file).unlink()
         config = transformers.LlamaConfig(
             vocab_size=32000,
             hidden_size=768,
