@@ -71,6 +71,7 @@ class ServerTransports:
         self.access: AccessControl | None = None
         self._tls: TlsFiles | None = None
         self._executor: Any = None
+        self.recent = RecentRequests(0)
         self.http_ports: list[int] = []
         self.grpc_port = self.admin_port = -1
         self.http_protocols: list[str] = []
@@ -89,7 +90,7 @@ class ServerTransports:
         self.grpc_protocols = [t.service for t in grpc]
         limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
         self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
-        recent = RecentRequests(settings.recent_requests)
+        recent = self.recent = RecentRequests(settings.recent_requests, is_partial=ports.shared)
         self._executor.observation = make_observation(settings, traces, recent)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
@@ -288,9 +289,8 @@ def protocol_policy(settings: Settings, traces: TraceSettings | None = None) -> 
     for secret in CREDENTIALS & {*headers}:
         raise InvalidInput(f"setting 'forward_headers': models never see '{secret}'; name only other headers")
     name, count = front_end_setting(settings)
-    for only_one in ("shared_memory", "recent_requests"):
-        if getattr(settings, only_one) and count != 1:
-            raise InvalidInput(f"setting '{only_one}': expected {name} 1, got {count}")
+    if settings.shared_memory and count != 1:
+        raise InvalidInput(f"setting 'shared_memory': expected {name} 1, got {count}")
     regions = SharedRegions(settings.max_body_bytes) if settings.shared_memory else None
     own = (traces or TraceSettings()) if count == 1 else None
     return Policy(**values(ProtocolOptions, settings), forward_headers=headers, regions=regions, traces=own)

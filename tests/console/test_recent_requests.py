@@ -14,7 +14,6 @@ import dragoman
 from access.access_models import BODY, Doubler, KeyFile, bearer
 from access.conftest import keys as keys
 from console.console_models import Wage, write_graphs
-from dragoman.core.errors import InvalidInput
 from e2e.otlp_receiver import running_receiver
 from rest.rest_server import RestServer, serving
 
@@ -159,9 +158,3 @@ async def test_an_asgi_application_keeps_requests() -> None:
         await client.post("/v2/models/Doubler/infer", content=BODY, headers={"x-request-id": "r"})
         (found,) = (await client.get("/console/requests/r")).json()["requests"]
     assert (found["model"], found["status"]) == ("Doubler", 200)
-
-
-async def test_several_front_ends_cannot_keep_requests() -> None:
-    with pytest.raises(InvalidInput, match="'recent_requests': expected front_ends 1, got 2"):
-        async with serving(Doubler, **KEPT, front_ends=2):
-            pass

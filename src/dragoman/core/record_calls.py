@@ -1,6 +1,7 @@
-"""Calls to the record store: values that protocols keep between requests."""
+"""Calls about what a server keeps between requests: values of protocols, and descriptions of recent requests."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from dragoman.core.calls import ServerCall
 
@@ -28,3 +29,14 @@ class DeleteRecord(ServerCall[bool]):
 
     owner: str
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindRequests(ServerCall[list[dict[str, Any]]]):
+    """Return the last `count` requests that the processes of the server have kept, newest first, for JSON.
+
+    With an id, only those that had it. Only front ends send it; one process finds them by itself.
+    """
+
+    count: int
+    request_id: str = ""

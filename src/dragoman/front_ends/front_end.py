@@ -1,6 +1,7 @@
 """Server-side handle of a front end: its start, the calls that it sends to the engine, and its exit."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from dragoman.access.restricted_engine import KeyLimits, LimitedCall, Restricted
 from dragoman.core.calls import Load, Measure, ReadStatistics, Ready, Request, Response, ScaleModel, Unload
 from dragoman.core.errors import DragomanError, ServerError
 from dragoman.core.metrics import Family, Kind, Sample, sum_families
+from dragoman.core.record_calls import FindRequests
 from dragoman.engine.call_handler import CallHandler
 from dragoman.engine.counters import PROCESS_METRICS
 from dragoman.front_ends.model_copies import CopyCounts, FrontEndMetrics
@@ -42,9 +44,10 @@ class FrontEndService:
 
     is_complete: whether every front end runs. measure: updates the metrics of all front ends. fetch: answers a request
     of a key to the async result store. restrict: returns the engine for calls with these limits, the same one for all
-    front ends. update_copies: returns once no front end computes a model that was changed. add_counts: adds counts of
-    copies to those of the engine. calls, restarts: counters of this front end. copies: number of models that the
-    current process computes; in_flight: calls that it computed when it reported its metrics.
+    front ends. find_requests: returns recent requests of all front ends. update_copies: returns once no front end
+    computes a model that was changed. add_counts: adds counts of copies to those of the engine. calls, restarts:
+    counters of this front end. copies: number of models that the current process computes; in_flight: calls that it
+    computed when it reported its metrics.
     """
 
     name = "server"
@@ -58,6 +61,7 @@ class FrontEndService:
         measure: Callable[[], Awaitable[None]],
         fetch: Callable[[StoredResultCall, Grant | None], Awaitable[Any]],
         restrict: Callable[[KeyLimits], RestrictedEngine],
+        find_requests: Callable[[FindRequests], Awaitable[list[dict[str, Any]]]],
         update_copies: Callable[[], Awaitable[None]],
         add_counts: Callable[[Iterable[CopyCounts]], None],
     ) -> None:
@@ -66,6 +70,7 @@ class FrontEndService:
         self._measure = measure
         self._fetch = fetch
         self._restrict = restrict
+        self._find_requests = find_requests
         self._update_copies = update_copies
         self._add_counts = add_counts
         self._transport_metrics: tuple[Family, ...] = ()
@@ -100,6 +105,8 @@ class FrontEndService:
                     return Response(await self._fetch(call, grant))
                 case Ready() if not request.model and not self._is_complete():
                     return Response(False)
+                case FindRequests() as call:
+                    return Response(await self._find_requests(call))
                 case Measure() | ReadStatistics():
                     await self._measure()
                 case Load() | Unload() | ScaleModel():
@@ -161,7 +168,10 @@ class FrontEnd:
         self.heartbeat = Heartbeat(self._is_stopped, lambda: None)
         self._measured: asyncio.Future[None] | None = None
         self._copies: bytes | None = None
-        self._updates: list[asyncio.Future[None]] = []  # one for each table that was sent, until the process has it
+        self._tables = 0  # of models, that were sent
+        self._updates: dict[int, asyncio.Future[None]] = {}  # by number of the table, until the process has it
+        self._queries: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # for recent requests
+        self._numbers = itertools.count()
 
     @property
     def pid(self) -> int:
@@ -216,15 +226,27 @@ class FrontEnd:
         """Return once the process computes no other models than these, or was killed because it does not respond."""
         if table != self._copies:
             self._copies = table
-            self._updates.append(asyncio.get_running_loop().create_future())
-            self._worker.send(FrameKind.COPIES, (len(self._updates), table))
-        updated, end_s = self._updates[-1], time.monotonic() + _COPIES_S
-        while not updated.done():
+            self._tables += 1
+            self._updates[self._tables] = asyncio.get_running_loop().create_future()
+            self._worker.send(FrameKind.COPIES, (self._tables, table))
+        updated, end_s = self._updates.get(self._tables), time.monotonic() + _COPIES_S
+        while updated is not None and not updated.done():
             await asyncio.wait({updated}, timeout=_METRICS_S)
             if self._child is not None and (self.heartbeat.is_hung or time.monotonic() > end_s) and not updated.done():
                 log.error("front end %d does not respond to a change of the models and is killed", self.pid)
                 self._child.kill()
                 end_s += _COPIES_S
+
+    async def find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
+        """Return recent requests of the process; none if it does not respond soon."""
+        number, found = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._queries[number] = found
+        self._worker.send(FrameKind.REQUESTS, (number, query))
+        try:
+            await asyncio.wait({found}, timeout=_METRICS_S)
+        finally:
+            del self._queries[number]
+        return found.result() if found.done() else []
 
     def check_heartbeat(self) -> bool:
         return self.heartbeat.check(busy=True)  # no ping: only a stopped front end counts as hung
@@ -245,6 +267,10 @@ class FrontEnd:
             self._end_measuring()
         elif frame.kind == FrameKind.COPIES:
             self._end_updates(value)
+        elif frame.kind == FrameKind.REQUESTS:
+            number, found = value
+            if (query := self._queries.get(number)) is not None:
+                query.set_result(found)
         elif self._listening.done():
             return
         elif frame.kind == FrameKind.LOADED:
@@ -258,16 +284,16 @@ class FrontEnd:
         if self._measured is not None and not self._measured.done():
             self._measured.set_result(None)
 
-    def _end_updates(self, count: int) -> None:
-        for updated in self._updates[:count]:
-            if not updated.done():
-                updated.set_result(None)
+    def _end_updates(self, last: int) -> None:
+        """End the waits for tables up to this one."""
+        for number in [number for number in self._updates if number <= last]:
+            self._updates.pop(number).set_result(None)
 
     def _clean_up(self) -> None:
         assert self._child is not None, "the process has been started"
         self._worker.close()
         self._end_measuring()
-        self._end_updates(len(self._updates))
+        self._end_updates(self._tables)
         self.exit_reason = self._child.exit_reason
         if not self._listening.done():
             self._listening.set_exception(ServerError(f"a front end died ({self.exit_reason}) while it started"))

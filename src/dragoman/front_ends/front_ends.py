@@ -7,12 +7,15 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from dragoman.access.grants import Grant
 from dragoman.access.restricted_engine import RestrictedEngine
 from dragoman.core.errors import InvalidInput
 from dragoman.core.metrics import Family
+from dragoman.core.record_calls import FindRequests
 from dragoman.engine.engine import Engine
 from dragoman.front_ends.front_end import FrontEnd, FrontEndService, front_end_metrics
 from dragoman.front_ends.model_copies import CopiedModels
@@ -35,6 +38,8 @@ log = logging.getLogger("dragoman.front_end")
 
 # How often front ends are asked whether they compute calls while the server drains.
 _DRAIN_INTERVAL_S = 0.05
+# How often the counts of front ends are taken while no metrics are scraped.
+_MEASURE_INTERVAL_S = 2.0
 
 
 def make_transports(engine: Engine, settings: Settings) -> ServerTransports:
@@ -71,8 +76,9 @@ class FrontEnds(ServerTransports):
         restrict = cache(lambda limits: RestrictedEngine(engine, limits.grant()))
         self._models = CopiedModels(engine)
         self._has_copies = settings.processes != 1
-        state = self._is_complete, self._measure, self._fetch, restrict, self._update_copies, self._models.add
-        self._services = [FrontEndService(engine, *state) for _ in range(count)]
+        shared = self._is_complete, self._measure, self._fetch, restrict, self._find_requests
+        copies = self._update_copies, self._models.add
+        self._services = [FrontEndService(engine, *shared, *copies) for _ in range(count)]
         self._application: Any = None
         self._bound: list[socket.socket] = []
         self._ports = Ports((), ())
@@ -95,6 +101,7 @@ class FrontEnds(ServerTransports):
         self._bind(ports or configured_ports(settings, http, grpc))
         await self._supervisor.start()
         self._following = [asyncio.create_task(self._follow(self._report_readiness))]
+        self._following.append(asyncio.create_task(self._measure_regularly()))
         if self._has_copies:
             self._following.append(asyncio.create_task(self._follow(self._update_copies)))
         log.info("%d %s listen", len(self._services), "processes" if self._has_copies else "front ends")
@@ -167,6 +174,17 @@ class FrontEnds(ServerTransports):
     async def _measure(self) -> None:
         """Update the metrics of all front ends."""
         await asyncio.gather(*(each.measure() for each in self._supervisor.running))
+
+    async def _find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
+        """Return recent requests of all front ends, newest first."""
+        found = await asyncio.gather(*(each.find_requests(query) for each in self._supervisor.running))
+        return sorted(chain.from_iterable(found), key=itemgetter("time"), reverse=True)[: query.count]
+
+    async def _measure_regularly(self) -> None:
+        """Take the counts of front ends now and then: those since the last time are lost if one is killed."""
+        while True:
+            await asyncio.sleep(_MEASURE_INTERVAL_S)
+            await self._measure()
 
     async def _update_copies(self) -> None:
         """Tell all front ends which models they may compute; return once none computes another one."""

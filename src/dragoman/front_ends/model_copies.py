@@ -146,7 +146,7 @@ class CopiedModels:
         if reason and number not in self._reported:
             name = f"{deployment.spec.name} {deployment.spec.version}".rstrip()
             log.info("model '%s' is computed in one process, for all: %s", name, reason)
-        self._reported = {*self._reported, number} & {*self._deployments}
+            self._reported = {*self._reported, number} & {*self._deployments}
 
     def add(self, counts: Iterable[CopyCounts]) -> None:
         """Add counts of a front end to those of the engine; counts of models that were unloaded are dropped."""

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman.core.calls import Request, Response
 from dragoman.core.errors import DragomanError, ServerError, WorkerLost
+from dragoman.core.record_calls import FindRequests
 from dragoman.front_ends.model_copies import FrontEndMetrics, ModelCopies
 from dragoman.server_transports import Ports, ServerTransports
 from dragoman.settings import Settings
@@ -39,6 +40,7 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
     transports = ServerTransports(copies if settings.processes != 1 else engine, settings)
     engine.begin_drain = transports.begin_drain
     engine.set_copies = copies.set_table
+    engine.find_requests = lambda query: transports.recent.find(query)
     engine.measure = lambda: FrontEndMetrics(
         (*transports.metrics(), *copies.gauges()),
         process.resource_usage(),
@@ -62,8 +64,8 @@ class EngineClient(JobSender, JobRunner):
     """The interface of the engine, in another process.
 
     begin_drain: called when the server begins to drain. set_copies: called with the models that this process may
-    compute. measure: returns its metrics. stopping: set to the seconds that requests in flight may take when the front
-    end is to stop; 0 if the engine's process has exited.
+    compute. find_requests: returns recent requests of this process. measure: returns its metrics. stopping: set to the
+    seconds that requests in flight may take when the front end is to stop; 0 if the engine's process has exited.
     """
 
     limits_readers = False  # the engine and the transport do
@@ -76,6 +78,7 @@ class EngineClient(JobSender, JobRunner):
         self._change = asyncio.Event()
         self.begin_drain: Callable[[], None] = lambda: None
         self.set_copies: Callable[[bytes], None] = lambda _table: None
+        self.find_requests: Callable[[FindRequests], list[dict[str, Any]]]
         self.measure: Callable[[], FrontEndMetrics]
         self.stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.channel = Channel(sock, self._handle_frame, self._handle_close, memory=memory)
@@ -115,6 +118,9 @@ class EngineClient(JobSender, JobRunner):
             self.begin_drain()
         elif frame.kind == FrameKind.METRICS:
             self.send_control(FrameKind.METRICS, self.measure())
+        elif frame.kind == FrameKind.REQUESTS:
+            number, query = frame.value()
+            self.send_control(FrameKind.REQUESTS, (number, self.find_requests(query)))
         elif frame.kind == FrameKind.COPIES:
             number, table = frame.value()
             self.set_copies(table)

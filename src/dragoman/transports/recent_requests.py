@@ -4,9 +4,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from dragoman.core.metrics import Family
+from dragoman.core.record_calls import FindRequests
 from dragoman.protocols.wire import replace_surrogates
 from dragoman.system.call_times import CallTimes
 from dragoman.system.request_context import values
@@ -16,10 +18,14 @@ _MAX_PATH: Final = 1024
 
 
 class RecentRequests:
-    """A request log that keeps the last `size` requests in memory; with size 0 it keeps none."""
+    """A request log that keeps the last `size` requests in memory; with size 0 it keeps none.
 
-    def __init__(self, size: int) -> None:
+    is_partial: whether other processes keep requests of the same server.
+    """
+
+    def __init__(self, size: int, *, is_partial: bool = False) -> None:
         self.size = size
+        self.is_partial = is_partial
         self._requests: deque[Begun] = deque(maxlen=size)
         self.add: Callable[[Begun], None] = self._requests.append
 
@@ -32,14 +38,11 @@ class RecentRequests:
     def close(self) -> None:
         """Keep what there is."""
 
-    def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the last requests, newest first."""
-        newest = reversed(self._requests)
-        return [_describe(begun) for begun, _ in zip(newest, range(count), strict=False)]
-
-    def find(self, request_id: str) -> list[dict[str, Any]]:
-        """Return the requests with an id, newest first; clients may use one several times."""
-        return [_describe(begun) for begun in reversed(self._requests) if _ids(begun)[0] == request_id]
+    def find(self, query: FindRequests) -> list[dict[str, Any]]:
+        """Return the last requests, newest first. Clients may use an id several times."""
+        wanted = query.request_id
+        newest = (begun for begun in reversed(self._requests) if not wanted or _ids(begun)[0] == wanted)
+        return [_describe(begun) for begun in islice(newest, query.count)]
 
 
 class RequestLogs:

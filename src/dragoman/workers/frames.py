@@ -148,11 +148,11 @@ class FrameKind(enum.IntEnum):
 
     A front end is started with SPEC too. It sends CALL, STREAM, CREDIT and CANCEL to the server, which sends it the
     responses, READY, DRAIN and STOP. COPIES names the models that it may compute itself; it sends the number of that
-    table back once it computes no others. Three kinds go both ways: UNUSED, shared memory that the other side may write
-    again; METRICS, a request for the metrics of a front end's transports and its response; and HEARTBEAT, between the
-    server and workers that have joined it. A worker sends METRICS when those of its model have changed. It sends DRAIN
-    with a reason when it will end soon: it completes the calls that it has, and gets no further ones. If its model can
-    never answer again, the reason is a WorkerLost.
+    table back once it computes no others. REQUESTS asks for its recent requests. Three kinds go both ways: UNUSED,
+    shared memory that the other side may write again; METRICS, a request for the metrics of a front end's transports
+    and its response; and HEARTBEAT, between the server and workers that have joined it. A worker sends METRICS when
+    those of its model have changed. It sends DRAIN with a reason when it will end soon: it completes the calls that it
+    has, and gets no further ones. If its model can never answer again, the reason is a WorkerLost.
     """
 
     SPEC = 0
@@ -179,6 +179,7 @@ class FrameKind(enum.IntEnum):
     FILES = 21
     FILE = 22
     COPIES = 23
+    REQUESTS = 24
 
 
 class Frame(NamedTuple):

@@ -1,14 +1,16 @@
 """Routes of the console: its page at `/` for browsers and at `/console`, its files, and the recent requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dragoman.core.calls import InFlight, Request
+from dragoman.core.record_calls import FindRequests
 from dragoman.protocols.web_files import files_route, html_response, public_route
 from dragoman.protocols.wire import (
     EndpointResult,
+    EngineCall,
     HttpError,
     HttpProtocol,
     HttpRequest,
@@ -29,10 +31,9 @@ class RequestHistory(Protocol):
     """The last `size` requests as JSON values; see `RecentRequests`."""
 
     size: int
+    is_partial: bool
 
-    def latest(self, count: int) -> list[dict[str, Any]]: ...
-
-    def find(self, request_id: str) -> list[dict[str, Any]]: ...
+    def find(self, query: FindRequests) -> list[dict[str, Any]]: ...
 
 
 def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | None = None) -> list[HttpProtocol]:
@@ -63,25 +64,25 @@ def _for_browsers(route: Route) -> Route:
 def _history_routes(history: RequestHistory) -> list[Route]:
     """Return the routes of recent requests. Like metrics they are not for keys of some models only."""
 
-    def route(pattern: str, respond: Callable[[HttpRequest], HttpResponse]) -> Route:
-        def endpoint(http: HttpRequest) -> EndpointResult:
-            # The cheapest call that raises Forbidden for such keys.
-            return PreliminaryCall(Request(InFlight(())), lambda _: respond(http))
-
-        return Route("GET", pattern, endpoint, role="read", is_administrative=True)
-
-    def latest(http: HttpRequest) -> HttpResponse:
-        return json_response({"kept": history.size, "requests": history.latest(_MAX_LISTED)})
-
-    def find(http: HttpRequest) -> HttpResponse:
-        found = history.find(http.params["id"])
-        if found:
+    def respond(query: FindRequests, found: list[dict[str, Any]]) -> HttpResponse:
+        if found or not query.request_id:
             return json_response({"kept": history.size, "requests": found})
         if not history.size:
             raise HttpError(404, "no requests are kept: start the server with --recent-requests 1000")
-        raise HttpError(404, f"no request '{http.params['id'][:128]}' among the last {history.size}")
+        raise HttpError(404, f"no request '{query.request_id[:128]}' among the last {history.size}")
 
-    return [route("/console/requests", latest), route("/console/requests/{id}", find)]
+    def endpoint(http: HttpRequest) -> EndpointResult:
+        request_id = http.params.get("id", "")
+        query = FindRequests(history.size if request_id else _MAX_LISTED, request_id)
+        if history.is_partial:
+            return EngineCall(Request(query), lambda response: respond(query, response.answer))
+        # The cheapest call that raises Forbidden for such keys.
+        return PreliminaryCall(Request(InFlight(())), lambda _: respond(query, history.find(query)))
+
+    return [
+        Route("GET", pattern, endpoint, role="read", is_administrative=True)
+        for pattern in ("/console/requests", "/console/requests/{id}")
+    ]
 
 
 def _console(http: HttpRequest) -> HttpResponse:
