@@ -39,8 +39,29 @@ NAMES = {
 }
 
 
-def write_file(path: Path, model: Any) -> None:
-    """Write a Llama as llama.cpp does: rows of queries and keys in pairs, as its rotary embedding reads them."""
+# Where blocks of random bytes need a scale, in FP16.
+SCALES = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
+
+
+def quantize(values: Any, kind: str) -> Any:
+    """Return blocks of a type of GGUF as bytes, random ones with small scales for types that gguf only reads."""
+    if kind not in SCALES:
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rows, columns = values.shape
+    blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // block, size), np.uint8)
+    blocks[:, :, SCALES[kind]] = np.frombuffer(np.full(2, 1e-3, np.float16).tobytes(), np.uint8)[
+        : SCALES[kind].stop - SCALES[kind].start
+    ]
+    return blocks.reshape(rows, -1)
+
+
+def write_file(path: Path, model: Any, kind: str = "F32") -> dict[str, torch.Tensor]:
+    """Write a Llama as llama.cpp does: rows of queries and keys in pairs, as its rotary embedding reads them.
+
+    Matrices are quantized as `kind`. Returns the weights that the file represents.
+    """
+    type_, weights = gguf.GGMLQuantizationType[kind], {}
     config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -66,11 +87,21 @@ def write_file(path: Path, model: Any) -> None:
             if written.endswith(("attn_q.weight", "attn_k.weight")):
                 pairs = values.reshape(-1, 2, config.head_dim // 2, values.shape[1])
                 values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-        writer.add_tensor(written, values)
+        if values.ndim == 1 or kind == "F32":
+            writer.add_tensor(written, values)
+        else:
+            blocks = quantize(values, kind)
+            writer.add_tensor(written, blocks, raw_dtype=type_)
+            values = gguf.quants.dequantize(blocks, type_).reshape(values.shape)
+        if written.endswith(("attn_q.weight", "attn_k.weight")):
+            pairs = values.reshape(-1, config.head_dim // 2, 2, values.shape[1])
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+        weights[name] = torch.from_numpy(values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return weights
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +128,19 @@ async def test_completions_equal_those_of_the_original(model: LanguageModel, ori
     assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 14:].tolist()
     assert model.details()["end_tokens"] == [2]
     assert model.details()["default_parameters"] == {}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+async def test_quantized_weights(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    reference = architectures.save_model(tmp_path, "llama", tie_word_embeddings=False, **sizes)
+    reference.load_state_dict(write_file(tmp_path / "tiny.gguf", reference, kind))
+    prompt = tuple(range(10, 30))
+    with torch.inference_mode():
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    model = load_model(tmp_path / "tiny.gguf")
+    assert ids(await text(model, prompt, max_new_tokens=12, ignore_eos=True)) == expected[0, 20:].tolist()
+    await model.close()
 
 
 async def test_the_tokenizer_in_the_file(model: LanguageModel) -> None:

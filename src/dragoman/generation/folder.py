@@ -110,9 +110,16 @@ def _check_weights(folder: Path) -> None:
         raise ModelFailed(f"there are no weights in '{folder.name}'; copy {_WEIGHTS} beside config.json")
 
 
-def _check_shards(folder: Path) -> None:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder, those of its index if there are several."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
     named = _load_object(folder / _INDEX, "its list of weights").get("weight_map")
-    files = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    return [folder / name for name in sorted({str(name) for name in named.values()})] if isinstance(named, dict) else []
+
+
+def _check_shards(folder: Path) -> None:
+    files = [path.name for path in weight_files(folder)]
     missing = [name for name in files if not (folder / name).is_file()]
     if missing or not files:
         problem = f"lacks {missing[0]}, one of {len(missing)} missing files of" if missing else "names no files in"

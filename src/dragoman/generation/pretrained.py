@@ -1,5 +1,6 @@
 """Load the weights of a folder with transformers, as an object that runs with the model's own code."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,12 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from dragoman.core.errors import ModelFailed
+from dragoman.generation import quantized_files
+
+log = logging.getLogger("dragoman.generation")
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -61,12 +66,21 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     device = torch.device(device_name)
     folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
-    if inside:  # blocks of few bits, which are computed in the shorter dtype
+    quantization = getattr(config, "quantization_config", None) or {}
+    is_dequantized = quantized_files.is_readable(quantization)
+    if inside or is_dequantized:  # weights of few bits, which are computed in the shorter dtype
         config.dtype = torch.bfloat16
     used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
     factory = AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    source: Path | None = folder
+    if is_dequantized:
+        del config.quantization_config
+        with torch.device("meta"):  # weights in memory are loaded by the class itself
+            source, factory = None, type(factory.from_config(config))
+        inside = {"state_dict": quantized_files.read_weights(folder, quantization, used_dtype)}
+        log.info("weights quantized by %s are dequantized to %s", quantization["quant_method"], used_dtype)
     model, loading_info = factory.from_pretrained(
-        folder,
+        source,
         config=config,
         dtype=used_dtype,
         local_files_only=True,
@@ -78,6 +92,8 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     _check_weights(loading_info)
     model.eval().to(device)
     saved = model.generation_config
+    if is_dequantized and (folder / GENERATION_CONFIG_NAME).is_file():
+        saved = GenerationConfig.from_pretrained(folder, local_files_only=True)
     # The engine applies all rules of generation itself.
     model.generation_config = GenerationConfig(**{name: getattr(saved, name, None) for name in _SPECIAL_TOKENS})
     return Pretrained(
