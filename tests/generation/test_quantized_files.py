@@ -74,7 +74,7 @@ def awq(weight: torch.Tensor) -> tuple[Tensors, Any]:
     integers, scales, zeros = quantize(weight, 4, group)
 
     def packed(values: torch.Tensor) -> torch.Tensor:
-        return pack(values.unflatten(1, (-1, 8))[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4)
+        return pack(values.reshape(len(values), -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4)
 
     parts = {"qweight": packed(integers.t()), "qzeros": packed(zeros.t()), "scales": scales.t().half().contiguous()}
     return parts, dense(integers, scales, zeros, group)

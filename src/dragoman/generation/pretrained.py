@@ -64,7 +64,9 @@ class Pretrained:
 def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     """Load the weights of a folder or a GGUF file. Raises ModelFailed if some are missing."""
     device = torch.device(device_name)
-    folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
+    inside: dict[str, Any] = {}
+    if folder.is_file():
+        folder, inside = folder.parent, {"gguf_file": folder.name}
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
     quantization = getattr(config, "quantization_config", None) or {}
     is_dequantized = quantized_files.is_readable(quantization)

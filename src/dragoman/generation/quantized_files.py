@@ -139,7 +139,8 @@ def _dequantize_awq(layer: Tensors, settings: Settings) -> torch.Tensor:
         raise ModelFailed(f"version {version!r} with {bits!r} bits is not supported, only 'gemm' with 4 bits is")
     order = torch.tensor(_AWQ_ORDER).argsort()
     values, zeros = (
-        _unpack(layer[name], 4).unflatten(1, (-1, 8))[:, :, order].flatten(1).t() for name in ("qweight", "qzeros")
+        _unpack(layer[name], 4).view(len(layer[name]), -1, 8)[:, :, order].flatten(1).t()
+        for name in ("qweight", "qzeros")
     )
     return _scaled(values, layer["scales"].t(), zeros)
 
