@@ -75,8 +75,8 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
         "'broken' is of the model_type 'vit', for which transformers has no class that",
     ),
     (
-        lambda f: _config(f, quantization_config={"quant_method": "awq", "bits": 4}),
-        "has weights quantized by 'awq' .quantization_config in config.json., which cannot be run here: .*; serve the",
+        lambda f: _config(f, quantization_config={"quant_method": "hqq"}),
+        "has weights quantized by 'hqq' .quantization_config in config.json., which cannot be run here: .*; serve the",
     ),
 ]
 
