@@ -45,7 +45,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"n": 3, "best_of": 2}, "best_of: expected at least n"),
     ({"num_beams": 2, "do_sample": True}, "num_beams: beam search does not sample"),
     ({"stop_token_ids": (9999,)}, "stop_token_ids: expected token ids from 0 to 699, got 9999"),
-    ({"max_new_tokens": 600}, "at most 512, the context of the model"),
+    ({"max_new_tokens": 600}, "at most 512, the model's maximum context limit"),
     ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
     ({"min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens: expected at most max_new_tokens, 5"),
     ({"adapter": "x"}, "adapter: there is no 'x'"),
@@ -71,7 +71,7 @@ async def test_one_invalid_request_does_not_affect_seven_others(model: LanguageM
     [
         ((), "at least one token"),
         ((1, 5000), "token ids from 0 to 699, got 5000"),
-        ("word " * 600, "expected less than 512 tokens, the context of the model"),
+        ("word " * 600, "expected less than 512 tokens, the model's maximum context limit"),
     ],
     ids=["empty", "unknown", "long"],
 )

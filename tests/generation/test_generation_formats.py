@@ -230,6 +230,39 @@ def test_bounds_on_properties_are_enforced(tokenizer: LLTokenizer) -> None:
     assert accepts(tokenizer, "json_schema", text, '{"b": 1}')
 
 
+_A, _B = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "accepted"),
+    [
+        ({"type": "object", **_A}, {"a": 1, "c": 0}, False),
+        ({"type": "object", **_A}, {"a": 1}, True),
+        ({"type": "object", "properties": {"c": {"type": "object", **_A}}}, {"c": {"a": 1, "d": 0}}, False),
+        (
+            {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {**_A, "type": "object"}}},
+            [{"d": 0}],
+            False,
+        ),
+        ({"type": "object", **_A, "additionalProperties": True}, {"a": 1, "c": 0}, True),
+        ({"type": "object", **_A, "patternProperties": {"^c$": {}}}, {"a": 1, "c": 0}, True),
+        ({"type": "object", **_A, "minProperties": 1, "required": ["a"]}, {"a": 1, "c": 0}, True),
+        ({"type": "object", **_A, "required": ["c"]}, {"a": 1, "c": 0}, True),
+        ({"type": "object", "properties": {}}, {"c": 0}, True),
+        ({"type": "object", "properties": {"properties": {"const": 1}}}, {"properties": 1}, True),
+        ({"allOf": [{"type": "object", **_A}, {"type": "object", **_B}]}, {"a": 1, "b": 2}, True),
+        ({"type": "object", **_A, "anyOf": [_B]}, {"a": 1, "b": 2}, True),
+        ({"type": "object", **_A, "$ref": "#/$defs/x", "$defs": {"x": _B}}, {"a": 1, "b": 2}, True),
+        ({"const": {"properties": {"a": 1}}}, {"properties": {"a": 1}}, True),
+    ],
+    ids=lambda value: json.dumps(value)[:70],
+)
+def test_objects_have_only_the_properties_of_their_schema(
+    tokenizer: LLTokenizer, schema: Any, value: Any, accepted: bool
+) -> None:
+    assert accepts(tokenizer, "json_schema", json.dumps(schema), json.dumps(value)) is accepted
+
+
 def test_many_alternatives_are_not_compared_without_bound() -> None:
     loop = {
         "type": "object",

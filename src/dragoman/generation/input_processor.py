@@ -177,7 +177,9 @@ class InputProcessor:
         context = self._limits.max_context
         available = context - prompt
         if available < 1:
-            raise TooLong(f"prompt: expected less than {context} tokens, the context of the model, got {prompt}")
+            raise TooLong(
+                f"prompt: expected less than {context} tokens, the model's maximum context limit, got {prompt}"
+            )
         if self._encodes:  # the decoder has a context of its own
             available = context
         count = available if sampling.max_new_tokens is None else sampling.max_new_tokens
@@ -185,8 +187,8 @@ class InputProcessor:
             count = min(count, available)
         if count > available:
             raise TooLong(
-                f"max_new_tokens: prompt and new tokens must be at most {context}, the context of the model; got "
-                f"{prompt} in the prompt and {count} new"
+                f"max_new_tokens: prompt and new tokens must be at most {context}, the model's maximum context limit; "
+                f"got {prompt} in the prompt and {count} new"
             )
         width = max(sampling.n, sampling.best_of, sampling.num_beams)
         if width * (prompt + count + 64) > self._budget and width > 1:

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: white space is bounded, and schemas that no finite JSON text satisfies are rejected."""
+"""JSON schemas as grammars: white space and properties are bounded, and those without a finite JSON text rejected."""
 
 import json
 import re
@@ -38,9 +38,53 @@ def with_bounded_space(text: str) -> str:
             raise ValueError('no finite JSON text satisfies the schema: its "$ref" is cyclic')
         if not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
             options = {"whitespace_pattern": _SPACE, **options}
-        return json.dumps({**schema, "x-guidance": options})
+        return json.dumps({**close_objects(schema), "x-guidance": options})
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
+
+
+# Keywords that bound the further properties of an object, and those with which several schemas apply to one object.
+_BOUNDS = frozenset(("additionalProperties", "patternProperties", "minProperties", "maxProperties"))
+_COMBINATIONS = ("anyOf", "oneOf", "$ref")
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without further properties in objects that list theirs, unless it says something about them.
+
+    Every text is still valid for the original. Small models would otherwise add properties up to the last token. A
+    schema that applies several schemas to one object is returned unchanged, since each would exclude the others.
+    """
+    try:
+        return _closed(schema)
+    except _Combined:
+        return schema
+
+
+class _Combined(Exception):
+    """Several schemas apply to one object."""
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
+    if "allOf" in schema or ("properties" in schema and any(name in schema for name in _COMBINATIONS)):
+        raise _Combined
+    closed = dict(schema)
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(schema.get(name), dict):
+            closed[name] = {key: _closed_value(value) for key, value in schema[name].items()}
+    for name in ("anyOf", "oneOf", "prefixItems", "items", "additionalProperties"):
+        if name in schema:
+            value = schema[name]
+            closed[name] = [*map(_closed_value, value)] if isinstance(value, list) else _closed_value(value)
+    if isinstance(properties, dict) and properties and schema.keys().isdisjoint(_BOUNDS):
+        required = schema.get("required", [])
+        if isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required):
+            closed["additionalProperties"] = False
+    return closed
+
+
+def _closed_value(value: Any) -> Any:
+    return _closed(value) if isinstance(value, dict) else value
 
 
 def _checked_options(options: Any) -> dict[str, Any]:

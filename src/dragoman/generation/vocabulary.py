@@ -178,7 +178,7 @@ class Vocabulary:
         least = len(text) // self.longest
         if least > self.context * _SPARE > 0:
             raise TooLong(
-                f"prompt: expected less than {self.context} tokens, the context of the model, got {len(text)} "
+                f"prompt: expected less than {self.context} tokens, the model's maximum context limit, got {len(text)} "
                 f"characters, at least {least // _SPARE} tokens"
             )
 
