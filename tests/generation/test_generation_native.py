@@ -30,7 +30,8 @@ from dragoman.generation.native.kernels import (
     pad,
     store_key_value,
 )
-from dragoman.generation.native.step import StepThreads
+from dragoman.generation.native.linear import StepCode
+from dragoman.generation.native.threads import StepThreads
 from dragoman.generation.pretrained import load_pretrained
 from dragoman.generation.runner import Runner
 from dragoman.generation.threads import MAX_THREADS, fastest_thread_count
@@ -218,17 +219,21 @@ def test_a_step_of_chunks_and_single_tokens_returns_the_wanted_logits(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"head_dim": 24}, "head size"),
-        ({"hidden_size": 60}, "hidden size"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding by length"),
+        ({"head_dim": 24}, "head size: expected a multiple of 32, got 24"),
+        ({"hidden_size": 60}, "hidden size: expected a multiple of 16, got 60"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding depends on the length"),
     ],
 )
-def test_unsupported_models_are_computed_by_pytorch(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_unsupported_models_are_computed_by_pytorch_and_logged(
+    tmp_path: Path, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**{**SMALL, **options})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    caplog.set_level("INFO", "dragoman.generation")
     runner = Runner(load_pretrained(tmp_path, "float32", "cpu"))
-    assert not runner.native, reason
+    assert not runner.native
+    assert [reason in line for line in caplog.messages if "machine code is not used" in line] == [True]
     cache = KeyValueCache(runner.shape, 256, runner.dtype, runner.device)
     cache.reserve(1, 32)
     assert runner.run(cache, [BatchRow(0, 0, [3])]).shape == (1, 150)
@@ -277,6 +282,27 @@ def test_a_model_may_have_more_threads_than_an_earlier_one(folders: Path) -> Non
         assert fastest_thread_count(lambda threads: 1.0 / threads, MAX_THREADS) == 1 << (MAX_THREADS.bit_length() - 1)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_outside_of_the_step_equal_their_reference(
+    llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str, bias: bool
+) -> None:
+    if dtype not in llamas:
+        pytest.skip("the machine does not compute in BF16")
+    kind = getattr(torch, dtype)
+    layers = [torch.nn.Linear(48, columns, bias=bias, dtype=kind) for columns in (70, 131)]
+    code = StepCode(kernel_config(kind is torch.bfloat16), 1.0)
+    code.threads = 2
+    packed, rows, added = code.pack(*layers), random_tensor(1, 100, 48).to(kind), random_tensor(2, 100, 201).to(kind)
+    found = packed.product(rows)
+    with torch.inference_mode():
+        expected = torch.cat([layer(rows) for layer in layers], -1)
+    assert_equal(found, expected, dtype == "bfloat16")
+    assert_equal(packed.plus(rows, added), expected + added, dtype == "bfloat16")
+    for count in (0, 1, 5, 97):
+        assert torch.equal(packed.forward(rows[:count]), found[:count])
 
 
 # --- each kernel against its reference in PyTorch ------------------------------------------------------------------

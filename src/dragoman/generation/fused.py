@@ -1,6 +1,6 @@
 """Fused forward pass for Llama and similar models: fewer operations, weights packed for the CPU's matrix kernels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ class PackedLinear(nn.Module):
 
     in_features, out_features: those of the layer that it replaces.
     """
+
+    min_rows = MIN_ROWS
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -86,10 +88,11 @@ _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 class LinearLayer(Protocol):
-    """A linear layer. `product` and `plus` require at least `MIN_ROWS` rows."""
+    """A linear layer. `product` and `plus` require at least `min_rows` rows."""
 
     in_features: int
     out_features: int
+    min_rows: int
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor: ...
     def product(self, rows: torch.Tensor) -> torch.Tensor: ...
@@ -114,12 +117,12 @@ class FusedLayer:
 class FusedModel:
     """Forward pass with one product for queries, keys and values, and one for both halves of the MLP.
 
-    model: as loaded by transformers. forms: parameters of attention by layer.
+    model: as loaded by transformers. forms: parameters of attention by layer. linear: makes one layer of several with
+    the same input.
     """
 
-    def __init__(self, model: Any, forms: Mapping[int, AttentionForm], packed: bool) -> None:
-        self._linear: Callable[..., LinearLayer] = _pack_layers if packed else UnpackedLinear
-        self._min_rows = MIN_ROWS if packed else 1
+    def __init__(self, model: Any, forms: Mapping[int, AttentionForm], linear: Callable[..., LinearLayer]) -> None:
+        self._linear = linear
         self._eps = float(model.config.rms_norm_eps)
         embed = model.model.embed_tokens.weight.detach()
         self.embed = embed.clone() if embed.device.type == "cpu" else embed  # a copy, not the memory-mapped file
@@ -129,7 +132,8 @@ class FusedModel:
         self.kv_heads = attention.k_proj.out_features // self.head_size
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.layers = [self._layer(layer, forms[i]) for i, layer in enumerate(model.model.layers)]
-        self.head = self._linear(model.lm_head)
+        self.head = linear(model.lm_head)
+        self._min_rows = self.head.min_rows
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor | int, step: AttentionFunction
@@ -150,11 +154,6 @@ class FusedModel:
             states = layer.down.plus(silu(gate) * up, states)
         states = states[outputs] if isinstance(outputs, torch.Tensor) else states[:count]
         return self.head.forward(self._norm(states, self.norm))
-
-    @property
-    def has_fixed_rotary(self) -> bool:
-        """Whether the rotary embedding depends only on the position, not on the length of the sequence."""
-        return getattr(self._rotary_embedding, "rope_type", "") in _FIXED_ROTARY
 
     def rotary_table(self, start: int, stop: int) -> torch.Tensor:
         """Return cosines and signed sines of positions, [positions, 2, size], FP32."""
@@ -219,7 +218,12 @@ def is_supported(model: Any) -> bool:
     return model.config.model_type in ARCHITECTURES and getattr(model.config, "hidden_act", "") == "silu"
 
 
-def _concatenate(layers: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def has_fixed_rotary(model: Any) -> bool:
+    """Return whether the rotary embedding depends only on the position, not on the length of the sequence."""
+    return getattr(model.model.rotary_emb, "rope_type", "") in _FIXED_ROTARY
+
+
+def concatenate(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return weight and bias of several layers with the same input as one layer."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     if all(layer.bias is None for layer in layers):
@@ -229,15 +233,17 @@ def _concatenate(layers: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, torch.Ten
     )
 
 
-def _pack_layers(*layers: nn.Linear) -> LinearLayer:
-    return PackedLinear(*_concatenate(layers))
+def pack_layers(*layers: nn.Linear) -> LinearLayer:
+    return PackedLinear(*concatenate(layers))
 
 
 class UnpackedLinear:
     """Several linear layers with the same input as one, in PyTorch's layout."""
 
+    min_rows = 1
+
     def __init__(self, *layers: nn.Linear) -> None:
-        self._weight, self._bias = (layers[0].weight, layers[0].bias) if len(layers) == 1 else _concatenate(layers)
+        self._weight, self._bias = (layers[0].weight, layers[0].bias) if len(layers) == 1 else concatenate(layers)
         self.out_features, self.in_features = self._weight.shape
         begin = 0
         for layer in layers:  # the layers become views, so that weights exist only once

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from inspect import signature
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -25,7 +25,7 @@ from dragoman.generation.attention import (
     use_attention,
 )
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.fused import FusedModel, can_pack, is_supported, pack
+from dragoman.generation.fused import FusedModel, UnpackedLinear, can_pack, is_supported, pack, pack_layers
 from dragoman.generation.general import check_tokens
 from dragoman.generation.job import BatchRow
 from dragoman.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
@@ -208,17 +208,36 @@ class Runner:
         """Use the fused forward pass and machine code if they are available and give the same logits."""
         if not is_supported(self.model):
             return
-        with torch.no_grad():
-            self.fused = fused = FusedModel(self.model, shapes.forms, self.packed)
-        if not self.agrees(expected, "the fused forward pass"):
-            self.fused = None
-            return
+        if not (self.packed and self._use_native(shapes.forms, expected)):
+            self.fused = FusedModel(self.model, shapes.forms, pack_layers if self.packed else UnpackedLinear)
+            if not self.agrees(expected, "the fused forward pass"):
+                self.fused = None
+                return
         # Frees the loaded weights, which the fused model has copied or still refers to.
         self.model.model.layers = torch.nn.ModuleList()
         del self.model.model.embed_tokens, self.model.model.norm, self.model.lm_head
-        self._native = _native_step(self.config, fused, shapes.forms) if self.packed else None
-        if self._native is not None and not self.agrees(expected, "the step in machine code"):
-            self._native = None
+
+    def _use_native(self, forms: Mapping[int, AttentionForm], expected: torch.Tensor) -> bool:
+        """Use machine code if it is available and gives the same logits, as its layers do in PyTorch; log why not."""
+        try:
+            from dragoman.generation.native.step import NativeStep, Unsupported, step_code
+        except ImportError:  # llvmlite is optional
+            log.info("machine code is not used, PyTorch computes: llvmlite is not installed")
+            return False
+        try:
+            code = step_code(self.model, forms)
+            self.fused = FusedModel(self.model, forms, code.pack)
+            native = NativeStep(code, self.fused, forms)
+        except (Unsupported, OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite
+            reason = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
+            log.info("machine code is not used, PyTorch computes: %s", reason)
+            return False
+        if self.agrees(expected, "the forward pass with the kernels"):
+            self._native = native
+            if self.agrees(expected, "the step in machine code"):
+                return True
+        self._native = None
+        return False
 
     def _check_packed(self, expected: torch.Tensor) -> None:
         try:
@@ -267,15 +286,3 @@ class Runner:
             log.warning("%s differs by %.2g from the model's own code and is not used", name, error)
             return False
         return True
-
-
-def _native_step(config: Any, fused: FusedModel, forms: Mapping[int, AttentionForm]) -> StepFunction | None:
-    try:
-        from dragoman.generation.native.step import native_step
-
-        return native_step(config, fused, forms)
-    except ImportError:  # llvmlite is optional
-        return None
-    except (OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite or PyTorch
-        log.warning("machine code not available, PyTorch computes: %s: %s", type(error).__name__, error)
-        return None

@@ -1,7 +1,9 @@
 """The forward pass of all layers as one function in machine code; the threads that call it divide its work."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from llvmlite import ir
 
@@ -95,6 +97,24 @@ class ThreadArg(IntEnum):
     SCORES = 3  # [run_rows, 16 + length + 16] FP32
 
 
+class LinearArg(IntEnum):
+    """Arguments of a single product, in a table of 64-bit integers and addresses."""
+
+    INPUTS = 0  # [rows, inputs]
+    ROWS = 1
+    ROW_BYTES = 2  # of an input row
+    STEPS = 3  # of the product
+    WEIGHTS = 4
+    BLOCKS = 5
+    BLOCK_BYTES = 6
+    BIAS = 7  # [columns] FP32
+    OUTPUT = 8  # [rows, columns] FP32
+    COUNTERS = 9
+
+
+_LINEAR_ADDRESSES = {LinearArg.INPUTS, LinearArg.WEIGHTS, LinearArg.BIAS, LinearArg.OUTPUT, LinearArg.COUNTERS}
+
+
 # Counters are this far apart so that threads do not write to the same cache line.
 COUNTER_BYTES = 128
 
@@ -105,14 +125,83 @@ def counter_count(layers: int) -> int:
 
 
 def build_module(config: KernelConfig, scaling: float) -> ir.Module:
-    """Return a module with the function `step` (table of `StepArg`, table of `ThreadArg`)."""
+    """Return a module with the functions `step` (table of `StepArg`, table of `ThreadArg`) and `linear` (table of
+    `LinearArg`, sums [at most PANEL_ROWS, 64])."""
     module = ir.Module()
-    _Step(module, config, scaling).emit()
+    product = emit_product(module, config)
+    _Step(module, config, product, scaling).emit()
+    _emit_linear(module, product)
     return module
 
 
 # Stores 16 results, given their row and first column.
 _Store = Callable[[Value, Value, Value], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product with the weights of one linear layer.
+
+    source: inputs, `row_bytes` apart. steps, block_bytes: of a block of weights. sums: scratch memory of the thread.
+    """
+
+    source: Value
+    row_bytes: Value
+    rows: Value
+    steps: Value
+    weights: Value
+    block_bytes: Value | int
+    bias: Value
+    sums: Value
+
+    def multiply(self, code: Code, function: Any, part: Value, store: _Store) -> None:
+        """Compute one block of columns, with its bias, for a panel of rows.
+
+        Consecutive parts share a block, while it is in the cache.
+        """
+        panels = _panels(self.rows)
+        block, first = part // panels, part % panels * PANEL_ROWS
+        count = code.integer(PANEL_ROWS).minimum(self.rows - first)
+        begin, columns = self.source + first * self.row_bytes, self.weights + block * self.block_bytes
+        code.call_function(function, begin, self.row_bytes, columns, self.sums, count, self.steps)
+        with code.loop(code.integer(0), count) as row:
+            for i in range(0, COLUMNS, LANES):
+                column = block * COLUMNS + i
+                value = self.sums.load_vector((row * COLUMNS + i) * 4) + self.bias.load_vector(column * 4)
+                store(first + row, column, value)
+
+
+def _panels(rows: Value) -> Value:
+    return (rows + (PANEL_ROWS - 1)) // PANEL_ROWS
+
+
+def _emit_linear(module: ir.Module, product: Any) -> None:
+    """Write the function `linear`: a single product, whose parts are shared by the threads that call it."""
+    code = Code(module, "linear", (POINTER, POINTER))
+    table, sums = code.arguments
+    args = {name: (table.load_pointer if name in _LINEAR_ADDRESSES else table.load_int)(8 * name) for name in LinearArg}
+    rows, blocks, output = args[LinearArg.ROWS], args[LinearArg.BLOCKS], args[LinearArg.OUTPUT]
+    one = _Product(
+        source=args[LinearArg.INPUTS],
+        row_bytes=args[LinearArg.ROW_BYTES],
+        rows=rows,
+        steps=args[LinearArg.STEPS],
+        weights=args[LinearArg.WEIGHTS],
+        block_bytes=args[LinearArg.BLOCK_BYTES],
+        bias=args[LinearArg.BIAS],
+        sums=sums,
+    )
+
+    def store(row: Value, column: Value, value: Value) -> None:
+        output.store(value, (row * (blocks * COLUMNS) + column) * 4)
+
+    code.share_work(
+        args[LinearArg.COUNTERS],
+        _panels(rows) * blocks,
+        lambda: None,
+        lambda part: one.multiply(code, product, part, store),
+    )
+    code.finish()
 
 
 def _input_sizes(config: KernelConfig) -> dict[StepArg | ThreadArg, tuple[int, int]]:
@@ -128,9 +217,9 @@ def _input_sizes(config: KernelConfig) -> dict[StepArg | ThreadArg, tuple[int, i
 class _Step:
     """Writes the function `step`."""
 
-    def __init__(self, module: ir.Module, config: KernelConfig, scaling: float) -> None:
-        self._config, self._scaling = config, scaling
-        self._product, self._norm = emit_product(module, config), emit_norm(module, config)
+    def __init__(self, module: ir.Module, config: KernelConfig, product: Any, scaling: float) -> None:
+        self._config, self._scaling, self._product = config, scaling, product
+        self._norm = emit_norm(module, config)
         self._code = code = Code(module, "step", (POINTER, POINTER))
         table, scratch = code.arguments
         self._args: dict[StepArg, Value] = {
@@ -184,10 +273,7 @@ class _Step:
 
     def _parts(self, blocks: int, rows: StepArg = StepArg.ROWS) -> Value:
         """Return the number of parts of a product with this many blocks of columns."""
-        return self._panels(rows) * blocks
-
-    def _panels(self, rows: StepArg) -> Value:
-        return (self._args[rows] + (PANEL_ROWS - 1)) // PANEL_ROWS
+        return _panels(self._args[rows]) * blocks
 
     # --- parts of the work -----------------------------------------------------------------------------------
 
@@ -243,7 +329,8 @@ class _Step:
 
     def _logits(self, part: Value) -> None:
         code, config, args = self._code, self._config, self._args
-        blocks, panels = code.integer(pad(config.vocabulary) // COLUMNS), self._panels(StepArg.OUTPUT_COUNT)
+        blocks = code.integer(pad(config.vocabulary) // COLUMNS)
+        panels = _panels(args[StepArg.OUTPUT_COUNT])
         first = part // panels * _LOGIT_BLOCKS
         store = self._store(StepArg.LOGITS, pad(config.vocabulary))
         with code.loop(first, (first + _LOGIT_BLOCKS).minimum(blocks)) as block:
@@ -270,24 +357,19 @@ class _Step:
         store: _Store,
         rows: StepArg = StepArg.ROWS,
     ) -> None:
-        """Compute one block of columns of a product, with its bias, for a panel of rows.
-
-        Consecutive parts share a block, while it is in the cache.
-        """
         code, config = self._code, self._config
-        source = self._scratch[inputs] if isinstance(inputs, ThreadArg) else self._args[inputs]
         size, distance = _input_sizes(config)[inputs]
-        panels, sums = self._panels(rows), self._scratch[ThreadArg.SUMS]
-        block, first = part // panels, part % panels * PANEL_ROWS
-        count = code.integer(PANEL_ROWS).minimum(self._args[rows] - first)
-        row_bytes, steps = code.integer(config.item_bytes * distance), code.integer(config.steps(size))
-        begin, columns = source + first * row_bytes, weights + block * config.block_bytes(size)
-        code.call_function(self._product, begin, row_bytes, columns, sums, count, steps)
-        with code.loop(code.integer(0), count) as row:
-            for i in range(0, COLUMNS, LANES):
-                column = block * COLUMNS + i
-                value = sums.load_vector((row * COLUMNS + i) * 4) + bias.load_vector(column * 4)
-                store(first + row, column, value)
+        product = _Product(
+            source=self._scratch[inputs] if isinstance(inputs, ThreadArg) else self._args[inputs],
+            row_bytes=code.integer(config.item_bytes * distance),
+            rows=self._args[rows],
+            steps=code.integer(config.steps(size)),
+            weights=weights,
+            block_bytes=config.block_bytes(size),
+            bias=bias,
+            sums=self._scratch[ThreadArg.SUMS],
+        )
+        product.multiply(code, self._product, part, store)
 
     def _store(self, name: StepArg, columns: int) -> _Store:
         return lambda row, column, value: self._args[name].store(value, (row * columns + column) * 4)

@@ -66,8 +66,8 @@ class KernelConfig:
         return inputs * self.item_bytes // 4
 
     def block_bytes(self, inputs: int) -> int:
-        """Return the bytes of a block of weights; inputs are padded to 64 bytes."""
-        return -(-inputs * self.item_bytes // 64) * 64 * COLUMNS
+        """Return the bytes of a block of weights."""
+        return inputs * self.item_bytes * COLUMNS
 
 
 def pad(columns: int) -> int:

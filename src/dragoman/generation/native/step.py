@@ -1,12 +1,8 @@
 """The forward pass in machine code, called on the weights and the cache of a model."""
 
-import ctypes
 import platform
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,66 +10,20 @@ import torch
 
 from dragoman.generation.attention import AttentionForm
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.fused import FusedModel, PackedLinear
+from dragoman.generation.fused import FusedModel, has_fixed_rotary
 from dragoman.generation.job import BatchRow
 from dragoman.generation.native.forward import (
     COUNTER_BYTES,
     PANEL_ROWS,
     LayerArg,
     StepArg,
-    build_module,
     counter_count,
 )
 from dragoman.generation.native.kernels import COLUMNS, KernelConfig, pad
-from dragoman.native.code import LANES, Compiled, cpu_features
+from dragoman.generation.native.linear import BlockLinear, StepCode
+from dragoman.native.code import LANES, cpu_features
 
-# A function, its arguments, and objects to keep alive until it has returned.
-_Job = tuple[Callable[..., None], tuple[int, ...], object]
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class _StepThread:
-    """A thread that sleeps until it gets a job."""
-
-    def __init__(self) -> None:
-        self.idle = True
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # at most one: `idle` is checked before `submit`
-        target, arguments = _run_jobs, (weakref.ref(self), self._jobs)
-        threading.Thread(target=target, args=arguments, name="dragoman-step", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
-
-    def submit(self, job: _Job) -> None:
-        self.idle = False
-        self._jobs.put(job)
-
-
-def _run_jobs(owner: weakref.ref[_StepThread], jobs: SimpleQueue[_Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job[0](*job[1])
-        job = None
-        if (thread := owner()) is not None:
-            thread.idle = True
-        del thread
-
-
-class StepThreads:
-    """Executes a function that divides its work among all threads that call it."""
-
-    def __init__(self) -> None:
-        self._threads: list[_StepThread] = []
-
-    def run(self, function: Callable[..., None], calls: Sequence[tuple[int, ...]], keep_alive: object) -> None:
-        """Call the function with each of the arguments concurrently, and wait for the first call, in this thread.
-
-        A thread that still executes an earlier call is skipped, so the function must complete with any number of
-        callers. `keep_alive` is referenced until the last call has returned.
-        """
-        while len(self._threads) < len(calls) - 1:
-            self._threads.append(_StepThread())
-        for thread, arguments in zip(self._threads, calls[1:], strict=False):
-            if thread.idle:
-                thread.submit((function, arguments, keep_alive))
-        function(*calls[0])
 
 
 class NativeStep:
@@ -83,12 +33,10 @@ class NativeStep:
     number of threads.
     """
 
-    def __init__(self, fused: FusedModel, config: KernelConfig, forms: Mapping[int, AttentionForm]) -> None:
-        self._fused, self._config = fused, config
-        self.threads = 1
-        self._step = Compiled(build_module(config, forms[0].scaling)).function("step", 2)
-        self._step_threads = StepThreads()
-        self._weights: list[torch.Tensor] = []  # keeps FP32 copies alive
+    def __init__(self, code: StepCode, fused: FusedModel, forms: Mapping[int, AttentionForm]) -> None:
+        self._code, self._fused, self._config = code, fused, code.config
+        config = code.config
+        self._weights: list[object] = []  # keeps FP32 copies and packed weights alive
         self._layers = np.array([self._layer_args(i, forms[i].window) for i in range(config.layers)], np.int64)
         self._head = self._product_args(fused.head)
         self._norm = self._fp32_address(fused.norm[: config.hidden])
@@ -96,6 +44,14 @@ class NativeStep:
         self._memory: dict[StepArg, torch.Tensor] = {}
         self._scratch: list[tuple[_Integers, list[torch.Tensor]]] = []
         self._rows = self._length = 0
+
+    @property
+    def threads(self) -> int:
+        return self._code.threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        self._code.threads = count
 
     def __call__(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:
         """Write keys and values of the rows' tokens to the cache; return logits [wanted, vocabulary], FP32."""
@@ -123,7 +79,7 @@ class NativeStep:
         calls = [(table.ctypes.data, addresses.ctypes.data) for addresses, _ in self._scratch[:threads]]
         # A thread may start after the step has ended: all memory that it could read stays alive until then.
         arrays = (table, counters, tokens, outputs, runs, logits, cache.keys, cache.values)
-        self._step_threads.run(self._step, calls, (self, self._scratch, self._memory, arrays))
+        self._code.run(self._code.step, calls, (self, self._scratch, self._memory, arrays))
         return logits[:, : config.vocabulary]
 
     def _reserve(self, rows: int, length: int, threads: int) -> None:
@@ -175,16 +131,16 @@ class NativeStep:
         args[LayerArg.WINDOW] = window
         return args
 
-    def _product_args(self, packed: Any) -> tuple[int, int]:
+    def _product_args(self, layer: Any) -> tuple[int, int]:
         """Return the addresses of the weights and the padded bias of a product."""
-        bias = torch.zeros(pad(packed.out_features))
-        if packed.bias is not None:
-            bias[: packed.out_features] = packed.bias
-        return _address(packed), self._fp32_address(bias)
+        assert isinstance(layer, BlockLinear)
+        self._weights.append(layer)
+        return layer.weights.data_ptr(), layer.bias.data_ptr()
 
     def _fp32_address(self, weights: torch.Tensor) -> int:
-        self._weights.append(weights.detach().float().contiguous())
-        return self._weights[-1].data_ptr()
+        weights = weights.detach().float().contiguous()
+        self._weights.append(weights)
+        return weights.data_ptr()
 
 
 def _flatten(rows: Sequence[BatchRow], run_rows: int) -> tuple[_Integers, _Integers, _Integers]:
@@ -213,68 +169,51 @@ def _check_bounds(tokens: _Integers, limits: tuple[int, int, int]) -> None:
         raise IndexError(f"tokens, positions and slots: expected 0 to below {limits}, got {tokens.max(1).tolist()}")
 
 
-def native_step(config: Any, fused: FusedModel, forms: Mapping[int, AttentionForm]) -> NativeStep | None:
-    """Return the step of a model in machine code; None if the model, the CPU or PyTorch's packed layout is not
-    supported."""
-    kernels = _kernel_config(config, fused)
-    alike = {(form.scaling, form.softcap) for form in forms.values()} == {(forms[0].scaling, 0.0)}
-    if kernels is None or not alike or not _is_supported(kernels) or not _has_expected_layout(kernels, fused):
-        return None
-    return NativeStep(fused, kernels, forms)
+class Unsupported(Exception):
+    """The machine code cannot compute the model, or not on this CPU; the message says why."""
 
 
-def _kernel_config(config: Any, fused: FusedModel) -> KernelConfig | None:
-    bf16 = fused.embed.dtype is torch.bfloat16
-    fits = config.hidden_size % LANES == fused.head_size % (2 * LANES) == 0
-    fits = fits and not (bf16 and config.intermediate_size % 2)
-    if not isinstance(fused.head, PackedLinear) or not fits or not fused.has_fixed_rotary:
-        return None
+def step_code(model: Any, forms: Mapping[int, AttentionForm]) -> StepCode:
+    """Compile the step of a model of `fused.ARCHITECTURES`. Raises Unsupported."""
+    config = _kernel_config(model)
+    if {(form.scaling, form.softcap) for form in forms.values()} != {(forms[0].scaling, 0.0)}:
+        raise Unsupported("its layers differ in the scaling of attention, or have a soft cap")
+    _check_cpu(config)
+    return StepCode(config, forms[0].scaling)
+
+
+def _kernel_config(model: Any) -> KernelConfig:
+    config, attention, dtype = model.config, model.model.layers[0].self_attn, model.model.embed_tokens.weight.dtype
+    bf16, head_size = dtype is torch.bfloat16, int(attention.head_dim)
+    for name, size, multiple in (
+        ("head size", head_size, 2 * LANES),
+        ("hidden size", config.hidden_size, LANES),
+        ("intermediate size", config.intermediate_size, 2 if bf16 else 1),
+    ):
+        if size % multiple:
+            raise Unsupported(f"{name}: expected a multiple of {multiple}, got {size}")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise Unsupported(f"dtype: expected float32 or bfloat16, got {str(dtype).removeprefix('torch.')}")
+    if not has_fixed_rotary(model):
+        raise Unsupported("its rotary embedding depends on the length of the sequence")
     return KernelConfig(
-        layers=len(fused.layers),
+        layers=len(model.model.layers),
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
-        query_heads=fused.query_heads,
-        kv_heads=fused.kv_heads,
-        head_size=fused.head_size,
-        vocabulary=fused.head.out_features,
+        query_heads=attention.q_proj.out_features // head_size,
+        kv_heads=attention.k_proj.out_features // head_size,
+        head_size=head_size,
+        vocabulary=model.lm_head.out_features,
         eps=float(config.rms_norm_eps),
-        qk_norm=fused.layers[0].query_norm is not None,
+        qk_norm=hasattr(attention, "q_norm"),
         bf16=bf16,
     )
 
 
-def _is_supported(config: KernelConfig) -> bool:
-    """Return whether this CPU has the instructions, and the system `sched_yield`."""
+def _check_cpu(config: KernelConfig) -> None:
+    """Raise Unsupported if this CPU lacks instructions, or the system `sched_yield`."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
-        return False
-    return {"avx512f", *(("avx512bf16",) if config.bf16 else ())} <= cpu_features()
-
-
-def _has_expected_layout(config: KernelConfig, fused: FusedModel) -> bool:
-    """Return whether PyTorch packs weights as [columns / 64, steps, 64], with pairs of inputs adjacent in BF16.
-
-    Nothing documents this layout: it is checked on an example, and by the size of all weights.
-    """
-    example = torch.arange(100 * 64).remainder(251).view(100, 64).to(config.dtype)
-    blocks = torch.zeros(pad(100), 64, dtype=config.dtype)
-    blocks[:100] = example
-    pair = 2 if config.bf16 else 1
-    expected = blocks.view(-1, COLUMNS, 64 // pair, pair).transpose(1, 2).contiguous()
-    packed = PackedLinear(example, None)
-    if not _has_all_blocks(config, packed):
-        return False
-    memory = (ctypes.c_char * expected.nbytes).from_address(_address(packed))
-    actual = torch.frombuffer(memory, dtype=config.dtype)
-    products = [product for layer in fused.layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    sizes_match = all(_has_all_blocks(config, product) for product in (fused.head, *products))
-    return bool((actual == expected.view(-1)).all()) and sizes_match
-
-
-def _has_all_blocks(config: KernelConfig, packed: Any) -> bool:
-    """Return whether packed weights have exactly the size of their blocks."""
-    blocks = pad(packed.out_features) // COLUMNS
-    return bool(torch.ops.mkldnn._nbytes(packed.packed) == blocks * config.block_bytes(packed.in_features))
-
-
-def _address(packed: PackedLinear) -> int:
-    return int(torch.ops.mkldnn.data_ptr(packed.packed))
+        raise Unsupported("it needs Linux or macOS on x86-64")
+    needed = {"avx512f", *(("avx512bf16",) if config.bf16 else ())}
+    if missing := sorted(needed - cpu_features()):
+        raise Unsupported(f"this CPU has no {' and '.join(missing)}")
