@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from dragoman.core.calls import Infer
 from dragoman.core.errors import InvalidInput, RateLimited
 from dragoman.server_transports import load_protocols
 from dragoman.settings import Settings
+from e2e.forked_process import run_command
 from rest.rest_server import RestServer, read_response, request, serving
 
 INFER = "/v2/models/Doubler/infer"
@@ -530,15 +529,9 @@ async def test_keys_appear_in_no_log_and_no_metric(
     assert secret not in keys.path.read_text()
 
 
-def run_keys(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dragoman", "keys", *arguments], capture_output=True, text=True, cwd=folder, check=False
-    )
-
-
 def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     options = ("--roles", "infer", "--models", "a,b", "--calls-per-s", "2.5", "--max-concurrent", "3")
-    created = run_keys("create", "ci", *options, "--expires-days", "1", folder=tmp_path)
+    created = run_command("keys", "create", "ci", *options, "--expires-days", "1", folder=tmp_path)
     key = created.stdout.strip()
     assert created.returncode == 0, created.stderr
     assert key.startswith("drg_")
@@ -546,16 +539,16 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    run_keys("create", "all", "--roles", "admin", folder=tmp_path)
-    listed = run_keys("list", folder=tmp_path).stdout.splitlines()
+    run_command("keys", "create", "all", "--roles", "admin", folder=tmp_path)
+    listed = run_command("keys", "list", folder=tmp_path).stdout.splitlines()
     assert listed[0].startswith("ci  roles=infer  models=a,b  calls_per_s=2.5  max_concurrent=3  expires=20")
     assert listed[1] == "all  roles=infer,read,admin"
-    again = run_keys("create", "ci", folder=tmp_path)
+    again = run_command("keys", "create", "ci", folder=tmp_path)
     assert (again.returncode, "two keys have the name 'ci'" in again.stderr) == (2, True)
-    assert "did you mean 'all'" in run_keys("delete", "alll", folder=tmp_path).stderr
-    assert run_keys("delete", "ci", folder=tmp_path).returncode == 0
-    assert run_keys("list", folder=tmp_path).stdout == "all  roles=infer,read,admin\n"
-    assert json.loads(run_keys("list", "--json", folder=tmp_path).stdout) == [
+    assert "did you mean 'all'" in run_command("keys", "delete", "alll", folder=tmp_path).stderr
+    assert run_command("keys", "delete", "ci", folder=tmp_path).returncode == 0
+    assert run_command("keys", "list", folder=tmp_path).stdout == "all  roles=infer,read,admin\n"
+    assert json.loads(run_command("keys", "list", "--json", folder=tmp_path).stdout) == [
         {
             "name": "all",
             "roles": ["infer", "read", "admin"],
@@ -571,4 +564,4 @@ def test_the_command_creates_lists_and_deletes_keys(tmp_path: Path) -> None:
         ("create", "x", "--calls-per-s", "-1"),
         ("create",),
     ):
-        assert run_keys(*wrong, folder=tmp_path).returncode == 2
+        assert run_command("keys", *wrong, folder=tmp_path).returncode == 2

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from e2e.forked_process import ForkedProcess, can_fork
+
 T = TypeVar("T")
 
 MODELS = Path(__file__).parent / "models"
@@ -65,13 +67,18 @@ class ServerProcess:
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `kill`
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAGOMAN_", "PYTEST_"))}
-        self.popen = subprocess.Popen(
-            [sys.executable, *command, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env={**clean, **(environment or {})},
-            cwd=folder,
+        env = {**clean, **(environment or {})}
+        self.popen = (
+            ForkedProcess([*command[2:], *arguments], *2 * (self._log.fileno(),), env, folder)
+            if can_fork(command, environment or {})
+            else subprocess.Popen(
+                [sys.executable, *command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=env,
+                cwd=folder,
+            )
         )
         self.http_port = self.grpc_port = 0
         self.headers: Mapping[str, str] = {}  # of requests without others

@@ -12,6 +12,7 @@ import joblib
 import pytest
 from sklearn.linear_model import LinearRegression
 
+from e2e.forked_process import run_command
 from e2e.server_process import MODELS, ServerProcess, running_server
 
 TROUBLE = MODELS / "trouble.py"
@@ -19,21 +20,14 @@ TWICE = f"{TROUBLE}:Twice"
 Start = Callable[..., ServerProcess]
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `dragoman ARGUMENTS` to its end."""
-    command = [sys.executable, "-m", "dragoman", *arguments]
-    env = {**os.environ, **(environment or {})}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
 # --- the command -----------------------------------------------------------------------------------------
 
 
 def test_help() -> None:
-    done = run("--help")
+    done = run_command("--help")
     assert done.returncode == 0
     assert "serve" in done.stdout
-    assert run("--version").stdout.startswith("dragoman ")
+    assert run_command("--version").stdout.startswith("dragoman ")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +44,7 @@ def test_help_imports_neither_numpy_nor_the_engine(arguments: tuple[str, ...]) -
 @pytest.fixture(scope="module")
 def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = tmp_path_factory.mktemp("completion") / "dragoman.bash"
-    script.write_text(run("completion", "bash").stdout)
+    script.write_text(run_command("completion", "bash").stdout)
     return script
 
 
@@ -89,7 +83,7 @@ def test_completion_in_bash(completion_script: Path, tmp_path: Path, line: str, 
 
 @pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef dragoman"), ("fish", "# AUTOMATICALLY GENERATED")])
 def test_completion_for_other_shells(shell: str, first: str) -> None:
-    done = run("completion", shell)
+    done = run_command("completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(first)
     assert "http-port" in done.stdout
@@ -98,7 +92,9 @@ def test_completion_for_other_shells(shell: str, first: str) -> None:
 def test_completion_without_shtab(tmp_path: Path) -> None:
     (tmp_path / "shtab.py").write_text("raise ImportError")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = run("completion", "bash", environment={"PYTHONPATH": path})
+    command = [sys.executable, "-m", "dragoman", "completion", "bash"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "dragoman: shell completion needs shtab: pip install 'dragoman[completion]'\n"
 
@@ -106,7 +102,7 @@ def test_completion_without_shtab(tmp_path: Path) -> None:
 def test_the_installed_command() -> None:
     command = Path(sys.executable).parent / "dragoman"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == run("--version").stdout
+    assert done.stdout == run_command("--version").stdout
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ def test_the_installed_command() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_command_line_errors_have_no_traceback(arguments: tuple[str, ...], message: str) -> None:
-    done = run("serve", *arguments)
+    done = run_command("serve", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -139,7 +135,7 @@ def test_command_line_errors_have_no_traceback(arguments: tuple[str, ...], messa
 
 
 def test_nothing_to_serve(tmp_path: Path) -> None:
-    done = run("serve", str(tmp_path))
+    done = run_command("serve", str(tmp_path))
     assert done.returncode == 2
     assert f"found no model in '{tmp_path}'" in done.stderr
 
@@ -183,10 +179,10 @@ def test_a_folder_that_cannot_be_read_is_one_line(command: str, mode: int, below
 
 
 def test_errors_in_files_and_environment(tmp_path: Path) -> None:
-    done = run("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
+    done = run_command("serve", TWICE, environment={"DRAGOMAN_REPLICAS": "two"})
     assert done.returncode == 2
     assert done.stderr == "dragoman: setting 'replicas': expected int, got 'two'\n"
-    done = run("serve", TWICE, environment={"DRAGOMAN_HTTP_PROT": "1"})
+    done = run_command("serve", TWICE, environment={"DRAGOMAN_HTTP_PROT": "1"})
     assert done.returncode == 2
     expected = "unknown environment variable 'DRAGOMAN_HTTP_PROT'; did you mean 'DRAGOMAN_HTTP_PORT'?"
     assert done.stderr == f"dragoman: {expected}\n"
@@ -203,7 +199,7 @@ def test_errors_in_files_and_environment(tmp_path: Path) -> None:
         ("[model", "cannot be read"),
     ):
         (tmp_path / "dragoman.toml").write_text(text)
-        done = run("serve", str(tmp_path))
+        done = run_command("serve", str(tmp_path))
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
