@@ -3,17 +3,15 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.server_process import free_ports
+from e2e.forked_process import run_command
+from e2e.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -32,13 +30,13 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: ServerProcess | None = None
 
     def run(self, command: str) -> None:
         if command.startswith("dragoman serve"):
-            self.serve(command.split()[1:])
+            self.serve(command.split()[2:])
         elif command.startswith("dragoman graph"):
-            subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, check=True, capture_output=True)
+            run_command(*command.split()[1:], folder=self.folder).check_returncode()
         elif command.startswith("curl"):
             self.curl(command)
         elif command.startswith("dragoman keys"):
@@ -49,26 +47,18 @@ class Shell:
     def run_to_end(self, command: str) -> None:
         """Run a command that exits by itself, with status 0."""
         words = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").split()
-        words = ["-m", *words] if words[0] == "dragoman" else words[1:]
-        words += ["--seconds", "0.2", "--warmup-s", "0"] if words[2:3] == ["bench"] else []
-        process = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
+        words += ["--seconds", "0.2", "--warmup-s", "0"] if words[1:2] == ["bench"] else []
+        if words[0] == "dragoman":
+            process = run_command(*words[1:], folder=self.folder)
+        else:
+            process = subprocess.run([sys.executable, *words[1:]], cwd=self.folder, capture_output=True, text=True)
         assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
 
     def serve(self, arguments: list[str]) -> None:
         self.stop()
-        (self.port,) = free_ports(1)
-        ports = ["--http-port", str(self.port), "--grpc-port", "-1"]
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "dragoman", *arguments, *ports], cwd=self.folder, stderr=subprocess.DEVNULL
-        )
-        for _ in range(2400):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready").close()
-                return
-            except OSError:
-                assert self.server.poll() is None, f"the server ended: {arguments}"
-                time.sleep(0.05)
-        raise AssertionError(f"not ready: {arguments}")
+        self.server = ServerProcess.on_free_ports(*arguments, "--grpc-port", "-1", folder=self.folder)
+        self.port = self.server.http_port
+        self.server.wait_until_ready()
 
     def curl(self, command: str) -> None:
         local = command.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
@@ -79,9 +69,12 @@ class Shell:
 
     def stop(self) -> None:
         if self.server is not None:
-            self.server.send_signal(signal.SIGTERM)
-            assert self.server.wait(20) == 0
-            self.server = None
+            server, self.server = self.server, None
+            try:
+                server.terminate()
+                assert server.wait_for_exit(20) == 0
+            finally:
+                server.kill()
 
 
 @pytest.fixture
