@@ -138,6 +138,18 @@ async def test_beams_of_the_general_path_equal_transformers(kind: str, request: 
         assert [ids(completion) for completion in each.texts] == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("falcon", "expected 'none' for models of type 'falcon', got 'int8'"),
+        ("gemma2", "expected a model type of llama, mistral, qwen2, qwen3, got gemma2"),
+    ],
+)
+def test_architectures_that_cannot_be_quantized_are_rejected(tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(ModelFailed, match=message):
+        _load(tmp_path, kind, quantization="int8")
+
+
 async def test_several_completions_of_a_prompt_equal_each_alone(falcon: Loaded) -> None:
     options = {"max_new_tokens": NEW, "do_sample": True, "ignore_eos": True}
     together = await generation(falcon.model, PROMPTS[0], n=3, seed=5, **options)

@@ -16,10 +16,12 @@ import torch
 import transformers
 from llvmlite import ir
 
+from dragoman.core.errors import ModelFailed
 from dragoman.generation.cache import KeyValueCache
 from dragoman.generation.job import BatchRow
 from dragoman.generation.native.kernels import (
     COLUMNS,
+    GROUP,
     AttentionHead,
     KernelConfig,
     attend,
@@ -31,9 +33,10 @@ from dragoman.generation.native.kernels import (
     store_key_value,
 )
 from dragoman.generation.native.linear import StepCode
+from dragoman.generation.native.quantized import dequantize, emit_decode, pack_quantized
 from dragoman.generation.native.threads import StepThreads
 from dragoman.generation.pretrained import load_pretrained
-from dragoman.generation.runner import Runner
+from dragoman.generation.runner import QUANTIZATIONS, Runner
 from dragoman.generation.threads import MAX_THREADS, fastest_thread_count
 from dragoman.native.code import INT64, LANES, POINTER, Code, Compiled, cpu_features
 from generation.kernel_references import (
@@ -89,6 +92,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+QUANTIZED = ["int8", "int4"]
+KINDS = [dtype + bits for dtype in ("float32", "bfloat16") for bits in ("", *(f"-{each}" for each in QUANTIZED))]
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder per model, with weights large enough for attention to matter."""
@@ -107,8 +114,8 @@ def prompt(seed: int, length: int) -> list[int]:
     return list(np.random.default_rng(seed).integers(3, 150, length))
 
 
-def load_runner(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueCache]:
-    runner = Runner(load_pretrained(folder, dtype, "cpu"))
+def load_runner(folder: Path, dtype: str = "float32", quantization: str = "none") -> tuple[Runner, KeyValueCache]:
+    runner = Runner(load_pretrained(folder, dtype, "cpu"), quantization=quantization)
     assert runner.native
     cache = KeyValueCache(runner.shape, 4096, runner.dtype, runner.device)
     cache.reserve(8, 96)
@@ -117,8 +124,10 @@ def load_runner(folder: Path, dtype: str = "float32") -> tuple[Runner, KeyValueC
 
 @pytest.fixture(scope="module")
 def llamas(folders: Path) -> dict[str, tuple[Runner, KeyValueCache]]:
+    """Runners by dtype, and with quantized weights by dtype and quantization."""
     kinds = ["float32", *(["bfloat16"] if "avx512bf16" in cpu_features() else [])]
-    return {kind: load_runner(folders / "llama", kind) for kind in kinds}
+    quantized = {f"{kind}-{bits}": load_runner(folders / "llama", kind, bits) for kind in kinds for bits in QUANTIZED}
+    return {kind: load_runner(folders / "llama", kind) for kind in kinds} | quantized
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -160,7 +169,7 @@ def test_bf16_is_as_close_to_fp32_as_transformers(folders: Path, name: str) -> N
     assert (actual - exact).abs().max() < 1.5 * (reference - exact).abs().max() + 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", KINDS)
 def test_rows_do_not_depend_on_the_batch_or_the_number_of_threads(
     llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str
 ) -> None:
@@ -183,7 +192,7 @@ def test_rows_do_not_depend_on_the_batch_or_the_number_of_threads(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float32-int8", "bfloat16-int4"])
 @given(cuts=st.lists(st.integers(1, 219), max_size=8), others=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_sequences_do_not_depend_on_the_steps(
@@ -284,6 +293,56 @@ def test_a_model_may_have_more_threads_than_an_earlier_one(folders: Path) -> Non
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("bits", QUANTIZED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_logits_equal_those_of_the_rounded_weights(
+    folders: Path, llamas: dict[str, tuple[Runner, KeyValueCache]], dtype: str, bits: str
+) -> None:
+    if dtype not in llamas:
+        pytest.skip("the machine does not compute in BF16")
+    runner, cache = llamas[f"{dtype}-{bits}"]
+    text = prompt(6, 40)
+    found = runner.run(cache, [BatchRow(0, 0, text, wanted=40)])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders / "llama", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        original = model(torch.tensor([text])).logits[0]
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight = torch.nn.Parameter(dequantize(layer.weight, QUANTIZATIONS[bits]), requires_grad=False)
+        rounded = model(torch.tensor([text])).logits[0]
+    error, cost = (found - rounded).norm() / rounded.norm(), (rounded - original).norm() / original.norm()
+    assert error < (1e-5 if dtype == "float32" else 0.08)
+    assert cost < (0.03 if bits == "int8" else 0.4)
+    assert cost > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"hidden_size": 48}, "hidden size: expected a multiple of 32, got 48"),
+        ({"head_dim": 24}, "head size: expected a multiple of 32, got 24"),
+    ],
+)
+def test_models_that_cannot_be_quantized_are_rejected(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, **options})).save_pretrained(tmp_path)
+    with pytest.raises(ModelFailed, match=f"parameter 'quantization': 'int8' is not possible: {reason}"):
+        Runner(load_pretrained(tmp_path, "float32", "cpu"), quantization="int8")
+
+
+def test_quantization_needs_packed_weights(folders: Path) -> None:
+    with pytest.raises(ModelFailed, match="weights are not packed"):
+        Runner(load_pretrained(folders / "llama", "float32", "cpu"), packed=False, quantization="int8")
+
+
+def test_missing_instructions_are_named(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dragoman.generation.native.step.cpu_features", lambda: {"avx2"})
+    caplog.set_level("INFO", "dragoman.generation")
+    assert not Runner(load_pretrained(folders / "llama", "float32", "cpu")).native
+    assert "this CPU has no avx512f" in caplog.text
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_outside_of_the_step_equal_their_reference(
@@ -337,9 +396,9 @@ def assert_equal(actual: torch.Tensor, expected: torch.Tensor, bf16: bool) -> No
 
 
 @functools.cache
-def product_kernel(bf16: bool) -> Any:
-    module = ir.Module()
-    emit_product(module, kernel_config(bf16))
+def product_kernel(bf16: bool, bits: int = 0) -> Any:
+    module, config = ir.Module(), kernel_config(bf16, bits=bits)
+    emit_product(module, config, emit_decode(module, config) if bits else None)
     return Compiled(module).function("product", 6)
 
 
@@ -356,6 +415,26 @@ def test_product_equals_its_reference(bf16: bool, rows: int, steps: int, seed: i
     sums = torch.full((rows, COLUMNS), float("nan"))
     product_kernel(bf16)(inputs.data_ptr(), 4 * steps, block.data_ptr(), sums.data_ptr(), rows, steps)
     torch.testing.assert_close(sums, product_reference(inputs.double(), weights.double()), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bf16", BF16)
+@given(rows=st.integers(1, 40), groups=st.integers(1, 20), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_quantized_product_equals_its_reference(bf16: bool, bits: int, rows: int, groups: int, seed: int) -> None:
+    config, size = kernel_config(bf16, bits=bits), groups * GROUP
+    inputs = random_tensor(seed, rows, size).to(config.dtype)
+    weights = random_tensor(seed + 1, COLUMNS, size) * random_tensor(seed + 2, COLUMNS, 1).exp()
+    weights[0], weights[1, 1:], sums = 0.0, 0.0, torch.full((rows, COLUMNS), float("nan"))
+    block = pack_quantized(weights, config)
+    function, row_bytes = product_kernel(bf16, bits), config.item_bytes * size
+    function(inputs.data_ptr(), row_bytes, block.data_ptr(), sums.data_ptr(), rows, config.steps(size))
+    rounded = dequantize(weights, bits)
+    torch.testing.assert_close(sums, product_reference(inputs.double(), rounded.double()), rtol=1e-4, atol=1e-3)
+    # Half a step of the integers, plus the rounding of the scale to BF16, and in 4 bits the clamped opposite of -8.
+    largest = weights.view(COLUMNS, groups, GROUP).abs().amax(-1, keepdim=True)
+    error = (rounded - weights).view(COLUMNS, groups, GROUP).abs()
+    assert bool((error <= largest * (0.0045 if bits == 8 else 0.13)).all())
 
 
 @pytest.mark.parametrize("bf16", BF16)

@@ -121,6 +121,7 @@ class GeneralRunner:
     """
 
     native = False
+    quantization = "none"
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
 
     def __init__(self, pretrained: Pretrained) -> None:

@@ -34,7 +34,7 @@ from dragoman.generation.pretrained import (
     depends_on_length,
     load_pretrained,
 )
-from dragoman.generation.runner import PackingFailed, Runner
+from dragoman.generation.runner import QUANTIZATIONS, PackingFailed, Runner
 from dragoman.generation.speculation import DraftSource, PromptLookups, Speculation
 from dragoman.generation.text_engine import check_options
 from dragoman.generation.vocabulary import Vocabulary
@@ -55,6 +55,7 @@ class EngineOptions(GrammarLimits):
     prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
+    quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU.
     speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).
@@ -73,6 +74,7 @@ class EngineOptions(GrammarLimits):
     prefix_cache: int = -1
     cache_memory: float = 0.0
     packed: bool = True
+    quantization: str = "none"
     speculative_tokens: int = 0
     speculative_ngram: int = 3
     draft_model: str = ""
@@ -84,7 +86,7 @@ class EngineOptions(GrammarLimits):
     max_adapter_rank: int = 256
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES)}
+_CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
 _MINIMA: Mapping[str, float] = {
     "max_batch": 1,
     "max_context": 0,
@@ -233,6 +235,7 @@ def _runner_details(runner: Runner | GeneralRunner) -> Mapping[str, Any]:
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
         "machine_code": runner.native,
+        "quantization": runner.quantization,
         "forward": runner.forward,
         "model_type": str(runner.config.model_type),
         "vocabulary": runner.config.vocab_size,
@@ -282,13 +285,18 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
     own_code = pretrained.is_encoder_decoder or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:
-            return Runner(pretrained, packed=packed), pretrained
+            return Runner(pretrained, packed=packed, quantization=options.quantization), pretrained
         except PackingFailed as error:
             log.info("weights of model type %s are not packed: %s", pretrained.config.model_type, error)
             pretrained = load_pretrained(folder, options.dtype, device)
         except UnsupportedArchitecture as error:
             log.info("model type %s runs with its own code: %s", pretrained.config.model_type, error)
             break
+    if options.quantization != "none":
+        raise ModelFailed(
+            f"parameter 'quantization': expected 'none' for models of type '{pretrained.config.model_type}', "
+            f"got '{options.quantization}'"
+        )
     return GeneralRunner(pretrained), pretrained
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from dragoman.core.errors import ModelFailed
 from dragoman.generation.adapters import AdapterLayers
 from dragoman.generation.attention import (
     CHECKED,
@@ -25,7 +26,15 @@ from dragoman.generation.attention import (
     use_attention,
 )
 from dragoman.generation.cache import KeyValueCache
-from dragoman.generation.fused import FusedModel, UnpackedLinear, can_pack, is_supported, pack, pack_layers
+from dragoman.generation.fused import (
+    ARCHITECTURES,
+    FusedModel,
+    UnpackedLinear,
+    can_pack,
+    is_supported,
+    pack,
+    pack_layers,
+)
 from dragoman.generation.general import check_tokens
 from dragoman.generation.job import BatchRow
 from dragoman.generation.pretrained import TOLERANCE, Pretrained, UnsupportedArchitecture
@@ -34,6 +43,8 @@ from dragoman.system.load_steps import report_step
 
 log = logging.getLogger("dragoman.generation")
 
+# Bits of a weight by name; 0: those of the dtype.
+QUANTIZATIONS: Mapping[str, int] = {"none": 0, "int8": 8, "int4": 4}
 # Tokens of two sequences by step, (sequence, tokens): both begin, one or both continue.
 _SAMPLE_STEPS = (((0, 7), (1, 5)), ((0, 1), (1, 3)), ((0, 1),), ((0, 2),))
 
@@ -56,6 +67,9 @@ class Runner:
     It computes with the fastest of these that gives the logits of the model's own code: machine code, the
     fused forward pass, or the code in transformers on our attention. Raises UnsupportedArchitecture if none does; the
     model is then as it was. With `packed`, raises PackingFailed if its layers cannot be packed; it is then unusable.
+
+    quantization: of `QUANTIZATIONS`; the logits are then compared with those of the rounded weights. Raises ModelFailed
+    if there is no machine code for that.
     """
 
     prefill_chunk: int | None = None
@@ -63,11 +77,12 @@ class Runner:
     is_encoder_decoder = False
     fixed_bytes = 0
 
-    def __init__(self, pretrained: Pretrained, *, packed: bool = True) -> None:
+    def __init__(self, pretrained: Pretrained, *, packed: bool = True, quantization: str = "none") -> None:
         AttentionInterface.register(NAME, attention)
         AttentionInterface.register(CHECKED, attention)
         AttentionMaskInterface.register(CHECKED, record_mask)
         self.device, self.dtype = pretrained.device, pretrained.dtype
+        self.quantization, self._bits = quantization, QUANTIZATIONS[quantization]
         self.fused: FusedModel | None = None
         self._adaptive_threads: AdaptiveThreads | None = None
         self._native: StepFunction | None = None
@@ -207,7 +222,10 @@ class Runner:
     def _use_fast_paths(self, shapes: ShapeRecorder, expected: torch.Tensor) -> None:
         """Use the fused forward pass and machine code if they are available and give the same logits."""
         if not is_supported(self.model):
+            self._use_pytorch(f"expected a model type of {', '.join(ARCHITECTURES)}, got {self.config.model_type}")
             return
+        if not self.packed:
+            self._use_pytorch("weights are not packed (a GPU, `packed = false`, or a dtype without kernels)")
         if not (self.packed and self._use_native(shapes.forms, expected)):
             self.fused = FusedModel(self.model, shapes.forms, pack_layers if self.packed else UnpackedLinear)
             if not self.agrees(expected, "the fused forward pass"):
@@ -222,22 +240,42 @@ class Runner:
         try:
             from dragoman.generation.native.step import NativeStep, Unsupported, step_code
         except ImportError:  # llvmlite is optional
-            log.info("machine code is not used, PyTorch computes: llvmlite is not installed")
+            self._use_pytorch("llvmlite is not installed (pip install 'dragoman[fast]')")
             return False
         try:
-            code = step_code(self.model, forms)
-            self.fused = FusedModel(self.model, forms, code.pack)
-            native = NativeStep(code, self.fused, forms)
+            code = step_code(self.model, forms, self._bits)
+            fused = FusedModel(self.model, forms, code.pack)
+            native = NativeStep(code, fused, forms)
         except (Unsupported, OSError, RuntimeError, AttributeError, TypeError) as error:  # another version of llvmlite
             reason = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
-            log.info("machine code is not used, PyTorch computes: %s", reason)
+            self._use_pytorch(reason)
             return False
+        if self._bits:
+            expected = self._quantized_logits(expected)
+        self.fused = fused
         if self.agrees(expected, "the forward pass with the kernels"):
             self._native = native
             if self.agrees(expected, "the step in machine code"):
                 return True
         self._native = None
+        self._use_pytorch("logits differ")
         return False
+
+    def _use_pytorch(self, reason: str) -> None:
+        """Log why machine code is not used. Raises ModelFailed if the weights are to be quantized."""
+        if self._bits:
+            raise ModelFailed(f"parameter 'quantization': '{self.quantization}' is not possible: {reason}")
+        log.info("machine code is not used, PyTorch computes: %s", reason)
+
+    def _quantized_logits(self, expected: torch.Tensor) -> torch.Tensor:
+        """Quantize the weights of the loaded model and return the logits of its code; log how much they differ."""
+        from dragoman.generation.native.quantized import dequantize_layers
+
+        dequantize_layers(self.model, self._bits)
+        logits = self._sample_logits()
+        error = float((logits - expected).norm() / expected.norm())
+        log.info("quantized to %s: logits differ by %.2g (norm of the difference)", self.quantization, error)
+        return logits
 
     def _check_packed(self, expected: torch.Tensor) -> None:
         try:

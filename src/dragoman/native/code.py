@@ -66,6 +66,15 @@ class Value:
     def __lshift__(self, other: "Value | int") -> "Value":
         return self._binary(other, "shl")
 
+    def __rshift__(self, other: "Value | int") -> "Value":
+        return self._binary(other, "lshr")
+
+    def __and__(self, other: "Value | int") -> "Value":
+        return self._binary(other, "and_")
+
+    def __or__(self, other: "Value | int") -> "Value":
+        return self._binary(other, "or_")
+
     def __lt__(self, other: "Value | float") -> "Value":
         type_, other = self.value.type, self._operand(other, self.value.type)
         compare = self.code.build.icmp_signed if _is_integer(type_) else self.code.build.fcmp_ordered
@@ -89,6 +98,15 @@ class Value:
     def round_to(self, type_: Any) -> "Value":
         """The nearest number of a narrower floating-point type."""
         return Value(self.code, self.code.build.fptrunc(self.value, type_))
+
+    def to_float(self) -> "Value":
+        """Signed integers of 16 lanes as FP32."""
+        return Value(self.code, self.code.build.sitofp(self.value, VECTOR))
+
+    def shuffle(self, other: "Value", order: Sequence[int]) -> "Value":
+        """The lanes with these indices, where those of `other` follow those of this vector."""
+        mask = ir.Constant(ir.VectorType(INT32, len(order)), list(order))
+        return Value(self.code, self.code.build.shuffle_vector(self.value, other.value, mask))
 
     def bitcast(self, type_: Any) -> "Value":
         return Value(self.code, self.code.build.bitcast(self.value, type_))
@@ -212,8 +230,19 @@ class Code:
     def number(self, value: float) -> Value:
         return Value(self, ir.Constant(FLOAT, value))
 
+    def constant(self, type_: Any, lanes: Sequence[float]) -> Value:
+        return Value(self, ir.Constant(type_, list(lanes)))
+
     def vector(self, value: float) -> Value:
         return Value(self, ir.Constant(VECTOR, [value] * LANES))
+
+    def buffer(self, size: int) -> Value:
+        """The address of this many bytes of the function's stack, aligned to 64 bytes."""
+        with self.build.goto_entry_block():
+            memory = self.build.alloca(ir.ArrayType(INT8, size))
+            memory.align = 64
+            address = self.build.gep(memory, [ir.Constant(INT64, 0)], source_etype=INT8)
+        return Value(self, address)
 
     # --- functions -------------------------------------------------------------------------------------------
 

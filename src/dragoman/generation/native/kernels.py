@@ -15,6 +15,8 @@ from dragoman.native.code import INT32_VECTOR, INT64, LANES, POINTER, VECTOR, Co
 
 # Weights are stored in blocks of this many columns (outputs), adjacent for each step along the inputs.
 COLUMNS = 64
+# Inputs of a column that have one scale, if weights are quantized.
+GROUP = 32
 # Rows per tile: 24 sums, 4 weights and an input are in 29 of 32 registers.
 _TILE_ROWS = 6
 # Steps along a block per turn of the tiles. For up to two tiles: few, so that the core prefetches weights while it
@@ -28,7 +30,8 @@ _LOWEST = -3e38
 class KernelConfig:
     """Dimensions of a model. bf16: weights, keys and values are BF16 (else FP32); sums and states are always FP32.
 
-    qk_norm: the queries and keys of each head are normalized (Qwen 3). eps: of the norms.
+    qk_norm: the queries and keys of each head are normalized (Qwen 3). eps: of the norms. bits: of a quantized weight,
+    8 or 4; 0 for the model's dtype.
     """
 
     layers: int
@@ -41,6 +44,7 @@ class KernelConfig:
     eps: float
     qk_norm: bool
     bf16: bool
+    bits: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,13 +65,23 @@ class KernelConfig:
         """Rows of one sequence that attend together, reading keys and values once: as many as fit into registers."""
         return 4 if self.head_size <= 64 else 2 if self.head_size <= 160 else 1
 
+    @property
+    def pair(self) -> int:
+        """Inputs of a step of a product: 4 bytes, which are one FP32 or a pair of BF16."""
+        return 4 // self.item_bytes
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group of quantized weights of a block: scales in BF16, then integers."""
+        return COLUMNS * 2 + COLUMNS * GROUP * self.bits // 8
+
     def steps(self, inputs: int) -> int:
-        """Return the number of steps of a product: 4 bytes each, which are one FP32 or a pair of BF16."""
-        return inputs * self.item_bytes // 4
+        """Return the number of steps of a product."""
+        return inputs // self.pair
 
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of weights."""
-        return inputs * self.item_bytes * COLUMNS
+        return inputs // GROUP * self.group_bytes if self.bits else inputs * self.item_bytes * COLUMNS
 
 
 def pad(columns: int) -> int:
@@ -112,10 +126,11 @@ def exp(exponent: Value) -> Value:
 # --- products --------------------------------------------------------------------------------------------------
 
 
-def emit_product(module: ir.Module, config: KernelConfig) -> Any:
+def emit_product(module: ir.Module, config: KernelConfig, decode: Any = None) -> Any:
     """Write a function (inputs, bytes between their rows, block of weights, sums, rows, steps).
 
-    It sets the sums [rows, 64] to the product of the inputs with the block.
+    It sets the sums [rows, 64] to the product of the inputs with the block. decode: the function that decodes a group
+    of quantized weights.
     """
     tiles = [_emit_tile(module, config, count) for count in range(1, _TILE_ROWS + 1)]
     code = Code(module, "product", (POINTER, INT64, POINTER, POINTER, INT64, INT64))
@@ -124,11 +139,16 @@ def emit_product(module: ir.Module, config: KernelConfig) -> Any:
         sums.store(code.vector(0), i * 4)
     several_tiles = (rows < 2 * _TILE_ROWS + 1).select(code.integer(_SHORT_TURN), code.integer(_LONG_TURN))
     turn = (rows < _TILE_ROWS + 1).select(steps, several_tiles)
+    if config.bits:
+        turn, buffer = code.integer(config.steps(GROUP)), code.buffer(GROUP * COLUMNS * config.item_bytes)
     with code.loop(code.integer(0), steps, turn) as step:
-        count = turn.minimum(steps - step)
+        count, block = turn.minimum(steps - step), weights + step * (4 * COLUMNS)
+        if config.bits:
+            scales, block = weights + step // config.steps(GROUP) * config.group_bytes, buffer
+            code.call_function(decode, scales + 2 * COLUMNS, buffer)
         with code.loop(code.integer(0), rows, _TILE_ROWS) as row:
-            first, block = inputs + row * row_bytes + step * 4, weights + step * (4 * COLUMNS)
-            arguments = (first, row_bytes, block, sums + row * (4 * COLUMNS), count)
+            first = inputs + row * row_bytes + step * 4
+            arguments = [first, row_bytes, block, sums + row * (4 * COLUMNS), count, *([scales] if config.bits else [])]
             end = code.function.append_basic_block()
             switch = code.build.switch((rows - row).value, _call_block(code, tiles[-1], arguments, end))
             for number, tile in enumerate(tiles[:-1], 1):
@@ -148,12 +168,13 @@ def _call_block(code: Code, tile: Any, arguments: Sequence[Value], end: Any) -> 
 
 def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
     """Write a function (inputs, bytes between their rows, weights, sums, steps) that adds the products of `rows` rows
-    to their sums."""
-    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64))
-    inputs, row_bytes, weights, sums, steps = code.arguments
+    to their sums. With quantized weights it has one more argument, the scales of the columns."""
+    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64, *([POINTER] if config.bits else [])))
+    inputs, row_bytes, weights, sums, steps, *scales = code.arguments
     vectors = range(COLUMNS // LANES)
+    addresses = [[sums + 4 * (COLUMNS * row + LANES * i) for i in vectors] for row in range(rows)]
     accumulators = [
-        [Variable(code, sums.load_vector(4 * (COLUMNS * row + LANES * i))) for i in vectors] for row in range(rows)
+        [Variable(code, code.vector(0) if scales else address.load_vector()) for address in each] for each in addresses
     ]
     starts = [inputs + row_bytes * row for row in range(rows)]
     with code.loop(code.integer(0), steps) as step:
@@ -164,9 +185,10 @@ def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
             multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
             for weight, variable in zip(columns, variables, strict=True):
                 variable.set(multiply_add(weight, variable.get()))
-    for row, variables in enumerate(accumulators):
-        for i, variable in enumerate(variables):
-            sums.store(variable.get(), 4 * (COLUMNS * row + LANES * i))
+    for variables, each in zip(accumulators, addresses, strict=True):
+        for i, (variable, address) in enumerate(zip(variables, each, strict=True)):
+            value = variable.get()
+            address.store(value.fma(scales[0].load_bf16(2 * LANES * i), address.load_vector()) if scales else value)
     return code.finish()
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from dragoman.generation.fused import concatenate
 from dragoman.generation.native.forward import COUNTER_BYTES, PANEL_ROWS, LinearArg, build_module
 from dragoman.generation.native.kernels import COLUMNS, KernelConfig, pad
+from dragoman.generation.native.quantized import pack_quantized
 from dragoman.generation.native.threads import StepThreads
 from dragoman.native.code import Compiled
 
@@ -46,7 +47,8 @@ class BlockLinear:
     def __init__(self, code: StepCode, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._code = code
         self.out_features, self.in_features = weight.shape
-        self.weights, self.bias = pack_blocks(weight), torch.zeros(pad(self.out_features))
+        self.weights = pack_quantized(weight, code.config) if code.config.bits else pack_blocks(weight)
+        self.bias = torch.zeros(pad(self.out_features))
         if bias is not None:
             self.bias[: self.out_features] = bias
 

@@ -19,7 +19,7 @@ from dragoman.generation.native.forward import (
     StepArg,
     counter_count,
 )
-from dragoman.generation.native.kernels import COLUMNS, KernelConfig, pad
+from dragoman.generation.native.kernels import COLUMNS, GROUP, KernelConfig, pad
 from dragoman.generation.native.linear import BlockLinear, StepCode
 from dragoman.native.code import LANES, cpu_features
 
@@ -173,22 +173,25 @@ class Unsupported(Exception):
     """The machine code cannot compute the model, or not on this CPU; the message says why."""
 
 
-def step_code(model: Any, forms: Mapping[int, AttentionForm]) -> StepCode:
-    """Compile the step of a model of `fused.ARCHITECTURES`. Raises Unsupported."""
-    config = _kernel_config(model)
+def step_code(model: Any, forms: Mapping[int, AttentionForm], bits: int) -> StepCode:
+    """Compile the step of a model of `fused.ARCHITECTURES`, with weights in this number of bits; 0 for its dtype.
+
+    Raises Unsupported.
+    """
+    config = _kernel_config(model, bits)
     if {(form.scaling, form.softcap) for form in forms.values()} != {(forms[0].scaling, 0.0)}:
         raise Unsupported("its layers differ in the scaling of attention, or have a soft cap")
     _check_cpu(config)
     return StepCode(config, forms[0].scaling)
 
 
-def _kernel_config(model: Any) -> KernelConfig:
+def _kernel_config(model: Any, bits: int) -> KernelConfig:
     config, attention, dtype = model.config, model.model.layers[0].self_attn, model.model.embed_tokens.weight.dtype
     bf16, head_size = dtype is torch.bfloat16, int(attention.head_dim)
     for name, size, multiple in (
         ("head size", head_size, 2 * LANES),
-        ("hidden size", config.hidden_size, LANES),
-        ("intermediate size", config.intermediate_size, 2 if bf16 else 1),
+        ("hidden size", config.hidden_size, GROUP if bits else LANES),
+        ("intermediate size", config.intermediate_size, GROUP if bits else 2 if bf16 else 1),
     ):
         if size % multiple:
             raise Unsupported(f"{name}: expected a multiple of {multiple}, got {size}")
@@ -207,6 +210,7 @@ def _kernel_config(model: Any) -> KernelConfig:
         eps=float(config.rms_norm_eps),
         qk_norm=hasattr(attention, "q_norm"),
         bf16=bf16,
+        bits=bits,
     )
 
 
@@ -214,6 +218,8 @@ def _check_cpu(config: KernelConfig) -> None:
     """Raise Unsupported if this CPU lacks instructions, or the system `sched_yield`."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
         raise Unsupported("it needs Linux or macOS on x86-64")
-    needed = {"avx512f", *(("avx512bf16",) if config.bf16 else ())}
+    needed = {"avx512f"}
+    if config.bf16:
+        needed |= {"avx512bf16", *{8: ["avx512vbmi"], 4: ["avx512bw"]}.get(config.bits, ())}
     if missing := sorted(needed - cpu_features()):
         raise Unsupported(f"this CPU has no {' and '.join(missing)}")
