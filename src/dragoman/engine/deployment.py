@@ -21,7 +21,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import before, expired, remaining_s
+from dragoman.engine.deadlines import before, chunks_before, expired, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
@@ -372,11 +372,18 @@ class Deployment:
                 request = await self.wait_until_loaded(request, start_s)
             deadline_s = self._admit(request, start_s, nested=nested or self.loads_on_demand)
             bound = self._binder.bind(request.call)
-            async with aclosing(self._chunks(bound_request(request, bound, deadline_s), bound is not None)) as chunks:
-                async for chunk in chunks:
-                    if usage is not None:
-                        usage.add(chunk)
-                    yield Response(chunk, self.spec.name, self.spec.version)
+            request = bound_request(request, bound, deadline_s)
+            self.in_flight += 1
+            try:
+                if bound is None:
+                    request, _ = await self._binder.bind_configured(request, self._call_pool)
+                async with aclosing(self._chunks(request)) as chunks:
+                    async for chunk in chunks:
+                        if usage is not None:
+                            usage.add(chunk)
+                        yield Response(chunk, self.spec.name, self.spec.version)
+            finally:
+                self._leave()
         except BaseException as raised:
             error = raised
             raise
@@ -423,25 +430,10 @@ class Deployment:
             raise
         return cast("A", answer)
 
-    async def _chunks(self, request: Request[A], is_bound: bool) -> AsyncGenerator[A, None]:
-        """Yield the chunks of a stream, each before the deadline."""
+    def _chunks(self, request: Request[A]) -> AsyncGenerator[A, None]:
         assert self._pool is not None
-        self.in_flight += 1
-        try:
-            if not is_bound:
-                request, _ = await self._binder.bind_configured(request, self._call_pool)
-            async with aclosing(self._pool.stream(request)) as chunks:
-                while True:
-                    try:
-                        async with asyncio.timeout(remaining_s(request.deadline_s)):
-                            chunk = await anext(chunks)
-                    except StopAsyncIteration:
-                        return
-                    yield chunk
-        except TimeoutError as error:
-            raise expired(self._pool) from error
-        finally:
-            self._leave()
+        chunks = self._pool.stream(request)
+        return chunks if request.deadline_s is None else chunks_before(request.deadline_s, chunks, self._pool)
 
     def _leave(self) -> None:
         self.in_flight -= 1

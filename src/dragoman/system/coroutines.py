@@ -37,8 +37,8 @@ class Pending(Generator[Any, Any, T], Coroutine[Any, Any, T]):
     def close(self) -> None:
         self._coroutine.close()
 
-    def __next__(self) -> Any:
-        return self.send(None)
+    def __next__(self) -> Any:  # each step of a task
+        return self._coroutine.send(None) if self._is_resumed else self._resume()
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
@@ -395,34 +395,24 @@ class Application:
         return HttpResponse(response.status, (body,), (*response.headers, ("content-encoding", encoding)))
 
     async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter) -> None:
-        async with (
-            aclosing(self._engine.stream(stream.request)) as responses,
-            aclosing(self._format_chunks(stream, responses)) as chunks,
-        ):
+        async with aclosing(self._engine.stream(stream.request)) as responses:
             # An error before the first chunk still gets a status of its own.
             first = await anext(responses, None)
             chunk = await self.executor.format(stream.format_chunk, first) if first is not None else b""
             await writer.start(200, stream.headers)
             await writer.write(chunk)
-            async for chunk in chunks:
-                await writer.write(chunk)
+            try:
+                async for response in responses:
+                    await writer.write(await self.executor.format(stream.format_chunk, response))
+                last = stream.format_last_chunk()
+                if stream.final_request is not None:
+                    await self._engine.call(stream.final_request())
+            except DragomanError as error:
+                last = stream.format_late_error(error)
+            except Exception:
+                last = stream.format_late_error(DragomanError(_internal_error().message))
+            await writer.write(last)
             await writer.end(stream.end)
-
-    async def _format_chunks(
-        self, stream: HttpStream[Any], responses: AsyncGenerator[Response[Any], None]
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield further chunks and the last one; an error becomes the last one."""
-        try:
-            async for response in responses:
-                yield await self.executor.format(stream.format_chunk, response)
-            last = stream.format_last_chunk()
-            if stream.final_request is not None:
-                await self._engine.call(stream.final_request())
-            yield last
-        except DragomanError as error:
-            yield stream.format_late_error(error)
-        except Exception:
-            yield stream.format_late_error(DragomanError(_internal_error().message))
 
     async def _send_error(
         self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError

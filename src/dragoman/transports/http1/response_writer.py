@@ -13,7 +13,7 @@ from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderW
 # Responses up to this size are joined, which is cheaper than sending several buffers.
 _SMALL = 1 << 14
 # Bytes and chunks of a stream that are collected in an iteration of the event loop before they are written.
-_MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 48
+_MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 16
 # TLS copies each byte, so large responses are written in chunks of this size.
 _TLS_CHUNK = 1 << 18
 
@@ -192,8 +192,11 @@ class Http1ResponseWriter:
         return head is not None and head.method != "HEAD" and not head.http10
 
     def _chunk(self, part: Buffer, end: bytes) -> None:
-        if self._is_chunked:
-            self._put(b"%x\r\n" % len(part), part, end)
+        size = len(part)
+        if self._is_chunked and size <= _SMALL:
+            self._put(b"".join((b"%x\r\n" % size, part, end)))
+        elif self._is_chunked:
+            self._put(b"%x\r\n" % size, part, end)
         elif self._head is not None and self._head.method != "HEAD":
             self._put(part)
 
@@ -202,7 +205,7 @@ class Http1ResponseWriter:
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts += parts
-        self._parts_size += sum(map(len, parts))
+        self._parts_size += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._parts_size > _MAX_COLLECTED_BYTES:
             self._flush()
 
@@ -216,7 +219,7 @@ class Http1ResponseWriter:
         if self.is_disconnected or self._transport.is_closing():
             return
         if size <= _SMALL:
-            self._transport.write(b"".join(parts))
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
         else:
             self._transport.writelines(parts)
 
