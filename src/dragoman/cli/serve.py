@@ -1,6 +1,7 @@
 """`dragoman serve PATH...`: serve models until the process is stopped."""
 
 import argparse
+import gc
 import os
 import shlex
 import shutil
@@ -161,6 +162,14 @@ def expand(words: Sequence[str]) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is stopped; return the exit status."""
+    gc.disable()  # until the server has started: all that is imported stays
+    try:
+        return _serve(arguments)
+    finally:
+        gc.enable()
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     from dragoman.cli.serving import serve
 
     if any(":" in path and not path.rpartition(":")[0].endswith(".py") for path in arguments.paths):

@@ -5,10 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.json_format import ParseError as JsonError
 
 from dragoman.core.errors import InvalidInput
 from dragoman.formats import oip_messages as m
@@ -45,6 +42,8 @@ class ConfigFile:
 
 def parse_config(text: str, name: str) -> ConfigFile:
     """Parse the text format. Unknown fields are left out. Raises InvalidInput with the line and column of an error."""
+    from google.protobuf import text_format  # as for JSON: few servers need it, and every start would wait for it
+
     lines = _lines(text)
     unknown: list[tuple[str, int]] = []
     for _ in range(_MAX_UNKNOWN):
@@ -62,14 +61,18 @@ def parse_config(text: str, name: str) -> ConfigFile:
 
 def config_from_json(fields: Mapping[str, Any], name: str) -> Any:
     """Return the ModelConfig of its JSON form. Raises InvalidInput."""
+    from google.protobuf.json_format import ParseDict, ParseError
+
     try:
         return ParseDict(dict(fields), m.ModelConfig())
-    except JsonError as error:
+    except ParseError as error:
         raise InvalidInput(f"{name}: {error}") from error
 
 
 def config_json(config: Any) -> dict[str, Any]:
     """Return a ModelConfig as JSON with Triton's names: all plain fields, and 64-bit integers as numbers."""
+    from google.protobuf.json_format import MessageToDict
+
     fields = MessageToDict(config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return _with_numbers(fields, config.DESCRIPTOR)
 
@@ -97,7 +100,7 @@ def _scalar(value: Any, field: Any) -> Any:
 # --- positions in the text -------------------------------------------------------------------------------
 
 
-def _reason(error: text_format.ParseError) -> str:
+def _reason(error: Exception) -> str:
     """Return the message of an error without its position."""
     return re.sub(r"^\d+:\d+ : ", "", str(error))
 

@@ -5,9 +5,6 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf import text_format
-from google.protobuf.json_format import Parse, ParseError
-
 from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
@@ -48,6 +45,8 @@ def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -
             f"failed to load '{model}', parameter 'config' is not allowed: expected the setting allow_config_override; "
             "a model is loaded as it is in the repository"
         )
+    from google.protobuf import text_format  # few servers need it
+
     message = _parse_config(model, config)
     text = text_format.MessageToString(message)
     if not files:
@@ -68,6 +67,8 @@ def _parse_config(model: str, config: Any) -> Any:
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected JSON as a text, got {config!r:.80}")
     if not config.lstrip().startswith("{"):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON object, got {config!r:.80}")
+    from google.protobuf.json_format import Parse, ParseError
+
     try:
         message = Parse(config, m.ModelConfig())
     except ParseError as error:

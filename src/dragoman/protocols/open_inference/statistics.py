@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from google.protobuf.json_format import ParseDict
 
 from dragoman.core.calls import BatchStatistics, ModelStatistics
 from dragoman.formats import oip_messages as m
@@ -68,6 +67,8 @@ def statistics_list(models: Sequence[ModelStatistics]) -> StatisticsList:
 
 def statistics_message(models: Sequence[ModelStatistics]) -> Any:
     """Return the ModelStatisticsResponse."""
+    from google.protobuf.json_format import ParseDict  # takes as long as many other modules together
+
     return ParseDict(msgspec.to_builtins(statistics_list(models)), m.ModelStatisticsResponse())
 
 
