@@ -85,7 +85,7 @@ def build_generator(name: str) -> Path:
     source, binary = ROOT / "benchmarks" / f"{name}.c", RESULTS / name
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
+        subprocess.run(["cc", "-O2", "-o", str(binary), str(source), "-lm"], check=True)
     return binary
 
 

@@ -16,7 +16,7 @@ class Identity(dragoman.Model):
 
     inputs = (dragoman.TensorSpec("INPUT0", dragoman.FP32, (-1, -1)),)
     outputs = (dragoman.TensorSpec("OUTPUT0", dragoman.FP32, (-1, -1)),)
-    placement = "inline"
+    placement: Placement = "inline"
 
     def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
         return call.inputs["INPUT0"]
@@ -58,6 +58,20 @@ class Batched(dragoman.Model):
         rows = call.inputs["INPUT0"].data
         time.sleep(0.001 + 0.00002 * len(rows))
         return rows.copy()
+
+
+class Slow(Identity):
+    """Return the input after 50 ms, in a thread."""
+
+    placement = "thread"
+
+    def infer(self, call: dragoman.Infer) -> dragoman.Tensor:
+        time.sleep(0.05)
+        return call.inputs["INPUT0"]
+
+
+class Reloaded(Identity):
+    """Loaded again beside other models."""
 
 
 class Numbers(dragoman.Model):

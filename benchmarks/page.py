@@ -26,9 +26,20 @@ _COLUMNS = (
     ("models", "models", "{:,}"),
     ("connections", "connections", "{}"),
     ("server", "server", "{}"),
+    ("streams", "streams", "{:,}"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("token_us", "CPU us/token", "{:.1f}"),
+    ("gap_p50_ms", "gap p50 ms", "{:.1f}"),
+    ("gap_p99_ms", "gap p99 ms", "{:.1f}"),
+    ("capacity", "capacity/s", "{:,.0f}"),
+    ("goodput", "in time/s", "{:,.0f}"),
     ("rate", "requests/s", "{:,.0f}"),
     ("p50_ms", "p50 ms", "{:.2f}"),
     ("p99_ms", "p99 ms", "{:.2f}"),
+    ("p999_ms", "p99.9 ms", "{:.2f}"),
+    ("tail_ratio", "p99.9 / p50", "{:.1f}"),
+    ("rejected", "rejected %", "{:.1f}"),
+    ("rejected_p99_ms", "p99 of rejections ms", "{:.2f}"),
     ("cpu_us", "CPU us/request", "{:,.0f}"),
     ("p50_beside_ms", "p50 ms with idle", "{:.2f}"),
     ("p99_beside_ms", "p99 ms with idle", "{:.2f}"),
@@ -42,7 +53,12 @@ _COLUMNS = (
     ("decode_ms", "decode ms", "{:.2f}"),
     ("failed", "failed", "{}"),
 )
-_PICTURED = {"w7": ("ready_s", "s until ready"), "w10": ("p50_beside_ms", "ms, median")}
+_PICTURED = {
+    "w7": ("ready_s", "s until ready, lower is better"),
+    "w10": ("p50_beside_ms", "ms, median, lower is better"),
+    "w11": ("p999_ms", "99.9th percentile in ms, lower is better"),
+    "w12": ("token_us", "CPU time per token in us, lower is better"),
+}
 _OVERVIEW = (  # result, workload, connections, heading
     ("w1", "rest-json-small", 16, "W1: REST JSON, 16 numbers"),
     ("w2", "rest-json-large", 16, "W2: REST JSON, 150,528 numbers"),
@@ -171,7 +187,7 @@ def overview(results: Mapping[str, Result]) -> str:
 
 def picture(result: Result) -> str:
     """Return a chart of throughput, or of the main value of the workload; empty if it has none."""
-    key, unit = _PICTURED.get(result["name"], ("rate", "requests per second"))
+    key, unit = _PICTURED.get(result["name"], ("rate", "requests per second, higher is better"))
     rows = [row for row in result["rows"] if key in row and row.get("connections", 16) in (16, 64)]
     groups = [
         Group(heading, [_bar(row, key) for row in rows if _heading(row) == heading])
@@ -182,14 +198,18 @@ def picture(result: Result) -> str:
 
 
 def _heading(row: Mapping[str, Any]) -> str:
-    connections = row.get("connections")
-    return f"{row['workload']}" + (f", {connections} connections" if connections else "")
+    for key in ("connections", "streams"):
+        if key in row:
+            return f"{row['workload']}, {row[key]:,} {key}"
+    return str(row["workload"])
 
 
 def _bar(row: Mapping[str, Any], key: str) -> Bar:
     name = row["server"]
     kind = "own" if _is_ours(name) else "echo" if name in ECHOES else "peer"
-    return Bar(name, row[key], f"{row[key]:,.0f}" if row[key] >= 100 else f"{row[key]:.2f}", kind)
+    text = f"{row[key]:,.0f}" if row[key] >= 100 else f"{row[key]:.2f}"
+    spread = row.get(f"{key}_spread")
+    return Bar(name, row[key], text, kind, spread and tuple(spread))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def startup(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     for name in [*kinds, *peer_names]:
         found = [_measure_idle(name, kinds.get(name), plan) for _ in range(plan.rounds)]
         row: Row = {"workload": "startup", "server": name}
-        rows.append(row | {key: _median(f[key] for f in found) for key in found[0]})
+        row |= {key: _median(f[key] for f in found) for key in found[0]}
+        rows.append(row | {"ready_s_spread": [end(f["ready_s"] for f in found) for end in (min, max)]})
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -111,6 +112,7 @@ def _idle(name: str, count: int, plan: Plan) -> Row:
                 found.append(_measure_with_idle(subject, checked, count, plan.seconds, cores.load, folder))
     row: Row = {"workload": "idle", "server": name, "idle": count}
     row |= {key: _median(f[key] for f in found) for key in found[0]}
+    row["p50_beside_ms_spread"] = [end(f["p50_beside_ms"] for f in found) for end in (min, max)]
     print(row, file=sys.stderr)
     return row
 

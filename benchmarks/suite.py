@@ -1,4 +1,4 @@
-"""The workloads of the suite, W1 to W10, with the servers and the results of each."""
+"""The workloads of the suite, W1 to W12, with the servers and the results of each."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, resources, subjects, workloads
+from benchmarks import peers, resources, subjects, tails, token_streams, workloads
 from benchmarks.identity import Cores
 from benchmarks.peers import CLASSIFIER, PEERS, PeerConfig
 from benchmarks.processes import RESULTS, ROOT
@@ -140,8 +140,10 @@ SUITE = {
     ),
     "w5": Bench("scikit-learn, 30 features, REST JSON", _classifiers),
     "w6": Bench("UM-Bridge", _simulators),
-    "w7": Bench("ready and idle memory, one small model", resources.startup),
+    "w7": Bench("time until ready, one small model", resources.startup),
     "w8": Bench("content types, in process", _codecs),
     "w9": Bench("200 and 1,000 small models", resources.many_models),
     "w10": Bench("10,000 idle connections beside light load", resources.idle),
+    "w11": Bench("random arrivals, three sizes of JSON", tails.measure),
+    "w12": Bench("token streams, 20 tokens per second each", token_streams.measure),
 }

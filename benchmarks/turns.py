@@ -75,6 +75,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         mine = _of(rows, *key)
         row: Row = dict(zip(("workload", "connections", "server"), key, strict=True))
         row |= {k: _round(statistics.median(r[k] for r in mine)) for k in ("rate", "p50_ms", "p99_ms", "cpu_us")}
+        row["rate_spread"] = [_round(end(r["rate"] for r in mine)) for end in (min, max)]
         others = {r["server"] for r in rows if (r["workload"], r["connections"]) == key[:2]} - {key[2]}
         row["ratios"], row["cpu_ratios"] = {}, {}
         for other in sorted(others):

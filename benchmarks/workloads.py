@@ -51,11 +51,11 @@ def identity() -> list[Workload]:
     small = numbers.standard_normal((1, 16)).astype(np.float32)
     large = numbers.standard_normal((1, 3, 224, 224)).astype(np.float32)
     return [
-        _rest_json("rest-json-small", "Identity", small),
+        json_numbers("rest-json-small", "Identity", small),
         _rest_binary("rest-binary-small", "Identity", small),
         _grpc_raw("grpc-raw-small", "Identity", small),
         _grpc_typed("grpc-typed-small", "Identity", small),
-        _rest_json("rest-json-large", "IdentityImage", large),
+        json_numbers("rest-json-large", "IdentityImage", large),
         _rest_binary("rest-binary-large", "IdentityImage", large),
         _grpc_raw("grpc-raw-large", "IdentityImage", large),
     ]
@@ -63,13 +63,14 @@ def identity() -> list[Workload]:
 
 def small_json(name: str, model: str) -> Workload:
     """Return sixteen numbers over REST as JSON."""
-    return _rest_json(name, model, np.random.default_rng(7).standard_normal((1, 16)).astype(np.float32))
+    return json_numbers(name, model, np.random.default_rng(7).standard_normal((1, 16)).astype(np.float32))
 
 
 # --- REST --------------------------------------------------------------------------------------------------
 
 
-def _rest_json(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+def json_numbers(name: str, model: str, array: NDArray[np.float32]) -> Workload:
+    """Return an array over REST as JSON."""
     tensor = _describe(array) | {"data": array.ravel().tolist()}
     body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
     headers = {"content-type": "application/json"}

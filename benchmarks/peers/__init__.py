@@ -60,6 +60,8 @@ def _mlserver(defaults: bool, config: PeerConfig) -> list[str]:
         home = config.folder / name
         home.mkdir(parents=True)
         model_settings: dict[str, object] = {"name": name, "implementation": "mlserver_models.Identity"}
+        if name == "Slow":
+            model_settings["implementation"] = "mlserver_models.Slow"
         if name == CLASSIFIER:
             model_settings["implementation"] = "mlserver_sklearn.SKLearnModel"
             model_settings["parameters"] = {"uri": str(train_classifier("mlserver", config.folder))}
@@ -94,7 +96,8 @@ PEERS = {
     "mlserver": Peer(_MLSERVER, "oip", lambda s: _mlserver(False, s), has_grpc=True),
     "mlserver-defaults": Peer(_MLSERVER, "oip", lambda s: _mlserver(True, s), has_grpc=True),
     "kserve": Peer(("kserve==0.21.0",), "oip", lambda s: _script("kserve", s), has_grpc=True),
-    "litserve": Peer(("litserve",), "plain", lambda s: _script("litserve", s), "/health"),
+    "litserve": Peer(("litserve", "numpy"), "plain", lambda s: _script("litserve", s), "/health"),
+    "fastapi": Peer(("fastapi", "uvicorn[standard]", "numpy"), "plain", lambda s: _script("fastapi", s), "/health"),
     "bentoml": Peer(("bentoml",), "plain", _bentoml, "/readyz", (("BENTOML_DO_NOT_TRACK", "True"),)),
     "ray": Peer(
         ("ray[serve]",), "plain", lambda s: _script("ray", s), "/-/healthz", (("RAY_USAGE_STATS_ENABLED", "0"),)
