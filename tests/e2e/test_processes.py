@@ -380,7 +380,11 @@ def routes_of(engine: Engine) -> list[tuple[str, str]]:
         (replace(COPY, response_cache_bytes=1000), None, "it has a response cache"),
         (replace(COPY, schedule=ScheduleOptions(priority_levels=2)), None, "it has a queue with priorities"),
         (COPY, LoadLimits(), "it is loaded on demand"),
-        (replace(COPY, placement="inline", parameters={"lock": Lock()}), None, "its settings cannot be sent to other processes"),
+        (
+            replace(COPY, placement="inline", parameters={"lock": Lock()}),
+            None,
+            "its settings cannot be sent to other processes",
+        ),
     ],
 )
 async def test_a_model_is_copied_unless_its_settings_forbid_it(
