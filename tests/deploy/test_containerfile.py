@@ -1,4 +1,7 @@
-"""The Containerfile keeps the rules for images, and its lock files match pyproject.toml. No image is built here."""
+"""The Containerfile keeps the rules for images, and its lock files match pyproject.toml.
+
+No image is built here: `scripts/test-container` does that.
+"""
 
 import json
 import re
@@ -13,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from dragoman import __version__
 from dragoman.settings import from_environment, parse_settings
 from e2e.server_process import MODELS, running_server
 
@@ -45,6 +49,7 @@ def test_the_image_is_pinned_and_runs_without_privileges() -> None:
     assert re.fullmatch(r"PYTHON_IMAGE=docker\.io/library/python:3\.\d+-\S+@sha256:[0-9a-f]{64}", instructions()[0][1])
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last("USER"))
     assert (json.loads(last("ENTRYPOINT")), json.loads(last("CMD"))) == (["dragoman", "serve"], ["/models"])
+    assert f'version="{__version__}"' in last("LABEL")
     for verb, value in instructions():
         if verb == "RUN" and " install " in value:
             assert "--require-hashes" in value or "--no-index" in value

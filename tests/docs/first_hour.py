@@ -4,7 +4,8 @@ usage: scripts/first-hour [--only N,...] [--page FILE] [FOLDER]
 
 Nothing is run but what the page has: its files are written, its `bash` blocks are typed into two terminals, the lines
 of its `text` blocks must appear, and each address after "Open" must show the words in bold. Terminals are recorded and
-screenshots kept in FOLDER (build/first-hour). Exit status: 1 if a task fails or takes three minutes.
+screenshots kept in FOLDER (build/first-hour). CONTAINER_BUILD_OPTIONS are added to `podman build`. Exit status: 1 if a task
+fails or takes three minutes, 2 for wrong arguments.
 """
 
 import argparse
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 LIMIT_S = 180.0
 READY = "Ctrl-C stops"
+READY_AS_JSON = '"message": "ready'  # the log of the image
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ENGINE = shutil.which("podman")
 
@@ -220,17 +222,20 @@ class Walk:
                     self._open(step, f"{task.number:02d}", result)
 
     def _type(self, command: str, result: Result) -> str:
-        local = command.replace(":8080", f":{self.port}")
+        local = command.replace(":8080", f":{self.port}", 1 if command.startswith("podman ") else -1)
         engine = local.startswith("podman ")
         if engine and ENGINE is None:
             return self._without_engine(local, result)
+        if local.startswith("podman build"):
+            options = os.environ.get("CONTAINER_BUILD_OPTIONS", "")
+            local = re.sub(r" \.$", f" {ROOT}", local.replace("build", f"build {options}", 1))
         if not local.startswith(("dragoman serve", "podman run")):
             return self.client.run(local, LIMIT_S)
         self._stop_server()
         start = len(self.server.text) + len(local)
         self.server.send(local + "\n")
         self._is_serving = True
-        self.server.wait_for(READY, start, LIMIT_S)
+        self.server.wait_for(READY_AS_JSON if engine else READY, start, LIMIT_S)
         return self.server.text[start:]
 
     def _without_engine(self, command: str, result: Result) -> str:
@@ -249,7 +254,7 @@ class Walk:
         start = len(self.server.text)
         self.server.send(f"env -i {assignments} {' '.join(words)}\n")
         self._is_serving = True
-        self.server.wait_for('"message": "ready', start, LIMIT_S)
+        self.server.wait_for(READY_AS_JSON, start, LIMIT_S)
         check = subprocess.run([sys.executable, *health[1:]], env=variables, check=False, capture_output=True)
         if check.returncode:
             raise TaskFailed(f"the health check of the image failed: {check.stderr.decode()[-500:]}")
@@ -373,6 +378,15 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="N,...", help="numbers of the tasks (default: all)")
     parser.add_argument("--page", default=PAGE, type=Path, help="another page")
     arguments = parser.parse_args()
+    try:
+        numbers = {task.number for task in read_tasks(arguments.page.read_text())}
+    except OSError as error:
+        parser.error(f"--page: '{error.filename}' cannot be read: {error.strerror}")
+    wrong = [word for word in filter(None, arguments.only.split(",")) if word not in map(str, numbers)]
+    if not numbers:
+        parser.error(f"--page: expected numbered tasks in '{arguments.page}'")
+    if wrong:
+        parser.error(f"--only: expected numbers of tasks, {min(numbers)} to {max(numbers)}, got {wrong[0]!r}")
     only = [int(number) for number in filter(None, arguments.only.split(","))]
     results = walk(arguments.page, arguments.folder.resolve(), only)
     failed = [result for result in results if result.error]
