@@ -116,7 +116,8 @@ def resolve(path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'") from error
+            near = suggestion(part, [name for name in dir(found) if not name.startswith("_")])
+            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'{near}") from error
     return found
 
 

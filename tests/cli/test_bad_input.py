@@ -23,6 +23,11 @@ CASES: Mapping[str, tuple[str, int, str]] = {
         1,
         "; did you mean 'fahrenheit.py:celsius'?",
     ),
+    "misspelled function": (
+        "serve fahrenheit.py:celsus --http-port 0 --grpc-port 0",
+        1,
+        "'fahrenheit.py' has no 'celsus'; did you mean 'celsius'?",
+    ),
     "port in use": (
         "serve fahrenheit.py:celsius --grpc-port 0 --http-port {taken}",
         1,
@@ -43,6 +48,15 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "wrong URL": ("infer nowhere:x m 1", 2, "dragoman: expected URL as http://HOST:PORT, got 'nowhere:x'"),
     "missing key file": ("keys list --file no.toml", 2, "dragoman: key file 'no.toml' cannot be read: No such file"),
     "missing graph": ("graph nowhere", 2, "dragoman: 'nowhere' not found: expected a graph file"),
+    "picture of a wrong format": ("bench http://127.0.0.1:1 m --plot a.jpg", 2, "--plot: expected a file .svg or .png"),
+    "picture in no folder": (
+        "bench http://127.0.0.1:1 m --plot no/a.svg",
+        2,
+        "dragoman: --plot: folder 'no' not found",
+    ),
+    "no server to measure": ("bench http://127.0.0.1:1 m", 2, "answers at http://127.0.0.1:1: Connection refused"),
+    "plot of a wrong format": ("check derivatives fahrenheit.py:celsius --plot a.png", 2, "expected a file .svg, or -"),
+    "missing package": ("infer grpc://127.0.0.1:1 m 1", 2, "needs the package 'grpcio': pip install 'dragoman[grpc]'"),
     "missing folder": ("doctor nowhere", 2, "dragoman: 'nowhere' is not a folder"),
 }
 
@@ -58,6 +72,7 @@ def without_privilege(address, **options):
     return create_server(address, **options)
 
 socket.create_server = without_privilege
+sys.modules["grpc"] = None
 results = {}
 for name, arguments in json.load(sys.stdin).items():
     out, err = io.StringIO(), io.StringIO()
@@ -108,4 +123,4 @@ def test_bad_input_is_one_sentence(results: Any, name: str, taken: int) -> None:
     assert message.format(taken=taken) in err
     assert "Traceback" not in err
     sentences = [line for line in err.splitlines() if re.match(r"dragoman( \w+)?: ", line)]
-    assert len(sentences) == (name != "function in a file")
+    assert len(sentences) == (name not in ("function in a file", "misspelled function"))

@@ -372,6 +372,8 @@ def test_a_script_that_imports_mlserver(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "usage: python -m dragoman.runtimes.mlserver SCRIPT" in run.stderr
+    run = subprocess.run([*command, "missing.py"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "'missing.py' cannot be read: No such file or directory\n")
 
 
 def test_every_script_of_an_environment_may_import_mlserver(tmp_path: Path) -> None:

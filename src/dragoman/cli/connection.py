@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.core.errors import CallerError, Forbidden, InvalidInput, ModelNotFound, NotReady, Unauthorized
+from dragoman.core.errors import (
+    CallerError,
+    Forbidden,
+    InvalidInput,
+    ModelNotFound,
+    NotReady,
+    NotSupported,
+    Unauthorized,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KEY_VARIABLES = ("DRAGOMAN_API_KEY", "DRAGOMAN_CONTROL_TOKEN")
@@ -78,7 +86,11 @@ class Connection:
 
         options: Any = {"token": self.key, "tls_ca": self.ca or None, "timeout_s": self.timeout_s, "retries": 0}
         try:
-            with Client(self.url, **options) as client:
+            opened = Client(self.url, **options)
+        except ImportError as error:  # the package of gRPC
+            raise NotSupported(str(error)) from None
+        try:
+            with opened as client:
                 yield client
         except (Unauthorized, Forbidden) as error:
             raise type(error)(f"{self.url}: {error.message}{_KEY_HINT}") from None

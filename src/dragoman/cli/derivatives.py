@@ -109,6 +109,8 @@ _TRIES = 20
 def check_derivatives(arguments: argparse.Namespace) -> int:
     """Check the models that the arguments of the command name; return its exit status."""
     config = _json(arguments.config, dict, "--config")
+    if arguments.plot and arguments.plot != "-" and not arguments.plot.lower().endswith(".svg"):
+        raise InvalidInput(f"--plot: expected a file .svg, or -, got '{arguments.plot}'")
     if ":" in arguments.path and not arguments.path.rpartition(":")[0].endswith(".py"):
         sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
     with asyncio.Runner() as runner:

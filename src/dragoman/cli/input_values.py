@@ -225,7 +225,7 @@ def _read_file(path: str, spec: TensorSpec) -> Any:
         try:
             return np.load(io.BytesIO(_bytes(path)), allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise InvalidInput(f"'{path}' is not an array of NumPy: {error}") from error
+            raise InvalidInput(f"'{path}' is not an array of numbers in NumPy's format, or is truncated") from error
     if path.endswith(".json"):
         return parse_json(_bytes(path).decode(errors="replace"), list, path)
     _, rows = _read_csv(path, [spec.name])

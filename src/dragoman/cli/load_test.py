@@ -37,8 +37,8 @@ def measure(arguments: argparse.Namespace) -> int:
     if not arguments.url or not arguments.model:
         raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
     loads = _loads(arguments) * _positive("--repeat", arguments.repeat)
-    if arguments.plot.lower().endswith(".png"):
-        require_pillow()
+    if arguments.plot:
+        _check_plot(Path(arguments.plot))
     target = _target(arguments)
     target.http.require_connection()
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
@@ -254,6 +254,16 @@ def _as_json(arguments: argparse.Namespace, measurements: Sequence[Measurement])
 
 def _count(measurements: Sequence[Measurement], label: str) -> int:
     return sum(each.label == label for each in measurements)
+
+
+def _check_plot(path: Path) -> None:
+    """Raise InvalidInput, before anything is measured, if the picture could not be written."""
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise InvalidInput(f"--plot: expected a file .svg or .png, got '{path}'")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"--plot: folder '{path.parent}' not found")
+    if path.suffix.lower() == ".png":
+        require_pillow()
 
 
 def _write(path: str, content: bytes) -> None:

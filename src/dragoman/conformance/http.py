@@ -131,7 +131,7 @@ class HttpTarget:
         try:
             self.send("GET", "/v2/health/live")
         except ClauseFailed as error:
-            reason = str(error).rpartition("none: ")[2]
+            reason = getattr(error.__cause__, "strerror", None) or str(error).rpartition("none: ")[2]
             raise NotReady(f"no HTTP server answers at {self.url}: {reason}") from error
         self.exchanges.clear()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
+from dragoman.core.options import suggestion
 from dragoman.core.runtime import Runtime
 from dragoman.core.spec import ModelSpec
 from dragoman.system.threads import TRANSFORMERS_LOADS
@@ -93,8 +94,9 @@ def check_source(spec: ModelSpec) -> None:
         tree = ast.parse(path.read_bytes())  # bytes: the file may declare its encoding
     except (OSError, SyntaxError, ValueError) as error:
         raise ModelFailed(f"cannot import '{spec.uri}': {type(error).__name__}: {error}") from error
-    if name and not _defined_names(tree) & {name.partition(".")[0], "*"}:
-        raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'")
+    defined = _defined_names(tree)
+    if name and not defined & {name.partition(".")[0], "*"}:
+        raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'{suggestion(name, defined)}")
     for module in _imported_packages(tree):
         beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
         if beside is None and module not in _REPLACED:

@@ -49,6 +49,10 @@ def main() -> None:
         case ["--uninstall"]:
             _change_environment(installs=False)
         case [script, *_] if not script.startswith("-"):
+            try:
+                open(script, "rb").close()
+            except OSError as error:
+                raise SystemExit(f"'{script}' cannot be read: {error.strerror}") from None
             sys.argv = sys.argv[1:]
             sys.path[0] = os.path.dirname(os.path.abspath(script))
             install()
