@@ -30,6 +30,7 @@ from dragoman.client.messages import Address, Deadline, RestRequest
 from dragoman.core.calls import Infer, Request
 from dragoman.core.spec import LaunchOptions, ModelSpec
 from dragoman.core.tensor import Tensor
+from dragoman.system import process
 from dragoman.system.coroutines import complete
 from dragoman.workers.process import ProcessPool
 from dragoman.workers.worker_port import WorkerPort, WorkerPortOptions
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.page:
         write_page(json.loads(RESULT.read_text()))
         return 0
+    process.keep_freed_memory()  # as a server does
     rounds, seconds = (1, 0.05) if options.quick else (3, 1.0)
     parts = options.only.split(",")
     result: dict[str, Any] = {"machine": machine.machine(), "others_busy_cores": machine.busy_cores()}
@@ -204,9 +206,9 @@ async def _start_server(running: contextlib.AsyncExitStack, folder: Path) -> Mea
     )
     flags = ["--worker-port", str(free_port()), "--worker-host", "127.0.0.1", "--worker-secret-file", str(secret)]
     command_line = dragoman([str(home.parent)], port, -1, *flags)
-    process = running.enter_context(run_process(command_line, folder / "server.log"))
-    await asyncio.to_thread(process.wait_until, partial(http_ready, port))
-    return _ServerCalls(process.child.pid, port)
+    server = running.enter_context(run_process(command_line, folder / "server.log"))
+    await asyncio.to_thread(server.wait_until, partial(http_ready, port))
+    return _ServerCalls(server.child.pid, port)
 
 
 # --- Ray ---------------------------------------------------------------------------------------------------------

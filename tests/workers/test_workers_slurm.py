@@ -172,6 +172,27 @@ command = "exec {worker} --connect-timeout-s 1"
 
 
 @by_named_command
+async def test_jobs_follow_the_load(tmp_path: Path) -> None:
+    """A range from 0: jobs are submitted while calls wait, at most so many, and end when their workers are idle."""
+    results: list[object] = []
+    async with open_port() as port, jobs_of(port, replicas=3, min_replicas=0, min_ready=0, idle_s=2.0) as pool:
+        for turn in range(2):
+            await wait_until(lambda: not jobs(), LONG_S)
+            assert pool.ready
+            go = tmp_path / f"go{turn}"
+            begun = [tmp_path / f"begun{turn}-{n}" for n in range(12)]
+            calls = [asyncio.create_task(call(pool, do="hold", begun=each, go=go, then="pid")) for each in begun]
+            await wait_until(lambda each=begun: sum(path.exists() for path in each) == 3, LONG_S)
+            assert [*jobs().values()] == 3 * ["RUNNING"]
+            go.touch()
+            found = await asyncio.gather(*calls)
+            assert len({first_value(response) for response in found}) == 3
+            results += found
+        await wait_until(lambda: not jobs(), LONG_S)
+    assert print_outcomes("SLURM jobs from 0 to 3 and back, twice", results) == {"right": 24}
+
+
+@by_named_command
 async def test_jobs_end_when_the_server_is_killed(tmp_path: Path) -> None:
     """One runs, in the middle of a call, and the other one waits for its cores: it ends as soon as it starts."""
     (tmp_path / "m").mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman.cli.terminal import printable
 from dragoman.core.options import forget_secrets
-from dragoman.system import logs
+from dragoman.system import logs, process
 from dragoman.workers.handshake import SECRET_VARIABLE, JoinError, read_secret
 from dragoman.workers.process_group import start_guard
 
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the worker; return its exit status."""
     secret = read_secret(arguments.secret_file, os.environ.get(SECRET_VARIABLE, ""))
     forget_secrets()  # the model and programs that it starts must not see it
+    process.keep_freed_memory()
     start_guard()
     from dragoman.workers.file_cache import FileCache, default_folder
     from dragoman.workers.join import JoinOptions, join, parse_address  # imports NumPy, after the guard was forked
