@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: E402
     load,
     operations,
     processes,
+    server_processes,
     tables,
     workloads,
 )
@@ -288,6 +289,22 @@ def test_the_page_on_clusters_agrees_with_the_results() -> None:
     text = cluster.PAGE.read_text()
     assert cluster.page_with(text, result) == text
     assert cluster_hosts.chart_of(result["hosts"]) == cluster.PICTURE.read_text()
+
+
+def test_the_page_on_processes_agrees_with_the_results() -> None:
+    result = json.loads(server_processes.RESULT.read_text())
+    text = server_processes.PAGE.read_text()
+    assert server_processes.page_with(text, result) == text
+
+
+def test_forwarded_calls_are_limited_by_the_core_of_the_engine() -> None:
+    def row(subject: str, engine_us: float, others_us: float) -> server_processes.Row:
+        return server_processes.Row("rest-json-small", subject, 1, 1.0, 1.0, engine_us, others_us, 0)
+
+    rows = [row(server_processes.ONE, 40.0, 0.0), row(server_processes.COPIES, 0.5, 49.5)]
+    rows.append(row(server_processes.FRONT_ENDS, 50.0, 50.0))
+    assert server_processes.model(rows, 1) == (25_000, 20_000, 10_000)
+    assert server_processes.model(rows, 16) == (400_000, 320_000, 20_000)
 
 
 @pytest.mark.parametrize("hosts", [1, 8])
