@@ -167,7 +167,8 @@ def model(rows: Sequence[Row], cores: int) -> tuple[float, float, float]:
 def _ratio(rows: Sequence[Row], subject: str, cost: str = "cpu_us") -> float:
     """Return the median over the rounds of a cost, compared with the CPU time of one process."""
     one = {row.round: row.cpu_us for row in rows if row.subject == ONE}
-    return statistics.median(getattr(row, cost) / one[row.round] for row in rows if row.subject == subject)
+    ratios = (getattr(row, cost) / one[row.round] for row in rows if row.subject == subject)
+    return float(statistics.median(ratios))
 
 
 def _model_lines(rows: Sequence[Row]) -> Iterator[str]:
