@@ -150,7 +150,7 @@ def running_server(root: Path, own: OwnEngine) -> Iterator[EngineServer]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(300)
+        assert ready.wait(600)
         if errors:
             raise errors[0]
         yield EngineServer(server, own, loaded[0])

@@ -1,5 +1,6 @@
 """vLLM behind the text APIs, if it is installed, in an environment of its own, `pip install 'dragoman[vllm]'`."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.errors import WorkerLost
+from dragoman.engine_setup import open_engine
+
 from .engine_tests import NEW, PROMPTS, EngineServer, EngineTests, OwnEngine, running_server, train_model
+from .test_vllm_restarts import request, text
 
 pytest.importorskip("vllm", reason="vLLM is not installed; it needs an environment of its own", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,3 +102,31 @@ class TestVllm(EngineTests):
         means = [sum(token["log_prob"] for token in tokens) / len(tokens) for tokens in found]
         assert len(means) == 3
         assert means == sorted(means, reverse=True)
+
+
+def engine_core() -> Any:
+    """The process in which vLLM computes, a child of the worker process."""
+    import psutil
+
+    (found,) = [each for each in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(each.cmdline())]
+    return found
+
+
+async def test_a_killed_engine_is_started_again(tmp_path: Path) -> None:
+    """In a supervised worker process: its call fails, and the next one is answered by another engine."""
+    folder = train_model(tmp_path / "story")
+    (folder / "dragoman.toml").write_text(
+        '[model]\nruntime = "vllm"\nheartbeat_s = 1\n[model.parameters]\ndtype = "float32"\ncache_memory = 1\n'
+        "arguments = { enforce_eager = true }\n"
+    )
+    own = OwnEngine(folder)
+    expected = (await asyncio.to_thread(own.text, "The", max_new_tokens=8, ignore_eos=True)).whole
+    await asyncio.to_thread(own.close)
+    async with open_engine(str(folder)) as engine:
+        assert await text(engine.stream(request("The"))) == expected
+        running = engine.stream(request("The", 400))
+        await anext(running)
+        engine_core().kill()
+        with pytest.raises(WorkerLost):
+            await text(running)
+        assert await text(engine.stream(request("The"))) == expected

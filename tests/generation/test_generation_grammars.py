@@ -28,7 +28,8 @@ from dragoman.core.text import Generation, Grammar, Sampling
 from dragoman.generation import grammar as following
 from dragoman.generation import grammar_compiler, grammar_worker
 from dragoman.generation.grammar import GrammarService
-from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, GrammarVocabulary, release_memory
+from dragoman.generation.grammar_compiler import GrammarCompiler, GrammarLimits, GrammarVocabulary
+from dragoman.generation.memory import release_memory
 from dragoman.runtimes.llm.model import LanguageModel
 
 from .helpers import engine_load, grammar_service, ids, load_model, text, text_engine

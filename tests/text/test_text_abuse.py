@@ -60,6 +60,17 @@ EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
         ("/v1/chat/completions", {"model": "tgi", "messages": [{"role": "user", "content": "word " * 1_000_000}]}),
         "expected less than 512 tokens, .* got 5000031 characters",
     ),
+    (("/v1/responses", {"input": "word " * 1_000_000}), "`input`: expected less than 512 tokens"),
+    (
+        (
+            "/v1/messages",
+            {"max_tokens": 5, "system": "word " * 1_000_000, "messages": [{"role": "user", "content": "x"}]},
+        ),
+        "expected less than 512 tokens",
+    ),
+    (("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}), "less than 512"),
+    (("/api/generate", {"model": "tiny-llama", "prompt": "word " * 1_000_000}), "expected less than 512 tokens"),
+    (("/v2/models/tiny-llama/generate", {"text_input": "word " * 1_000_000}), "`text_input`: expected less than 512"),
     (("/tokenize", {"inputs": "word " * 1_000_000}), "`inputs`: expected less than 512 tokens, .* 5000000 characters"),
     (("/tokenize", {"prompt": "word " * 1_000_000}), "expected less than 512 tokens, .* 5000000 characters"),
     (("/tokenize", {"inputs": "🦆" * 600}), "`inputs`: expected at most 2048 tokens, got 24"),
@@ -105,6 +116,13 @@ async def test_excessive_requests_are_rejected(server: TextServer) -> None:
         assert (await server.post(*_tgi())).status == 200
 
 
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def _messages(**fields: Any) -> tuple[str, Any]:
+    return "/v1/messages", {"model": "tiny-llama", "max_tokens": 5, **CHAT, **fields}
+
+
 NESTED_REPETITION = "((b{1000}){1000}){1000}"
 RECURSIVE_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
 PATTERN_FORMAT = {
@@ -130,6 +148,30 @@ GRAMMARS: list[tuple[tuple[str, Any], int, str]] = [
     (_tgi(grammar={"type": "json", "value": {"$ref": "#"}}), 422, "`grammar`: no finite JSON text"),
     (_lmi(guided_json={"$ref": "#"}), 424, "`guided_json`: no finite JSON text"),
     (("/v1/chat/completions", RECURSIVE_CHAT), 400, "no finite JSON text"),
+    (
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}}}},
+        ),
+        400,
+        "`text.format`: no finite",
+    ),
+    (_messages(output_config={"format": {"type": "json_schema", "schema": {"$ref": "#"}}}), 400, "no finite JSON text"),
+    (
+        _messages(tools=[{"name": "f", "input_schema": {"$ref": "#"}}], tool_choice={"type": "tool", "name": "f"}),
+        400,
+        "no finite JSON text",
+    ),
+    (("/api/chat", {"model": "tiny-llama", **CHAT, "format": {"$ref": "#"}}), 400, "`format`: no finite"),
+    (("/api/generate", {"model": "tiny-llama", "prompt": "x", "format": {"$ref": "#"}}), 400, "no finite JSON text"),
+    (
+        (
+            "/v2/models/tiny-llama/generate",
+            {"text_input": "x", "parameters": {"grammar": {"type": "regex", "value": NESTED_REPETITION}}},
+        ),
+        422,
+        "`grammar`: .*too many expressions",
+    ),
 ]
 
 
@@ -194,6 +236,53 @@ async def test_a_long_prompt_does_not_delay_others(server: TextServer) -> None:
     duration_s = time.monotonic() - start_s
     assert (await long_request).status == 200
     assert completed >= 3, f"{completed} answers in {duration_s} s"
+
+
+@pytest.mark.alone
+async def test_memory_of_a_long_prompt_is_returned(server: TextServer) -> None:
+    """Tokenization of these 2 MB takes 160 MiB."""
+    long_prompt = {"inputs": "word " * 400_000, "parameters": {"truncate": 5, "max_new_tokens": 2}}
+    assert (await server.post(*_tgi())).status == 200
+    before = _private_mib()
+    assert (await server.post("/generate", long_prompt)).status == 200
+    assert _private_mib() - before < 64
+
+
+def _private_mib() -> float:
+    """Memory of this process that no other shares, which the server is part of."""
+    sizes = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in sizes if line.startswith("Private_Dirty")) / 1024
+
+
+MANY = {"model": "tiny-llama", "max_tokens": 480, "ignore_eos": True, "stream": True}
+STREAMS: list[tuple[str, Any]] = [
+    ("/v1/chat/completions", {**MANY, **CHAT}),
+    ("/v1/completions", {**MANY, "prompt": "The"}),
+    ("/v1/responses", {"input": "The", "max_output_tokens": 480, "ignore_eos": True, "stream": True}),
+    ("/v1/messages", {**MANY, **CHAT}),
+    ("/api/chat", {"model": "tiny-llama", **CHAT, "options": {"num_predict": 480}}),
+    ("/api/generate", {"model": "tiny-llama", "prompt": "The", "options": {"num_predict": 480}}),
+    ("/generate_stream", {"inputs": "The", "parameters": {"max_new_tokens": 480}}),
+    ("/v2/models/tiny-llama/generate_stream", {"text_input": "The", "parameters": {"max_tokens": 480}}),
+    ("/invocations", {"inputs": "The", "stream": True, "parameters": {"max_new_tokens": 480}}),
+]
+
+
+async def test_disconnects_in_streams_of_every_api(server: TextServer) -> None:
+    """Each stream is left after its first bytes; another client has the same text before, meanwhile and after."""
+    expected = (await server.post(*_tgi())).body
+    for path, body in STREAMS:
+        left = [await server.send("POST", path, body) for _ in range(4)]
+        for reader, _ in left:
+            status, _ = await read_headers(reader)
+            assert status == 200, path
+            assert await reader.read(20), path
+        others = [asyncio.create_task(server.post(*_tgi())) for _ in range(3)]
+        for _, writer in left:
+            writer.transport.abort()
+        assert {(await other).body for other in others} == {expected}, path
+    await server.wait_until_idle()
+    assert (await server.post(*_tgi())).body == expected
 
 
 async def test_unread_streams_free_their_slots(server: TextServer) -> None:

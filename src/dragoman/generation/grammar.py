@@ -16,8 +16,8 @@ from dragoman.generation.grammar_compiler import (
     GrammarLimits,
     GrammarVocabulary,
     deep_threads,
-    release_memory,
 )
+from dragoman.generation.memory import release_memory
 
 Mask = npt.NDArray[np.bool_]
 

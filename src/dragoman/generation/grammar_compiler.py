@@ -1,6 +1,5 @@
 """Compile grammars outside the engine's thread: first in a helper process with limits, then for use; cache results."""
 
-import contextlib
 import json
 import os
 import select
@@ -17,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from dragoman.core.errors import InvalidInput, Overloaded
 from dragoman.core.text import Grammar
+from dragoman.generation.memory import release_memory
 
 Result = TypeVar("Result")
 
@@ -362,11 +362,3 @@ def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
     finally:
         threading.stack_size(before)
     return executor
-
-
-def release_memory() -> None:
-    """Return freed memory to the system (glibc only)."""
-    import ctypes
-
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Chat, Prompt, RawPrompt, TokenSpan
+from dragoman.generation.memory import release_memory
 
 # Replacement character for bytes that are not (yet) a character.
 _UNKNOWN = "\ufffd"
@@ -92,6 +93,8 @@ class WindowDetokenizer:
 
 # Longer texts are tokenized by the method that releases the interpreter lock but returns no offsets.
 _LONG = 1000
+# Tokenization takes some 90 bytes a character, which the C library would keep: more is returned to the system.
+_LARGE = 1 << 18
 # Texts longer than this multiple of the model's context are rejected before tokenization.
 _SPARE = 4
 # Arguments of apply_chat_template that are not variables of the template.
@@ -166,12 +169,16 @@ class Vocabulary:
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         if self._fast is not None and len(text) > _LONG:
             (long,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
-            return list(long.ids)
+            ids: list[int] = list(long.ids)
+            if len(text) > _LARGE:
+                del long
+                release_memory()
+            return ids
         if self._fast is not None:
             fast: list[int] = self._fast.encode(text, add_special_tokens=special).ids
             return fast
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
-        return ids
+        slow: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
+        return slow
 
     def _check_size(self, text: str) -> None:
         """Raise TooLong for a text that cannot fit, without the time of tokenization."""
