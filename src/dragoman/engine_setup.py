@@ -56,6 +56,7 @@ def make_engine(paths: Sequence[str], objects: Sequence[ModelSpec], settings: Se
             # With these settings, the transports admit only callers with the role admin to model control.
             control_token="" if is_guarded else settings.control_token,
             control_open=settings.control_open or is_guarded,
+            has_open_reasons=settings.control_open or settings.needs_keys,
             default_model=settings.default_model,
             load_at_start=settings.load_at_start and bool(sources),
             loads_new_models=settings.load_at_start,

@@ -216,11 +216,13 @@ def test_a_failed_load_is_an_error_in_the_shape_of_each_protocol(process: Server
     (folder / "two" / "broken").touch()
     try:
         status, body, _ = process.request("POST", "/v2/models/two/infer", {"inputs": [X]})
-        assert (status, "bad weights" in body["error"]) == (503, True)
-        with pytest.raises(InferenceServerException, match="bad weights"):
+        message = "model 'two' is not ready: UNAVAILABLE; the reason is in the log and in the repository index"
+        assert (status, body["error"].startswith(message)) == (503, True)
+        with pytest.raises(InferenceServerException, match=message):
             infer_grpc(process, "two")
         status, body, _ = process.request("POST", "/Evaluate", {"name": "two", "input": [X["data"]], "config": {}})
-        assert (status, "bad weights" in body["error"]["message"]) == (503, True)
+        assert (status, body["error"]["message"].startswith(message)) == (503, True)
+        assert "bad weights" in index(process)["two"][1]
         assert index(process)["two"][0] == "UNAVAILABLE"
         assert process.status("/v2/health/ready") == 200
         assert process.status("/v2/models/two/ready") != 200

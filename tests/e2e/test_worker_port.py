@@ -72,7 +72,7 @@ def state_of_model(server: ServerProcess) -> tuple[str, str]:
 
 
 def test_a_model_waits_for_its_worker_and_ends_it(
-    server: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+    server: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.wait_for_status("/v2/health/live", 200)
     waiting = f"waiting for workers that join 127.0.0.1:{server.worker_port}: 0 of 1 are loaded"  # type: ignore[attr-defined]
@@ -80,7 +80,10 @@ def test_a_model_waits_for_its_worker_and_ends_it(
     assert server.status("/v2/health/ready") != 200
     status, body = server.infer("m", [1.0])
     assert status == 503
-    assert waiting in str(body)
+    assert body == {"error": "model 'm' is not ready: it waits for workers"}
+    assert main(["status", server.url]) == 1
+    assert waiting not in capsys.readouterr().out
+    monkeypatch.setenv("DRAGOMAN_API_KEY", "t")
     assert main(["status", server.url]) == 1
     assert f"m      -        LOADING  0          1 waiting  {waiting}" in capsys.readouterr().out
     assert b'dragoman_workers{model="m",version="",state="waiting"} 1' in server.request("GET", "/metrics")[1]

@@ -154,8 +154,10 @@ async def test_a_graph_loads_its_models_on_demand(folder: Path) -> None:
             states = {d.spec.name: d.state for d in engine.deployments()}
             assert states == {"other": "READY", "posterior": "READY", "squares": "UNLOADED"}
     async with dragoman.open_engine(folder, max_loaded_models=1, **options) as engine:
-        with pytest.raises(errors.NotReady, match="node 's': model 'squares' is not ready: no room to load it within"):
+        with pytest.raises(errors.NotReady, match="is not ready: UNAVAILABLE; the reason is in the log"):
             await evaluate(engine, 0.5, 1.0)
+        (reason,) = [d.reported_reason for d in engine.deployments() if d.spec.name == "posterior"]
+        assert "node 's': model 'squares' is not ready: no room to load it within" in reason
 
 
 async def test_sibling_models_are_not_called_on_the_event_loop(folder: Path) -> None:

@@ -100,9 +100,10 @@ async def test_calls_do_not_wait_for_a_worker_that_cannot_be_started(tmp_path: P
         calls = [asyncio.create_task(call(pool, do="pid")) for _ in range(3)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [NotReady] * 3
-        assert "cannot be started again: failed to load 'm', the weights are gone" in str(outcomes[0])
+        assert str(outcomes[0]).startswith("model 'm' is not ready: UNAVAILABLE; the reason is in the log")
+        assert "cannot be started again: failed to load 'm', the weights are gone" in pool.unavailable
         assert not pool.ready
-        with pytest.raises(NotReady, match="the weights are gone"):
+        with pytest.raises(NotReady, match="is not ready: UNAVAILABLE; the reason is in the log"):
             await call(pool, do="pid")
         await wait_until(lambda: pool.ready)  # nothing waits any more, and nothing is tried
         repaired.touch()
@@ -208,7 +209,7 @@ async def test_a_call_waits_until_its_deadline_and_the_index_says_for_what(tmp_p
         block = tmp_path / "m" / "block"
         block.touch()
         call = Infer({"x": Tensor.of(np.array([3.0]))})
-        reason = "Request timeout expired: waiting for worker processes: 0 of 1 are loaded"
+        reason = "Request timeout expired: it waits for workers"
         with pytest.raises(DeadlineExceeded, match=f"^{reason}$"):
             await engine.call(Request(call, "m", deadline_s=time.monotonic() + 0.3))
         stream = engine.stream(Request(call, "m", deadline_s=time.monotonic() + 0.3))

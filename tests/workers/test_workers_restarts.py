@@ -107,7 +107,7 @@ async def test_a_worker_that_crashes_too_often_is_not_restarted() -> None:
         reason = await wait_for_crash_loop(pool)
         assert reason.startswith("its worker process crashed 2 times within 60 s and is not restarted")
         assert reason.endswith("last reason: exit code 7")
-        with pytest.raises(NotReady, match="is not restarted until the model is loaded again"):
+        with pytest.raises(NotReady, match="is not ready: UNAVAILABLE; the reason is in the log"):
             await call(pool, do="pid")
         await asyncio.sleep(0.5)  # longer than the delays before the first restarts
         assert not pool.ready

@@ -348,7 +348,12 @@ class ListModels(ServerCall[tuple[str, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class States(ServerCall[tuple[IndexEntry, ...]]):
-    """Return every served model version with its state."""
+    """Return every served model version with its state.
+
+    A client that may not control models by its `token` gets no reasons; None is a caller in the server's process.
+    """
+
+    token: str | None = field(repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,16 @@ def unknown_model_of_mlserver(model: str, version: str = "") -> str:
     return f"Model {model} with version {version} not found" if version else f"Model {model} not found"
 
 
+def not_ready(model: str, state: str) -> str:
+    """Return the text of NotReady for a model in this state.
+
+    Any client gets it, so it never has the reason of a failed load: exception texts, paths and addresses are in the log
+    and the repository index only.
+    """
+    hint = "; the reason is in the log and in the repository index" if state == "UNAVAILABLE" else ""
+    return f"model '{model}' is not ready: {state}{hint}"
+
+
 def no_statistics(model: str) -> str:
     return f"requested model '{model}' is not available"
 

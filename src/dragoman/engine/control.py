@@ -18,7 +18,7 @@ from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.registry import ModelRegistry, is_current
 from dragoman.engine.repository import ModelOnDisk, Repository, Source
 from dragoman.engine.sent_models import SentModels
-from dragoman.engine.statistics import index_entry
+from dragoman.engine.statistics import index_entry, without_reasons
 from dragoman.engine.version_routing import VersionRouting
 
 log = logging.getLogger("dragoman.engine")
@@ -238,9 +238,10 @@ class ModelControl:
         entries = (*states, *(e for e in unserved if (e.name, e.version) not in served))
         return tuple(e for e in entries if not ready or e.state == "READY")
 
-    def states(self) -> tuple[IndexEntry, ...]:
+    def states(self, *, has_reasons: bool = True) -> tuple[IndexEntry, ...]:
         """Return every served model version."""
-        return tuple(map(index_entry, self._registry.all()))
+        entries = map(index_entry, self._registry.all())
+        return tuple(entries if has_reasons else map(without_reasons, entries))
 
     async def drain(self) -> None:
         """Wait until every model has answered its calls in flight."""
@@ -413,7 +414,7 @@ class ModelControl:
             if loading is None:
                 assert self._loaded_models is not None
                 if (wait_s := self._loaded_models.retry_in_s(deployment)) > 0:
-                    raise NotReady(f"model '{name}' is not ready: {deployment.reason}; next attempt in {wait_s:.1f} s")
+                    raise NotReady(f"{deployment.not_ready().message}; next attempt in {wait_s:.1f} s")
                 loading = self._changes.start(name, self._load_checked(deployment), [version])
             await asyncio.wait({loading.task})
             if version not in loading.versions:
@@ -421,9 +422,8 @@ class ModelControl:
             if loading.task.cancelled():
                 raise NotReady(f"model '{name}' is unloading")
             if (error := loading.task.exception()) is not None:
-                raise NotReady(
-                    error.message if isinstance(error, NotReady) else f"model '{name}' is not ready: {error}"
-                )
+                is_ours = isinstance(error, NotReady) and deployment.state != "UNAVAILABLE"  # such as no room for it
+                raise error if is_ours else deployment.not_ready()
 
     async def _load_checked(self, deployment: Deployment) -> None:
         """Load a deployment unless it differs from the versions with which it shares requests."""

@@ -11,6 +11,7 @@ from dragoman.system.coroutines import Pending, begin, ensure_task
 from dragoman.workers.pool import Pool
 
 A = TypeVar("A")
+WAITING = "it waits for workers"  # without the addresses and commands in `Pool.waiting`
 
 
 async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Pool | None) -> A:
@@ -46,9 +47,9 @@ async def chunks_before(deadline_s: float, chunks: AsyncGenerator[A, None], pool
 
 
 def expired(pool: Pool | None) -> DeadlineExceeded:
-    """Return the error of a call whose deadline has passed, with the reason if its model waits for workers."""
-    waiting = "" if pool is None else pool.waiting
-    return DeadlineExceeded(f"Request timeout expired: {waiting}" if waiting else "Request timeout expired")
+    """Return the error of a call whose deadline has passed; it says whether its model waits for workers."""
+    waits = pool is not None and pool.waiting
+    return DeadlineExceeded(f"Request timeout expired: {WAITING}" if waits else "Request timeout expired")
 
 
 def remaining_s(deadline_s: float | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
+from dragoman.core import error_texts
 from dragoman.core.calls import Call, ClassLabels, Generate, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
 from dragoman.core.spec import ModelSpec, Placement, SiblingModels
@@ -21,7 +22,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import before, chunks_before, expired, remaining_s
+from dragoman.engine.deadlines import WAITING, before, chunks_before, expired, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
@@ -83,8 +84,7 @@ class Deployment:
 
     async def start(self) -> None:
         """Load the model. Raises ModelFailed, or NotReady if it may load later; it is UNAVAILABLE then."""
-        self.retries = False
-        self.state = "LOADING"
+        self.retries, self.state = False, "LOADING"
         try:
             if self.spec.protocols:
                 await asyncio.to_thread(check_protocols, self.spec)
@@ -244,7 +244,7 @@ class Deployment:
     def scaled_spec(self, replicas: int) -> ModelSpec:
         """Return the spec with this number of replicas, unchanged if it has them. Raises NotReady, NotSupported."""
         if self._pool is None or self.state != "READY":
-            raise self._not_ready()
+            raise self.not_ready()
         if replicas == self.replicas:
             return self.spec
         if not self._pool.is_replicated:
@@ -280,11 +280,13 @@ class Deployment:
     def loaded(self) -> Loaded:
         """The properties of the loaded model. Raises NotReady before that."""
         if self._loaded is None:
-            raise self._not_ready()
+            raise self.not_ready()
         return self._loaded
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(f"model '{self.spec.name}' is not ready: {self.reported_reason or self.state}")
+    def not_ready(self) -> NotReady:
+        """Return the error for clients, who may not read `reported_reason`."""
+        state = WAITING if any(p.waiting for p in self.pools) else self.state.replace("READY", "UNAVAILABLE")
+        return NotReady(error_texts.not_ready(self.spec.name, state))
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
@@ -328,8 +330,7 @@ class Deployment:
 
     async def wait_until_loaded(self, request: Request[A], now_s: float) -> Request[A]:
         """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
-        if self._load_for_call is None:
-            raise self._not_ready()
+        assert self._load_for_call is not None
         if self.in_flight >= self._most:
             raise self._overloaded()
         if request.deadline_s is None and self.spec.timeout_s:
@@ -394,7 +395,7 @@ class Deployment:
         """Return the deadline of a request. Raises NotReady, Overloaded, NotSupported, DeadlineExceeded."""
         loaded, call, spec = self._loaded, request.call, self.spec
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
-            raise self._not_ready() if self._load_for_call is None else _NotLoaded
+            raise self.not_ready() if self._load_for_call is None else _NotLoaded
         if self.in_flight >= self._most:
             raise self._overloaded()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:

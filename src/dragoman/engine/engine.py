@@ -336,8 +336,8 @@ class Engine:
                 return self._measurements(call)
             case SaveRecord() | ReadRecord() | DeleteRecord() as call:
                 return self._records.answer(call)
-            case States():
-                return self._control.states()
+            case States(token):
+                return self._control.states(has_reasons=self._shows_reasons(token))
             case ReadStatistics():
                 return read_statistics(self.registry, request.model, request.version)
         raise NotImplementedError(type(request.call).__name__)
@@ -442,3 +442,8 @@ class Engine:
             raise Forbidden("model control is off; an operator enables it with --control-token")
         if expected and not hmac.compare_digest(token.encode(), expected.encode()):
             raise Unauthorized("This API is restricted, expecting header 'Authorization: Bearer <control token>'")
+
+    def _shows_reasons(self, token: str | None) -> bool:
+        expected = self._identity.control_token.encode()
+        is_equal = expected and token is not None and hmac.compare_digest(token.encode(), expected)
+        return token is None or self._identity.has_open_reasons or bool(is_equal)

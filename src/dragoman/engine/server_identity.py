@@ -9,10 +9,11 @@ from dragoman._version import __version__
 class ServerIdentity:
     """Name, version and extensions of the server, for its metadata.
 
-    `control_token` authorizes model control; "" disables it unless `control_open` is set. `default_model` answers
-    calls without a model name; "" leaves these to the only model that can. Without `load_at_start` models are
-    loaded on request only, and the server is ready without any. `loads_new_models`: whether `sync` loads models
-    that were not on disk before. `has_texts_of_mlserver`: errors about unknown models read as in MLServer.
+    `control_token` authorizes model control; "" disables it unless `control_open` is set. It also shows the reasons of
+    failed loads, as does `has_open_reasons`. `default_model` answers calls without a model name; "" leaves these to the
+    only model that can. Without `load_at_start` models are loaded on request only, and the server is ready without any.
+    `loads_new_models`: whether `sync` loads models that were not on disk before. `has_texts_of_mlserver`: errors about
+    unknown models read as in MLServer.
     """
 
     name: str = "dragoman"
@@ -20,6 +21,7 @@ class ServerIdentity:
     extensions: tuple[str, ...] = ()
     control_token: str = ""
     control_open: bool = False
+    has_open_reasons: bool = False
     default_model: str = ""
     load_at_start: bool = True
     loads_new_models: bool = True

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dragoman.core import error_texts
 from dragoman.core.calls import (
@@ -77,3 +78,8 @@ def index_entry(deployment: Deployment) -> IndexEntry:
     spec, state, reason = deployment.spec, deployment.reported_state, deployment.reported_reason
     workers = tuple(worker for pool in deployment.pools for worker in pool.workers())
     return IndexEntry(spec.name, spec.version, state, reason, spec.url, deployment.in_flight, workers)
+
+
+def without_reasons(entry: IndexEntry) -> IndexEntry:
+    """Return the entry without texts of exceptions, paths and addresses."""
+    return replace(entry, reason="", workers=tuple(replace(worker, reason="") for worker in entry.workers))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
+from dragoman.core import error_texts
 from dragoman.core.calls import Generate
 from dragoman.core.errors import DeadlineExceeded, ModelFailed, NotReady
 from dragoman.core.metrics import Family, Sample
@@ -384,7 +385,7 @@ class ProcessPool(JobRunner):
             self._on_change()
 
     def _not_ready(self) -> NotReady:
-        return NotReady(f"model '{self._spec.name}' is not ready: {self.unavailable}")
+        return NotReady(error_texts.not_ready(self._spec.name, "UNAVAILABLE"))
 
 
 def importable(spec: ModelSpec) -> ModelSpec:

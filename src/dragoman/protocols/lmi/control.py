@@ -37,6 +37,7 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    bearer_token,
     control_token,
     json_response,
 )
@@ -148,7 +149,7 @@ def _model(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse
             raise ModelNotFound(f"Model or workflow not found: {name[:256]}")
         return json_response([{**_entry(e), "reason": e.reason} for e in entries])
 
-    return EngineCall(Request(States()), reply)
+    return EngineCall(Request(States(bearer_token(http.headers))), reply)
 
 
 def _adapters(http: HttpRequest) -> EngineCall[ModelDescription, HttpResponse]:

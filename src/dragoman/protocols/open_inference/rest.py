@@ -88,6 +88,7 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
+    bearer_token,
     control_token,
     error_headers,
     find_error_row,
@@ -279,7 +280,8 @@ class OpenInferenceRest:
         """Not in the specification: states, reasons and worker processes, for `dragoman status`."""
 
         def then(ready: Response[bool]) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
-            return EngineCall(Request(States()), lambda r: _message(messages.server_status(ready.answer, r.answer)))
+            states = Request(States(bearer_token(http.headers)))
+            return EngineCall(states, lambda r: _message(messages.server_status(ready.answer, r.answer)))
 
         return PreliminaryCall(Request(Ready()), then)
 
