@@ -5,11 +5,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import dragoman
 from dragoman.compat.fields import MODEL, PARAMETERS, SERVER
 from dragoman.compat.files import RUNTIMES, environment_paths, model_table, server_table
+from dragoman.core.calls import Infer, Request
 from dragoman.core.errors import InvalidInput
+from dragoman.core.tensor import Tensor
 from dragoman.engine_setup import settings_for
 from dragoman.plugins import built_in_runtimes
 
@@ -105,6 +109,45 @@ def test_the_name_of_the_server_is_in_a_folder_above(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"server_name": "ours"}')
     value = {"name": "m", "implementation": "mine.Model"}
     assert model_table(value, folder / "model-settings.json")["parameters"]["server_name"] == "ours"
+
+
+COUNTING = """
+from mlserver import MLModel
+from mlserver.codecs import decode_args
+
+class Counting(MLModel):
+    calls = 0
+
+    @decode_args
+    async def predict(self, words: list[str]) -> list[str]:
+        Counting.calls += 1
+        return [f"{words[0]} {Counting.calls}"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "is_cached"),
+    [(True, True, True), (True, False, False), (False, True, False), (None, True, False), ("variable", True, True)],
+)
+async def test_responses_are_cached_if_the_server_and_the_model_say_so(
+    server: Any, model: bool, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "counting.py").write_text(COUNTING)
+    settings = {"name": "m", "implementation": "counting.Counting", "cache_enabled": model, "parallel_workers": 0}
+    (folder / "model-settings.json").write_text(json.dumps(settings))
+    if server == "variable":
+        monkeypatch.setenv("MLSERVER_CACHE_ENABLED", "true")
+    elif server is not None:
+        (tmp_path / "settings.json").write_text(json.dumps({"cache_enabled": server}))
+    found = []
+    async with dragoman.open_engine(str(tmp_path)) as engine:
+        for word in "aba":
+            call = Infer({"words": Tensor.of(np.array([word], object))})
+            (output,) = (await engine.call(Request(call, "m"))).answer.outputs.values()
+            found += output.data.ravel().tolist()
+    assert found == [b"a 1", b"b 2", b"a 1" if is_cached else b"a 3"]
 
 
 @pytest.mark.parametrize("name", [n for n, f in SERVER.items() if f.effect == "rejected"])

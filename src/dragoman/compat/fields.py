@@ -45,7 +45,8 @@ _ENVIRONMENT = (
 )
 _POOL = "each model has its own worker processes; there are no shared pools"
 _LOGGING = "configure the log with --log-format and --log-level"
-_CACHE = "responses are not cached"
+CACHE_BYTES = 16 << 20  # for the responses of a model with `cache_enabled`; in MLServer requests are counted
+_CACHE = f"each model version has a cache of its own, of {CACHE_BYTES >> 20} MiB instead of cache_size requests"
 _TENSORS = "returned as metadata and used to select codecs; enforced by Dragoman's runtimes only"
 
 SERVER: Mapping[str, Field] = {
@@ -78,7 +79,7 @@ SERVER: Mapping[str, Field] = {
     "root_path": Field("same", "", "root_path"),
     "cors_settings": Field("same", "", "cors_origins"),
     "tracing_server": Field("missing", "traces are exported with --tracing-endpoint http://HOST:4318"),
-    "cache_enabled": Field("unused", _CACHE, "", False),
+    "cache_enabled": Field("different", _CACHE, "", False),
     "cache_size": Field("unused", _CACHE, "", 100),
     "load_models_at_startup": Field("same", "", "load_at_start"),
     "model_repository_root": Field("rejected", "serve that folder instead: dragoman serve FOLDER", "", "."),
@@ -102,7 +103,7 @@ MODEL: Mapping[str, Field] = {
         "different", "the number of this model's worker processes; 0 runs it in the server process"
     ),
     "warm_workers": Field("unused", "worker processes are always warm", "", False),
-    "cache_enabled": Field("unused", _CACHE, "", False),
+    "cache_enabled": Field("different", f"with cache_enabled of settings.json; {_CACHE}", "", False),
 }
 
 PARAMETERS: Mapping[str, Field] = {

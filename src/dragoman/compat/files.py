@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.compat.fields import CONVERTERS, MODEL, PARAMETERS, SERVER, remarks_on, report
+from dragoman.compat.fields import CACHE_BYTES, CONVERTERS, MODEL, PARAMETERS, SERVER, remarks_on, report
 from dragoman.core.errors import InvalidInput
 
 
@@ -137,7 +137,8 @@ def _custom_class(named: str, fields: Mapping[str, Any], path: Path) -> dict[str
 
 
 def _own_parameters(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    return {"model_settings": dict(fields), "source": str(path), "server_name": _server_name(path.parent)}
+    server_name = str(_server_field("server_name", path.parent) or "mlserver")
+    return {"model_settings": dict(fields), "source": str(path), "server_name": server_name}
 
 
 def _file(uri: str, known: KnownImplementation | None, folder: Path) -> str:
@@ -199,12 +200,17 @@ def _fields(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _server_name(folder: Path) -> str:
-    """Return the name of the server in the environment, or in the settings.json of a folder or one above it."""
-    named = variables(folder).get("MLSERVER_SERVER_NAME")
+def _server_field(name: str, folder: Path) -> Any:
+    """Return a field of the settings.json of a folder or one above it, else of the environment, else None."""
     places = (folder, *folder.resolve().parents[:_MOST_ABOVE])
-    found = (_fields(place / "settings.json").get("server_name") for place in places)
-    return str(named or next(filter(None, found), "mlserver"))
+    found = (_fields(place / "settings.json").get(name) for place in places)
+    return next((value for value in found if value is not None), server_variables(variables(folder)).get(name))
+
+
+def _caches(fields: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether responses of a model are cached: the server and the model both have `cache_enabled`."""
+    values = (fields.get("cache_enabled"), _server_field("cache_enabled", folder))
+    return all(str(value).lower() in ("true", "1") for value in values)
 
 
 def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -221,6 +227,7 @@ def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "version": str(parameters.get("version") or ""),
         "max_batch_size": max_batch_size,
         "max_batch_wait_s": _number(fields, "max_batch_time", float, path),
+        "response_cache_bytes": CACHE_BYTES if _caches(fields, path.parent) else 0,
     }
     if fields.get("parallel_workers") is not None:
         result |= _convert("parallel_workers", fields["parallel_workers"], path)
