@@ -282,10 +282,9 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One model version in the repository index.
+    """One model version in the repository index, in the state UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING.
 
-    `state` is UNKNOWN, READY, UNAVAILABLE, LOADING or UNLOADING. `url` is where a registered model was loaded
-    from, or "" for models of the repository. `calls` is the number of calls that are queued or running.
+    `url`: where a registered model was loaded from, "" for the repository. `calls`: how many are queued or running.
     """
 
     name: str
@@ -304,10 +303,7 @@ class Live(ServerCall[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Ready(ServerCall[bool]):
-    """Return True if the model of the request, or without one every model, is ready.
-
-    An unknown model is not ready if `may_be_unknown`, else an error.
-    """
+    """Whether the model, or without one every model, is ready. An unknown one is an error unless `may_be_unknown`."""
 
     may_be_unknown: bool = False
 
@@ -348,10 +344,7 @@ class ListModels(ServerCall[tuple[str, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class States(ServerCall[tuple[IndexEntry, ...]]):
-    """Return every served model version with its state.
-
-    A client that may not control models by its `token` gets no reasons; None is a caller in the server's process.
-    """
+    """Return every served model version, without reasons if a client's `token` (None: our own) controls no models."""
 
     token: str | None = field(repr=False, default=None)
 

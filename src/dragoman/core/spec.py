@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dragoman.core import error_texts
@@ -65,8 +66,11 @@ class SiblingModels(Protocol):
     def stream(self, request: Request[A]) -> ResponseStream[A]:
         """Start a call; return its responses."""
 
-    def load(self, name: str) -> None:
-        """Load a model of the repository, or load it again. Raises the errors of loading."""
+    def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Load a model of the repository, or load it again. Raises the errors of loading.
+
+        config, files: as in the call `Load`.
+        """
 
     def unload(self, name: str) -> None:
         """Unload a model, which ends the calls in flight before. Raises ModelNotFound."""

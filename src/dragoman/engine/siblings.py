@@ -5,8 +5,9 @@ import concurrent.futures
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from dragoman.core.calls import Describe, ModelDescription, Request
@@ -187,8 +188,8 @@ class SiblingClient:
         self._registry.users.add(self._name)
         return _StreamedResponses(self._registry, request, self._loop)
 
-    def load(self, name: str) -> None:
-        self._run_on_loop(self._registry.control.load(name))
+    def load(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        self._run_on_loop(self._registry.control.load(name, "", "", None, config, files))
 
     def unload(self, name: str) -> None:
         self._run_on_loop(self._registry.control.unload(name))

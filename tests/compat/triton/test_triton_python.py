@@ -24,6 +24,7 @@ input { name: "IN" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 """
 HEAD = """
+import json
 import os
 import threading
 import time
@@ -98,13 +99,47 @@ class TritonPythonModel:
         pb_utils.load_model("count")
         states += [pb_utils.is_model_ready("count"), pb_utils.is_model_ready("count", "7")]
         pb_utils.unload_model("nowhere")
-        for change in (lambda: pb_utils.load_model("nowhere"), lambda: pb_utils.load_model("count", config="{}"),
+        for change in (lambda: pb_utils.load_model("nowhere"), lambda: pb_utils.load_model("count", config="[]"),
                        lambda: pb_utils.load_model("control")):
             try:
                 change()
             except pb_utils.TritonModelException:
                 states.append(True)
         return [response(int("".join(str(int(each)) for each in states))) for _ in requests]
+""",
+    # Loads a model by its configuration and files, calls it with IN and unloads it.
+    "sending": """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        tensor = {"data_type": "TYPE_INT32", "dims": [1]}
+        config = {"backend": "python", "input": [{"name": "IN", **tensor}], "output": [{"name": "OUT", **tensor}]}
+        for given, path in (("", "1/model.py"), (json.dumps(config), "../model.py")):
+            try:
+                pb_utils.load_model("sent", config=given, files={f"file:{path}": SOURCE})
+            except pb_utils.TritonModelException as error:
+                assert "file" in str(error)
+            else:
+                raise AssertionError(path)
+        pb_utils.load_model("sent", config=json.dumps(config), files={"file:3/model.py": SOURCE})
+        inputs = [pb_utils.Tensor("IN", np.array([number(request)], np.int32))]
+        answer = pb_utils.InferenceRequest(model_name="sent", inputs=inputs, requested_output_names=["OUT"]).exec()
+        assert not answer.has_error(), answer.error().message()
+        pb_utils.unload_model("sent")
+        assert not pb_utils.is_model_ready("sent")
+        return response(int(answer.output_tensors()[0].as_numpy()[0]))
+
+
+SOURCE = b'''
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", 7 * each)]) for each in inputs]
+'''
 """,
     # Executes each request as often as IN says; answers how often it has, and the state of its sequence.
     "again": """
@@ -258,6 +293,11 @@ async def test_a_decoupled_model_is_called_from_a_thread(engine: Engine) -> None
     assert await infer(engine, "caller", 4) == 10
     assert await infer(engine, "caller", 0) == 0
     assert await infer(engine, "caller", -1) > 7000  # cancelled: the code CANCELLED of the last response is 7
+
+
+@models("sending")
+async def test_a_model_loads_another_with_a_configuration_and_files(engine: Engine) -> None:
+    assert await infer(engine, "sending", 6) == 42
 
 
 @models("control", "count")

@@ -40,12 +40,12 @@ from dragoman.core.errors import (
 from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import check_name
 from dragoman.formats import oip_messages as m
+from dragoman.formats.config_override import parse_overrides
 from dragoman.formats.oip_wire import split_raw_contents
 from dragoman.protocols.custom_handlers import check_metadata
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference import server_settings, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
-from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.grpc_inference import (
     GrpcOutputOptions,

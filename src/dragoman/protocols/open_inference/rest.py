@@ -41,6 +41,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.signature import TensorSpec
 from dragoman.formats.body import HEADER_LENGTH, serialize_tensors
+from dragoman.formats.config_override import parse_overrides
 from dragoman.formats.json_text import json_chunks
 from dragoman.formats.model_config import config_json
 from dragoman.formats.raw import raw_from_tensor
@@ -49,7 +50,6 @@ from dragoman.formats.small_messages import serialize_binary_response, serialize
 from dragoman.protocols.custom_handlers import check_headers, handler_call
 from dragoman.protocols.open_inference import messages, server_settings, shared_memory
 from dragoman.protocols.open_inference.classification import classified_call, classify
-from dragoman.protocols.open_inference.config_override import parse_overrides
 from dragoman.protocols.open_inference.derivatives import derivative_request, inference_response
 from dragoman.protocols.open_inference.extensions import (
     check_unload_parameters,

@@ -16,6 +16,8 @@ from dragoman.core.calls import Infer, Inference, Request
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound, NotReady, NotSupported
 from dragoman.core.spec import ResponseStream, SiblingModels
 from dragoman.core.tensor import Scalar, Tensor
+from dragoman.formats.config_override import parse_overrides
+from dragoman.formats.policy import Policy
 
 ERRORS: Mapping[int, type[DragomanError]] = {
     pb_utils.TritonError.NOT_FOUND: ModelNotFound,
@@ -27,6 +29,7 @@ ERRORS: Mapping[int, type[DragomanError]] = {
 # The deadline of the requests that the running `execute` answers, if all have one.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
+_ALLOWED = Policy(allow_config_override=True, allow_file_override="code")
 _importing = threading.Lock()
 
 
@@ -65,24 +68,24 @@ class ServerAccess:
             return iter((response,)) if decoupled else response
 
     def load_model(self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model of the repository, or load it again. Raises TritonModelException."""
-        if config or files:
-            raise pb_utils.TritonModelException(
-                f"failed to load '{model_name}', config and files: models are loaded as they are in the repository"
-            )
-        self._change(model_name, is_loading=True)
+        """Load a model of the repository, or load it again. Raises TritonModelException.
+
+        With `config`, the JSON text of a configuration, and `files` (`file:1/model.onnx`: content) until the next load.
+        They need no permission as those of clients do: they are from code that the operator serves.
+        """
+        self._change(model_name, is_loading=True, overrides={**(files or {}), "config": config})
 
     def unload_model(self, model_name: str, unload_dependents: bool = False) -> None:
         """Unload a model. One that is not loaded is left alone, as in Triton."""
         self._change(model_name, is_loading=False)
 
-    def _change(self, model_name: str, *, is_loading: bool) -> None:
+    def _change(self, model_name: str, *, is_loading: bool, overrides: Mapping[str, Any] | None = None) -> None:
         verb = "load" if is_loading else "unload"
         if model_name == self._name:
             raise pb_utils.TritonModelException(f"failed to {verb} '{model_name}', a model cannot {verb} itself")
         try:
             if is_loading:
-                self._siblings.load(model_name)
+                self._siblings.load(model_name, *parse_overrides(model_name, overrides or {}, _ALLOWED))
             else:
                 self._siblings.unload(model_name)
         except ModelNotFound as error:

@@ -9,7 +9,7 @@ from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
 from dragoman.formats import oip_messages as m
-from dragoman.protocols.wire import Policy
+from dragoman.formats.policy import Policy
 
 _FILE = "file:"
 _CONFIG_FILE = "config.pbtxt"
