@@ -54,7 +54,7 @@ async def test_a_text_that_cannot_fit_is_not_tokenized(llama: LanguageModel) -> 
     assert time.monotonic() - start_s < 5  # tokenization takes far longer
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "tools", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])
 async def test_arguments_other_than_template_variables_are_rejected(llama: LanguageModel, name: str) -> None:
     with pytest.raises(errors.InvalidInput, match=f"chat_template_kwargs: expected variables of .*, got {name}$"):
         await llama.tokenize(Tokenize(Chat(MESSAGES, options={name: True})))

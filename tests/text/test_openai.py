@@ -298,10 +298,15 @@ async def test_continuous_usage_stats(server: TextServer) -> None:
         "model": "ReverseModel",
         "prompt": "a b",
         "stream": True,
-        "stream_options": {"continuous_usage_stats": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     result = events((await server.post("/v1/completions", body)).body)
-    assert [t["usage"]["completion_tokens"] for t in result[:-1]] == [1, 2, 3]
+    assert [t["usage"]["completion_tokens"] for t in result[:-1]] == [1, 2, 3, 3]
+    # Without `include_usage` it has no effect, as in vLLM.
+    alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+    for path, prompt in (("/v1/completions", {}), ("/v1/chat/completions", {"messages": HELLO})):
+        result = events((await server.post(path, {**alone, **prompt})).body)
+        assert not any(chunk.get("usage") for chunk in result[:-1])
 
 
 class OneCompletion(dragoman.Model):
@@ -314,6 +319,15 @@ class OneCompletion(dragoman.Model):
             yield Generation((Text(i, 0, "so", (Token(5, "so", -0.5),), 1),), (PromptInfo(str(prompt), 2),))
             if prompt == "!fault":
                 raise errors.ModelFailed("generated !fault")
+
+
+async def test_a_model_without_embeddings() -> None:
+    async with serve(OneCompletion) as server:
+        response = await server.post("/v1/embeddings", {"model": "OneCompletion", "input": "a"})
+    assert (response.status, response.json["error"]["message"]) == (
+        400,
+        "model 'OneCompletion' does not support embeddings",
+    )
 
 
 async def test_streams_end_with_usage_for_any_model_output() -> None:

@@ -37,6 +37,10 @@ A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
 
 
+# Calls whose class is named otherwise than what a model does.
+_CALL_NAMES = {"Embed": "embeddings", "Generate": "text generation", "Infer": "inference", "Tokenize": "tokenization"}
+
+
 class _NotLoaded(Exception):
     """The call has to load the model first."""
 
@@ -399,7 +403,8 @@ class Deployment:
         if self.in_flight >= self._most:
             raise self._overloaded()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
-            raise NotSupported(f"model '{spec.name}' does not support {type(call).__name__}")
+            name = type(call).__name__
+            raise NotSupported(f"model '{spec.name}' does not support {_CALL_NAMES.get(name, name)}")
         deadline_s = request.deadline_s
         if deadline_s is None:
             return now_s + spec.timeout_s if spec.timeout_s else None

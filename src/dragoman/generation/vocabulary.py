@@ -98,7 +98,7 @@ _LARGE = 1 << 18
 # Texts longer than this multiple of the model's context are rejected before tokenization.
 _SPARE = 4
 # Arguments of apply_chat_template that are not variables of the template.
-_NO_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+_NO_VARIABLES = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
     "documents",
     "continue_final_message",
 }

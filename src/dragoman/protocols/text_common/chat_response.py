@@ -30,7 +30,7 @@ class ChatFormatter:
         self._read = options.get("read", False)
         value = options.get("stream_options", {})
         self._ends_with_usage = value.get("include_usage", False)
-        self._always_usage = value.get("continuous_usage_stats", False)
+        self._always_usage = self._ends_with_usage and value.get("continuous_usage_stats", False)
         self._usage = Usage()
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)

@@ -186,7 +186,7 @@ class CompletionFormatter:
         self._logprobs = logprobs
         value = options.get("stream_options", {})
         self._ends_with_usage = value.get("include_usage", False)
-        self._always_usage = value.get("continuous_usage_stats", False)
+        self._always_usage = self._ends_with_usage and value.get("continuous_usage_stats", False)
         self._usage = Usage()
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
