@@ -33,7 +33,7 @@ from dragoman.generation.native.kernels import (
     store_key_value,
 )
 from dragoman.generation.native.linear import StepCode
-from dragoman.generation.native.quantized import dequantize, emit_decode, pack_quantized
+from dragoman.generation.native.quantized import decoder, dequantize, pack_quantized
 from dragoman.generation.native.threads import StepThreads
 from dragoman.generation.pretrained import load_pretrained
 from dragoman.generation.runner import QUANTIZATIONS, Runner
@@ -398,7 +398,7 @@ def assert_equal(actual: torch.Tensor, expected: torch.Tensor, bf16: bool) -> No
 @functools.cache
 def product_kernel(bf16: bool, bits: int = 0) -> Any:
     module, config = ir.Module(), kernel_config(bf16, bits=bits)
-    emit_product(module, config, emit_decode(module, config) if bits else None)
+    emit_product(module, config, decoder(config))
     return Compiled(module).function("product", 6)
 
 

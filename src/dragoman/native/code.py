@@ -236,14 +236,6 @@ class Code:
     def vector(self, value: float) -> Value:
         return Value(self, ir.Constant(VECTOR, [value] * LANES))
 
-    def buffer(self, size: int) -> Value:
-        """The address of this many bytes of the function's stack, aligned to 64 bytes."""
-        with self.build.goto_entry_block():
-            memory = self.build.alloca(ir.ArrayType(INT8, size))
-            memory.align = 64
-            address = self.build.gep(memory, [ir.Constant(INT64, 0)], source_etype=INT8)
-        return Value(self, address)
-
     # --- functions -------------------------------------------------------------------------------------------
 
     def call_external(self, name: str, returns: Any, *values: Value) -> Value:

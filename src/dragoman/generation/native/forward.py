@@ -19,7 +19,7 @@ from dragoman.generation.native.kernels import (
     pad,
     store_key_value,
 )
-from dragoman.generation.native.quantized import emit_decode
+from dragoman.generation.native.quantized import decoder
 from dragoman.native.code import LANES, POINTER, Code, Value, Variable
 
 # Products of more rows are computed in panels of this many, whose sums stay in the first-level cache.
@@ -129,7 +129,7 @@ def build_module(config: KernelConfig, scaling: float) -> ir.Module:
     """Return a module with the functions `step` (table of `StepArg`, table of `ThreadArg`) and `linear` (table of
     `LinearArg`, sums [at most PANEL_ROWS, 64])."""
     module = ir.Module()
-    product = emit_product(module, config, emit_decode(module, config) if config.bits else None)
+    product = emit_product(module, config, decoder(config))
     _Step(module, config, product, scaling).emit()
     _emit_linear(module, product)
     return module

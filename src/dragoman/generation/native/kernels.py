@@ -126,29 +126,30 @@ def exp(exponent: Value) -> Value:
 # --- products --------------------------------------------------------------------------------------------------
 
 
-def emit_product(module: ir.Module, config: KernelConfig, decode: Any = None) -> Any:
+# Decodes 64 bytes of quantized weights to vectors of the model's dtype, in the order of `emit_product`'s blocks.
+Decode = Callable[[Code, Value], list[Value]]
+CHUNK = 64
+
+
+def emit_product(module: ir.Module, config: KernelConfig, decode: Decode | None = None) -> Any:
     """Write a function (inputs, bytes between their rows, block of weights, sums, rows, steps).
 
-    It sets the sums [rows, 64] to the product of the inputs with the block. decode: the function that decodes a group
-    of quantized weights.
+    It sets the sums [rows, 64] to the product of the inputs with the block. Each tile decodes quantized weights in its
+    registers, which is as fast as decoding them once into memory for all tiles.
     """
-    tiles = [_emit_tile(module, config, count) for count in range(1, _TILE_ROWS + 1)]
+    tiles = [_emit_tile(module, config, count, decode) for count in range(1, _TILE_ROWS + 1)]
     code = Code(module, "product", (POINTER, INT64, POINTER, POINTER, INT64, INT64))
     inputs, row_bytes, weights, sums, rows, steps = code.arguments
     with code.loop(code.integer(0), rows * COLUMNS, LANES) as i:
         sums.store(code.vector(0), i * 4)
     several_tiles = (rows < 2 * _TILE_ROWS + 1).select(code.integer(_SHORT_TURN), code.integer(_LONG_TURN))
-    turn = (rows < _TILE_ROWS + 1).select(steps, several_tiles)
+    turn, step_bytes = (rows < _TILE_ROWS + 1).select(steps, several_tiles), 4 * COLUMNS
     if config.bits:
-        turn, buffer = code.integer(config.steps(GROUP)), code.buffer(GROUP * COLUMNS * config.item_bytes)
+        turn, step_bytes = code.integer(config.steps(GROUP)), config.group_bytes // config.steps(GROUP)
     with code.loop(code.integer(0), steps, turn) as step:
-        count, block = turn.minimum(steps - step), weights + step * (4 * COLUMNS)
-        if config.bits:
-            scales, block = weights + step // config.steps(GROUP) * config.group_bytes, buffer
-            code.call_function(decode, scales + 2 * COLUMNS, buffer)
+        count, block = turn.minimum(steps - step), weights + step * step_bytes
         with code.loop(code.integer(0), rows, _TILE_ROWS) as row:
-            first = inputs + row * row_bytes + step * 4
-            arguments = [first, row_bytes, block, sums + row * (4 * COLUMNS), count, *([scales] if config.bits else [])]
+            arguments = (inputs + row * row_bytes + step * 4, row_bytes, block, sums + row * (4 * COLUMNS), count)
             end = code.function.append_basic_block()
             switch = code.build.switch((rows - row).value, _call_block(code, tiles[-1], arguments, end))
             for number, tile in enumerate(tiles[:-1], 1):
@@ -166,29 +167,34 @@ def _call_block(code: Code, tile: Any, arguments: Sequence[Value], end: Any) -> 
     return block
 
 
-def _emit_tile(module: ir.Module, config: KernelConfig, rows: int) -> Any:
+def _emit_tile(module: ir.Module, config: KernelConfig, rows: int, decode: Decode | None) -> Any:
     """Write a function (inputs, bytes between their rows, weights, sums, steps) that adds the products of `rows` rows
-    to their sums. With quantized weights it has one more argument, the scales of the columns."""
-    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64, *([POINTER] if config.bits else [])))
-    inputs, row_bytes, weights, sums, steps, *scales = code.arguments
-    vectors = range(COLUMNS // LANES)
-    addresses = [[sums + 4 * (COLUMNS * row + LANES * i) for i in vectors] for row in range(rows)]
-    accumulators = [
-        [Variable(code, code.vector(0) if scales else address.load_vector()) for address in each] for each in addresses
-    ]
+    to their sums. Quantized weights are those of one group, after its scales."""
+    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64))
+    inputs, row_bytes, weights, sums, steps = code.arguments
+    vectors, parts = COLUMNS // LANES, range(0, COLUMNS, LANES)
+    targets = [[sums + 4 * (COLUMNS * row + i) for i in parts] for row in range(rows)]
+    first = [[target.load_vector() if decode is None else code.vector(0) for target in each] for each in targets]
+    accumulators = [[Variable(code, value) for value in each] for each in first]
     starts = [inputs + row_bytes * row for row in range(rows)]
-    with code.loop(code.integer(0), steps) as step:
-        block = weights + step * (4 * COLUMNS)
-        columns = [block.load_vector(4 * LANES * i) for i in vectors]
-        for start, variables in zip(starts, accumulators, strict=True):
-            factor = start.load_float(step * 4).broadcast()
-            multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
-            for weight, variable in zip(columns, variables, strict=True):
-                variable.set(multiply_add(weight, variable.get()))
-    for variables, each in zip(accumulators, addresses, strict=True):
-        for i, (variable, address) in enumerate(zip(variables, each, strict=True)):
+    in_chunk = 8 * CHUNK // (config.bits * LANES * config.pair) if config.bits else vectors
+    turn = in_chunk // vectors or 1
+    with code.loop(code.integer(0), steps, turn) as step:
+        if decode is None:
+            columns = [(weights + step * (4 * COLUMNS)).load_vector(4 * i) for i in parts]
+        else:
+            chunks = weights + 2 * COLUMNS + step * (vectors * CHUNK // in_chunk)
+            columns = [each for i in range(turn * vectors // in_chunk) for each in decode(code, chunks + i * CHUNK)]
+        for i in range(turn):
+            for start, variables in zip(starts, accumulators, strict=True):
+                factor = start.load_float((step + i) * 4).broadcast()
+                multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
+                for weight, variable in zip(columns[i * vectors :], variables, strict=False):
+                    variable.set(multiply_add(weight, variable.get()))
+    for variables, each in zip(accumulators, targets, strict=True):
+        for i, variable, target in zip(parts, variables, each, strict=True):
             value = variable.get()
-            address.store(value.fma(scales[0].load_bf16(2 * LANES * i), address.load_vector()) if scales else value)
+            target.store(value if decode is None else value.fma(weights.load_bf16(2 * i), target.load_vector()))
     return code.finish()
 
 

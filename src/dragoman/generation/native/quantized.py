@@ -5,16 +5,16 @@ computed with the integers in the model's dtype, which represents them exactly; 
 its scale.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from llvmlite import ir
 from torch import nn
 
-from dragoman.generation.native.kernels import COLUMNS, GROUP, KernelConfig, pad
-from dragoman.native.code import INT8, INT32_VECTOR, LANES, POINTER, VECTOR, Code, Value
+from dragoman.generation.native.kernels import CHUNK, COLUMNS, GROUP, Decode, KernelConfig, pad
+from dragoman.native.code import INT8, INT32_VECTOR, LANES, VECTOR, Code, Value
 
-_CHUNK = 64  # bytes
 _PACKED_BLOCKS = 16
 _BYTES, _QUARTER, _WORDS = ir.VectorType(INT8, 64), ir.VectorType(INT8, 16), ir.VectorType(ir.IntType(16), 32)
 
@@ -77,7 +77,7 @@ def _encode(steps: torch.Tensor, config: KernelConfig) -> torch.Tensor:
     groups = len(steps)
     if config.bits == 4:  # each lane of 16 or 32 bits has that lane of 4 or 8 vectors, the first in the lowest bits
         lanes = LANES * config.pair
-        vectors = (steps.long() & 15).view(groups, GROUP * COLUMNS * 4 // (8 * _CHUNK), -1, lanes)
+        vectors = (steps.long() & 15).view(groups, GROUP * COLUMNS * 4 // (8 * CHUNK), -1, lanes)
         packed = (vectors << (4 * torch.arange(vectors.shape[2]))[:, None]).sum(2)
         return packed.to(torch.int16 if config.bf16 else torch.int32).view(torch.uint8)
     if not config.bf16:
@@ -87,22 +87,14 @@ def _encode(steps: torch.Tensor, config: KernelConfig) -> torch.Tensor:
     return signed.to(torch.uint8).view(groups, -1, 2, 4, 8).transpose(2, 3).contiguous()
 
 
-def emit_decode(module: ir.Module, config: KernelConfig) -> Any:
-    """Write a function (integers of a group, block) that writes them as numbers of the model's dtype, 64 columns by the
-    steps of a group."""
-    code = Code(module, "decode", (POINTER, POINTER))
-    source, target = code.arguments
-    decode = _decode_4_bits if config.bits == 4 else _decode_pairs if config.bf16 else _decode_bytes
-    count = GROUP * COLUMNS * config.bits // (8 * _CHUNK)
-    with code.loop(code.integer(0), code.integer(count)) as chunk:
-        vectors = decode(code, config, source + chunk * _CHUNK)
-        first = target + chunk * (_CHUNK * len(vectors))
-        for i, vector in enumerate(vectors):
-            first.store(vector, _CHUNK * i)
-    return code.finish(noinline=True)
+def decoder(config: KernelConfig) -> Decode | None:
+    """Return the instructions that decode weights; None if they are not quantized."""
+    if not config.bits:
+        return None
+    return partial(_decode_4_bits if config.bits == 4 else _decode_pairs if config.bf16 else _decode_bytes, config)
 
 
-def _decode_4_bits(code: Code, config: KernelConfig, chunk: Value) -> list[Value]:
+def _decode_4_bits(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:
     """Look up each field of 4 bits; the instructions ignore all higher bits of a lane."""
     numbers = torch.tensor([*range(8), *range(-8, 0)], dtype=config.dtype)
     if config.bf16:
@@ -115,7 +107,7 @@ def _decode_4_bits(code: Code, config: KernelConfig, chunk: Value) -> list[Value
     return [code.call_external(name, type_, table, packed >> (4 * i)) for i in range(4 if config.bf16 else 8)]
 
 
-def _decode_pairs(code: Code, config: KernelConfig, chunk: Value) -> list[Value]:
+def _decode_pairs(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:
     """Look up both bytes of the BF16 number of each magnitude of 7 bits, and join them."""
     numbers = torch.arange(128).bfloat16().view(torch.uint8).view(128, 2)
     signed, bytes_ = chunk.load(_BYTES), []
@@ -128,5 +120,5 @@ def _decode_pairs(code: Code, config: KernelConfig, chunk: Value) -> list[Value]
     return [low.shuffle(high, order[:64]), low.shuffle(high, order[64:])]
 
 
-def _decode_bytes(code: Code, config: KernelConfig, chunk: Value) -> list[Value]:
+def _decode_bytes(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:
     return [chunk.load(_QUARTER, LANES * i).to_float() for i in range(4)]
