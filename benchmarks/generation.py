@@ -29,6 +29,8 @@ from dragoman.plugins import import_file
 OURS = "dragoman"
 TRANSFORMERS = ("continuous batching", "static batch", "generate")
 CASES = ("100M-float32", "100M-bfloat16", "tiny-float32", "tiny-bfloat16")
+# Our engine with quantized weights, whose rows are beside those of the others. Peers have none of these formats.
+QUANTIZED = ("int8", "int4")
 PAGE = ROOT / "docs" / "text-engine.md"
 _MARKED = re.compile(r"(<!-- from results: generation -->\n).*?(<!-- end -->)", re.S)
 _COLUMNS = ("tokens_per_s", "tokens_per_cpu_s", "first_ms", "gap_ms", "peak_mib")
@@ -49,6 +51,7 @@ class Plan:
     clients: tuple[int, ...]
     cases: tuple[str, ...]
     peers: tuple[str, ...]
+    quantized: tuple[str, ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,6 +85,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", metavar="NAMES", help=f"of {', '.join((*TRANSFORMERS, *ENGINES))}; default: all installed ones"
     )
+    parser.add_argument(
+        "--quantized", default=",".join(QUANTIZED), metavar="NAMES", help=f"of {', '.join(QUANTIZED)}, our weights"
+    )
     parser.add_argument("--clients", default="1,8,32", metavar="NUMBERS")
     parser.add_argument("--new", type=int, default=32, help="tokens that each client requests")
     parser.add_argument("--rounds", type=int, default=3)
@@ -101,7 +107,13 @@ def plan_runs(options: argparse.Namespace) -> Plan:
         return Plan(8, 1, 0.0, (1, 4), ("tiny-float32",), available if options.peers is not None else ("generate",))
     clients = tuple(map(int, options.clients.split(",")))
     return Plan(
-        options.new, options.rounds, options.seconds, clients, _parse_names("--only", options.only, CASES), available
+        options.new,
+        options.rounds,
+        options.seconds,
+        clients,
+        _parse_names("--only", options.only, CASES),
+        available,
+        _parse_names("--quantized", options.quantized, QUANTIZED),
     )
 
 
@@ -147,7 +159,7 @@ def measure_case(folder: Path, case: str, plan: Plan) -> Iterator[dict[str, Any]
     model, dtype = case.split("-")
     with contextlib.ExitStack() as running:
         sides: dict[str, Measure] = {}
-        for name in (OURS, *plan.peers):
+        for name in (OURS, *(f"{OURS} {each}" for each in plan.quantized), *plan.peers):
             with _left_out(case, name, sides):
                 sides[name] = running.enter_context(running_engine(name, make_model(folder, model), dtype))
         for clients in plan.clients:
@@ -172,7 +184,7 @@ def _left_out(case: str, name: str, sides: dict[str, Measure]) -> Iterator[None]
     try:
         yield
     except RuntimeError as error:
-        if name == OURS:
+        if name.startswith(OURS):
             raise
         sides.pop(name, None)
         print(f"{case}: {name} is left out: {error}", flush=True)

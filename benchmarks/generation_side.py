@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,14 @@ def prompts(clients: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(7, 600) for _ in range(PROMPT)] for _ in range(clients)]
 
 
-def ours(folder: str, dtype: str) -> Generate:
+def ours(folder: str, dtype: str, quantization: str = "none") -> Generate:
     """Return a function that generates with our engine, through the model class of the server."""
     from dragoman.core.calls import Generate
     from dragoman.core.spec import ModelSpec
     from dragoman.core.text import Sampling
     from dragoman.runtimes.llm.model import LanguageModel
 
-    parameters = {"dtype": dtype, **json.loads(os.environ.get("LLM_PARAMETERS", "{}"))}
+    parameters = {"dtype": dtype, "quantization": quantization, **json.loads(os.environ.get("LLM_PARAMETERS", "{}"))}
     model = LanguageModel(ModelSpec(name="m", uri=folder, parameters=parameters))
     model.load()
 
@@ -133,8 +134,10 @@ def transformers_continuous_batching(folder: str, dtype: str) -> Generate:
     return generate
 
 
-SIDES = {
+SIDES: dict[str, Callable[[str, str], Generate]] = {
     "dragoman": ours,
+    "dragoman int8": partial(ours, quantization="int8"),
+    "dragoman int4": partial(ours, quantization="int4"),
     "generate": transformers_generate,
     "static batch": transformers_static_batch,
     "continuous batching": transformers_continuous_batching,
