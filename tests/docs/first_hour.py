@@ -4,8 +4,8 @@ usage: scripts/first-hour [--only N,...] [--page FILE] [FOLDER]
 
 Nothing is run but what the page has: its files are written, its `bash` blocks are typed into two terminals, the lines
 of its `text` blocks must appear, and each address after "Open" must show the words in bold. Terminals are recorded and
-screenshots kept in FOLDER (build/first-hour). CONTAINER_BUILD_OPTIONS are added to `podman build`. Exit status: 1 if a task
-fails or takes three minutes, 2 for wrong arguments.
+screenshots kept in FOLDER (build/first-hour). The variable CONTAINER_BUILD_OPTIONS is added to `podman build`. Exit
+status: 1 if a task fails or takes three minutes, 2 for wrong arguments.
 """
 
 import argparse
