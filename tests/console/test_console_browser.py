@@ -390,6 +390,23 @@ async def test_live_plots(browser: Browser) -> None:
     page = browser.page
     await browser.open("/#/live")
     await page.wait_for_selector("figure canvas")
+    # One sample would leave an axis of years.
+    scale = """async () => {
+        const { html, render } = await import("/console/assets/html.js");
+        const { Plot } = await import("/console/assets/plot.js");
+        const Original = globalThis.uPlot;
+        const found = new Promise((resolve) => {
+            globalThis.uPlot = class extends Original {
+                constructor(...a) { super(...a); queueMicrotask(() => resolve([this.scales.x.min, this.scales.x.max])); }
+            };
+        });
+        const holder = document.createElement("div");
+        render(html`<${Plot} title="one" time x=${[1000]} series=${[{ label: "", values: [1] }]} />`, holder);
+        const [low, high] = await found;
+        globalThis.uPlot = Original;
+        return high - low;
+    }"""
+    assert await page.evaluate(scale) == 30
     missing = "() => fetch('/v2/models/none/infer', { method: 'POST', body: '{\"inputs\": []}' }).then((r) => r.status)"
     assert await page.evaluate(missing) == 404
     await page.get_by_role("table", name="Errors since the start").get_by_text("status 404").first.wait_for()

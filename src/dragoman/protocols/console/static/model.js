@@ -31,12 +31,12 @@ async function describe(name, version) {
 
 function Tensors({ title, tensors }) {
   if (!tensors?.length) return html`<p>${title}: not declared</p>`;
-  return html`<table><caption>${title}</caption>
+  return html`<div class="scroll"><table><caption>${title}</caption>
     <thead><tr><th scope="col">name</th><th scope="col">datatype</th><th scope="col">shape</th></tr></thead>
     <tbody>${tensors.map(
       (t) => html`<tr><td><code>${t.name}</code></td><td>${t.datatype}</td>
         <td>${t.parameters?.any_rank ? "any" : `[${t.shape.join(", ")}]`}</td></tr>`,
-    )}</tbody></table>`;
+    )}</tbody></table></div>`;
 }
 
 const ABILITIES = { Evaluate: "evaluate", Gradient: "gradient", ApplyJacobian: "Jacobian", ApplyHessian: "Hessian" };

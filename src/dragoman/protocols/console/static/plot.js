@@ -6,6 +6,11 @@ const FEW = 6; // points that are marked
 const COLORS = ["#1a6fd4", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490"];
 const DARK_COLORS = ["#79b0ff", "#ffa066", "#5fd38d", "#cfa0ff", "#ff8f8f", "#5fd0e0"];
 
+// The first sample of a series in time stands at the end of half a minute, and the axis shows seconds.
+const SHORTEST_S = 30;
+const timeRange = ({ data: [x] }) => [Math.min(x[0], x.at(-1) - SHORTEST_S), x.at(-1)];
+const indexRange = (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]);
+
 // An axis of equal values still has a scale.
 const yRange = (_, low, high) => (low === high ? [Math.min(0, low), high > 0 ? high * 1.2 : 1] : globalThis.uPlot.rangeNum(low, high, 0.1, true));
 
@@ -16,7 +21,7 @@ function optionsOf(x, series, isTime, width) {
   return {
     width,
     height: isTime ? 180 : 165,
-    scales: { x: { time: isTime }, y: { range: yRange } },
+    scales: { x: { time: isTime, range: isTime ? timeRange : indexRange }, y: { range: yRange } },
     axes: [{ ...axis, ...(isIndex ? { incrs: WHOLE } : {}), ...(isTime ? {} : { size: 32 }) }, { ...axis, size: 64 }],
     legend: { show: false },
     cursor: { show: false },
