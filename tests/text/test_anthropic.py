@@ -172,7 +172,7 @@ async def test_count_tokens(client: anthropic.AsyncAnthropic) -> None:
         ({"messages": []}, "`messages` must be a list"),
         ({"messages": [5]}, "`messages[0]` must be"),
         ({"messages": [{"role": "user", "content": 5}]}, "`messages[0]`: `content` must be"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of text alone"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "must have blocks of text or image"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "earlier tool_use",

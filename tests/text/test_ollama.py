@@ -126,7 +126,7 @@ async def test_no_messages_load_the_model(server: TextServer) -> None:
     [
         ("chat", {"messages": 5}, 400, "`messages` must be a list"),
         ("chat", {"messages": [5]}, 400, "`messages[0]` must be"),
-        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, 400, "`images` are not"),
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": [5]}]}, 400, "`images` must be a list"),
         ("chat", {"messages": HELLO, "think": "much"}, 400, "`think` must be"),
         ("chat", {"messages": HELLO, "think": []}, 400, "`think` must be"),
         ("chat", {"messages": HELLO, "format": "xml"}, 400, "`format` must be"),

@@ -749,7 +749,7 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0]",
-            "parts of text alone",
+            "must be a data: URL",
         ),
         ({"temperature": 2.5}, "temperature", "a number >= 0.0 and <= 2.0; got 2.5"),
         ({"top_p": -1}, "top_p", "got -1"),

@@ -278,7 +278,7 @@ async def test_without_a_store() -> None:
         ({"input": []}, "`input` must be a text"),
         ({"input": [5]}, "`input[0]` must be an object"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "`input[0]`: expected a message"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "parts of text alone"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "must be a data: URL"),
         ({"input": [{"role": "user", "content": 5}]}, "`input[0]`: `content` must be"),
         ({"input": [{"type": "reasoning", "summary": 5}]}, "`input[0]`: `summary` must be"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, "earlier function_call"),

@@ -13,7 +13,10 @@ class Chat:
     """A conversation for the model's chat template.
 
     `messages` and `tools` are as chat templates expect them: a message has `role` and `content`, optionally
-    `tool_calls`, `tool_call_id` and `name`. `options` are further template variables. `special_tokens`: the
+    `tool_calls`, `tool_call_id` and `name`. The content of a message with images is a list of parts,
+    {"type": "text", "text": ...} and {"type": "image", "base64": the file in base64}.
+
+    `options` are further template variables. `special_tokens`: the
     tokenizer adds its special tokens to the text that the template writes. `template` replaces the model's
     template; "" uses the model's.
     """
@@ -24,6 +27,13 @@ class Chat:
     add_generation_prompt: bool = True
     special_tokens: bool = False
     template: str = ""
+
+    @property
+    def images(self) -> list[str]:
+        """The files of all images, in base64."""
+        contents = [message.get("content") for message in self.messages]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return [part["base64"] for part in parts if part["type"] == "image"]
 
 
 class RawPrompt(str):

@@ -239,7 +239,8 @@ class CacheManager:
 
     def load_prefix(self, sequence: Sequence) -> int:
         """Copy the cached prefix of a sequence into its slot; return the number of its tokens."""
-        blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if self._stores_prefixes else []
+        stores = self._stores_prefixes and not sequence.features  # equal tokens may stand for other images
+        blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if stores else []
         if blocks:
             keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
             self.cache.write(sequence.slot, 0, (keys, values))
@@ -247,7 +248,7 @@ class CacheManager:
 
     def store_prefix(self, sequence: Sequence) -> None:
         """Store the computed tokens of a sequence in the prefix cache."""
-        if self._stores_prefixes:
+        if self._stores_prefixes and not sequence.features:
             tokens = sequence.tokens[: sequence.computed]
             self.prefixes.add(tokens, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
 

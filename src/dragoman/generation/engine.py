@@ -190,7 +190,8 @@ class GenerationEngine:
             counts = sequence.prompt, len(sequence.drafts)
             return BatchRow(sequence.slot, start, tokens, len(tokens), sequence.adapter, *counts)
         outputs = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
-        return BatchRow(sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter, sequence.prompt)
+        place = (sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter, sequence.prompt)
+        return BatchRow(*place, features=sequence.features)
 
     def _store_prompt_logprobs(self, job: GenerationJob, work: StepWork, logits: torch.Tensor) -> None:
         """Store log-probabilities of the prompt tokens that follow these rows."""
@@ -219,7 +220,8 @@ class GenerationEngine:
         started = [sequence]
         for slot in job.spare:
             self._memory.move(sequence.slot, slot, sequence.computed)
-            started.append(Sequence(list(sequence.tokens), sequence.prompt, sequence.adapter, slot, sequence.computed))
+            place = (sequence.prompt, sequence.adapter, slot, sequence.computed)
+            started.append(Sequence(list(sequence.tokens), *place, features=sequence.features))
         job.sequences, job.spare = list(started), []
         for choice, each in enumerate(started):
             job.choices[each] = choice
@@ -345,8 +347,9 @@ class GenerationEngine:
         computed = before[0].computed
         self._memory.gather([slots[parent] for parent in parents], slots, computed)
         job.spare = []
+        place, features = (len(job.request.tokens), before[0].adapter), before[0].features
         job.sequences = [
-            Sequence([*job.request.tokens, *tokens], len(job.request.tokens), before[0].adapter, slot, computed)
+            Sequence([*job.request.tokens, *tokens], *place, slot, computed, features=features)
             for slot, tokens in zip(slots, job.search.running, strict=True)
         ]
 

@@ -33,6 +33,27 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _MAX_HEADER_BYTES = 1 << 27  # safetensors limits headers to 100 MB
 
 
+# Configurations of processors, of which a model that takes images has at least one.
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+def takes_images(folder: Path) -> bool:
+    """Return whether the model of a folder answers chats with images: it has a processor and a chat template."""
+    if not any((folder / name).is_file() for name in _PROCESSORS):
+        return False
+    config = _load_object(folder / "config.json", "its configuration")
+    names = config.get("architectures")
+    if "vision_config" not in config or not isinstance(names, list):
+        return False
+    has_template = any((folder / name).is_file() for name in _TEMPLATES) or any(
+        "chat_template" in _load_object(folder / name, "its settings")
+        for name in ("tokenizer_config.json", _PROCESSORS[0])
+        if (folder / name).is_file()
+    )
+    return has_template and any(str(name).endswith("ForConditionalGeneration") for name in names)
+
+
 def check(folder: Path) -> None:
     """Raise ModelFailed for missing or truncated files, with a way to fix them. Weights are not read.
 

@@ -16,6 +16,7 @@ from dragoman.generation.adapters import AdapterLayers
 from dragoman.generation.job import BatchRow, Sequence
 from dragoman.generation.pretrained import TOLERANCE, Pretrained
 from dragoman.generation.threads import MAX_THREADS, AdaptiveThreads, fastest_thread_count
+from dragoman.generation.vision import NO_FEATURES, Features, VisionProcessor
 
 log = logging.getLogger("dragoman.generation")
 
@@ -31,6 +32,7 @@ _BY_TOKEN: Mapping[str, int] = {
     "attention_mask": 0,
     "decoder_attention_mask": 0,
     "token_type_ids": 0,
+    "mm_token_type_ids": 0,
     "position_ids": 1,
     "decoder_position_ids": 1,
 }
@@ -124,7 +126,7 @@ class GeneralRunner:
     quantization = "none"
     prefill_chunk: int | None = 1 << 30  # prompts are computed whole: not all caches can be continued by several tokens
 
-    def __init__(self, pretrained: Pretrained) -> None:
+    def __init__(self, pretrained: Pretrained, vision: VisionProcessor | None = None) -> None:
         self.model, self.config = pretrained.model, pretrained.config
         self.dtype, self.device = pretrained.dtype, pretrained.device
         self.is_encoder_decoder = pretrained.is_encoder_decoder
@@ -132,6 +134,7 @@ class GeneralRunner:
         self.adapters = AdapterLayers(self.model, None, self.dtype, self.device, packed=False)
         self._forced_bos: int | None = None
         self._caches = True
+        self.vision = vision
         sizes = self._check()
         self.fixed_bytes, self.bytes_per_token = sizes
         self._forced_bos = pretrained.forced_bos
@@ -174,20 +177,26 @@ class GeneralRunner:
             computed = state.tokens[: row.start] if state is not None and row.start else []
             if len(computed) != row.start:
                 raise ModelFailed("generation failed: the state of the sequence is lost")
-            state = states.of[row.slot] = self._begin([*computed, *row.tokens], row.prompt or len(row.tokens))
+            tokens = [*computed, *row.tokens]
+            state = states.of[row.slot] = self._begin(tokens, row.prompt or len(tokens), row.features)
             state.tokens, count, is_first = computed, None, True
         arguments, state.arguments = state.arguments, None
         assert arguments is not None
         logits = self._forward(state.ids, arguments, count if self._caches else None, row.wanted, is_first=is_first)
+        if self._caches:  # they are in the cache; copies of the sequence need not have them
+            for name in row.features:
+                if name.startswith("pixel"):
+                    arguments.pop(name, None)
         state.arguments, state.tokens = arguments, [*state.tokens, *row.tokens]
         return logits
 
-    def _begin(self, tokens: list[int], prompt: int) -> SequenceState:
+    def _begin(self, tokens: list[int], prompt: int, features: Features) -> SequenceState:
         """Return the state before the first forward pass; an encoder is run on the prompt."""
         source = self._tensor(tokens[:prompt] if self.is_encoder_decoder else tokens)
         ids, arguments = self.model.generate(
             source,
             attention_mask=torch.ones_like(source),
+            **self._arguments_of(features, source.shape[1]),
             custom_generate=_prepared_arguments,
             max_new_tokens=1,
             do_sample=False,
@@ -213,12 +222,23 @@ class GeneralRunner:
                 value = getattr(output, name, None)
                 if value is not None:
                     arguments[argument] = value
-        for name, step in _BY_TOKEN.items():
+        for name in _BY_TOKEN:
             value = arguments.get(name)
             if value is not None and not (self.is_encoder_decoder and name == "attention_mask"):
-                arguments[name] = torch.cat((value, value[..., -1:] + step), -1)
+                arguments[name] = torch.cat((value, _next_element(name, value)), -1)
         logits: torch.Tensor = output.logits[0, output.logits.shape[1] - wanted :]
         return logits.to(torch.float32, copy=True)
+
+    def _arguments_of(self, features: Features, length: int) -> dict[str, Any]:
+        """Return features on the device and in the dtype of the model, those by token extended to all tokens."""
+        arguments = dict(features)
+        for name, value in features.items():
+            if isinstance(value, torch.Tensor):
+                arguments[name] = value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+            if name in _BY_TOKEN:
+                more = _next_element(name, arguments[name]).expand(-1, length - value.shape[-1])
+                arguments[name] = torch.cat((arguments[name], more), -1)
+        return arguments
 
     def _tensor(self, tokens: Rows[int]) -> torch.Tensor:
         return torch.tensor([[*tokens]], dtype=torch.long, device=self.device)
@@ -230,27 +250,33 @@ class GeneralRunner:
 
     def _check(self) -> tuple[int, int]:
         """Compare logits with those of `generate`; return the bytes of a sequence without tokens, and of each token."""
+        samples: list[tuple[list[int], Features]] = [(self._tokens(), NO_FEATURES)]
+        if self.vision is not None:
+            samples = [self.vision.sample(), *samples]
         problem = ""
         for self._caches in (True, False):
+            difference = 0.0
             try:
-                tokens, expected = self._reference()
-                logits, sizes = self._step_by_step(tokens, len(expected))
+                for prompt, features in samples:
+                    tokens, expected = self._reference(prompt, features)
+                    logits, sizes = self._step_by_step(tokens, len(expected), features)
+                    difference = max(difference, float((logits - expected).abs().max() / expected.abs().max()))
             except Exception:  # code of any model
                 log.warning("model type %s, cache=%s: it raised", self.config.model_type, self._caches, exc_info=True)
                 problem = "its own code in transformers failed; the log has the details"
                 continue
-            difference = float((logits - expected).abs().max() / expected.abs().max())
             if difference < TOLERANCE[self.dtype]:
                 return sizes
             problem = f"its logits differ by {difference:.2g} from those of transformers"
         raise ModelFailed(f"models of the type '{self.config.model_type}' cannot generate here: {problem}")
 
-    def _reference(self) -> tuple[list[int], torch.Tensor]:
+    def _reference(self, prompt: list[int], features: Features) -> tuple[list[int], torch.Tensor]:
         """Return tokens of a prompt with a greedy completion by transformers, and the logits of its steps."""
-        source = self._tensor(self._tokens())
+        source = self._tensor(prompt)
         output = self.model.generate(
             source,
             attention_mask=torch.ones_like(source),
+            **self._arguments_of(features, source.shape[1]),
             max_new_tokens=_CHECK_STEPS,
             min_new_tokens=_CHECK_STEPS,
             do_sample=False,
@@ -259,22 +285,24 @@ class GeneralRunner:
             output_logits=True,
         )
         new = output.sequences[0, -len(output.logits) :].tolist()
-        return [*self._tokens(), *new], torch.cat(output.logits)
+        return [*prompt, *new], torch.cat(output.logits)
 
-    def _step_by_step(self, tokens: list[int], steps: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    def _step_by_step(self, tokens: list[int], steps: int, features: Features) -> tuple[torch.Tensor, tuple[int, int]]:
         """Return the logits of each step, and the bytes of a sequence without tokens, and of each token.
 
         Another sequence advances in the same steps, so that a model that keeps states outside of its cache is found.
         """
         prompt = len(tokens) - steps
         states = SequenceStates(1 << 62, 0, 0, 1 << 30)
-        other = BatchRow(1, 0, tokens[2:prompt], prompt=prompt - 2)
-        logits = [self.run(states, [BatchRow(0, 0, tokens[:prompt], prompt=prompt), other])[:1]]
+        text = self._tokens()
+        other = BatchRow(1, 0, text[2:], prompt=len(text) - 2)
+        first = BatchRow(0, 0, tokens[:prompt], prompt=prompt, features=features)
+        logits = [self.run(states, [first, other])[:1]]
         before = _bytes(states.of[0].arguments)
         for position in range(prompt, prompt + steps - 1):
             rows = [
                 BatchRow(0, position, [tokens[position]], prompt=prompt),
-                BatchRow(1, position - 2, [tokens[position - prompt]], prompt=prompt - 2),
+                BatchRow(1, len(text) - 2 + position - prompt, [text[position - prompt]], prompt=len(text) - 2),
             ]
             logits += [self.run(states, rows)[:1]]
         after = _bytes(states.of[0].arguments)
@@ -282,6 +310,12 @@ class GeneralRunner:
         if self.is_encoder_decoder:  # the prompt's keys and values of each layer are as large as those of the text
             each = max(each, after // len(tokens))
         return torch.cat(logits), (max(0, before - prompt * each), each)
+
+
+def _next_element(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return the element of an argument by token for the token after the last one."""
+    last = value[..., -1:]
+    return torch.zeros_like(last) if name == "mm_token_type_ids" else last + _BY_TOKEN[name]
 
 
 def _prepared_arguments(

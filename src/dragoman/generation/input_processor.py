@@ -15,6 +15,7 @@ from dragoman.generation.generation_config import apply_defaults
 from dragoman.generation.grammar import GrammarGuide, GrammarService
 from dragoman.generation.grammar_compiler import GrammarLimits
 from dragoman.generation.job import PromptRequest
+from dragoman.generation.vision import Features
 from dragoman.generation.vocabulary import Vocabulary
 
 # Maximum number of top tokens returned with each token.
@@ -147,25 +148,27 @@ class InputProcessor:
         guides = self._guides(sampling)
         prompts = []
         for index, prompt in enumerate(call.prompts):
-            text, tokens = self._tokens(prompt, sampling)
+            text, tokens, features = self._tokens(prompt, sampling)
             length = self._length(len(tokens), sampling)
             seed = None
             if sampling.do_sample:
                 seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
             own = replace(sampling, adapter=sampling.adapters[index]) if sampling.adapters else sampling
             request = PromptRequest(index, text, tuple(tokens), own, length, call.stream, seed, guides, bad)
-            prompts.append(replace(request, encoded=True) if self._encodes else request)
+            prompts.append(replace(request, encoded=self._encodes, features=features))
         checked_s = time.monotonic() - began_s
         return [replace(each, checked_s=checked_s) for each in prompts]
 
-    def _tokens(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int]]:
-        text, tokens = self.vocabulary.encode(prompt, bounded=sampling.truncate is None)
+    def _tokens(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int], Features]:
+        text, tokens, features = self.vocabulary.encode(prompt, bounded=sampling.truncate is None)
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if sampling.truncate is not None:
+            if features:
+                raise InvalidInput("truncate: expected none for a prompt with images")
             count = sampling.truncate or self._most_prompt_tokens(sampling)
             tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
-        return text, tokens
+        return text, tokens, features
 
     def _most_prompt_tokens(self, sampling: Sampling) -> int:
         """Return the number of prompt tokens that fit into the context with the new tokens, at least 1."""

@@ -12,6 +12,7 @@ from dragoman.generation.completion_writer import CompletionWriter
 from dragoman.generation.grammar import GrammarGuide
 from dragoman.generation.speculation import DraftRate
 from dragoman.generation.token_sampler import TokenChoice
+from dragoman.generation.vision import NO_FEATURES, Features
 
 
 class BatchRow(NamedTuple):
@@ -19,7 +20,8 @@ class BatchRow(NamedTuple):
 
     start: position of the first token in the sequence. wanted: number of last tokens whose logits are returned.
     adapter: name of the LoRA adapter, "" for none. prompt: number of tokens of the sequence's prompt. drafts: number of
-    last tokens that are drafts; then each token is computed as if it were alone in its step.
+    last tokens that are drafts; then each token is computed as if it were alone in its step. features: those of the
+    prompt's images, as arguments of the model.
     """
 
     slot: int
@@ -29,6 +31,7 @@ class BatchRow(NamedTuple):
     adapter: str = ""
     prompt: int = 0
     drafts: int = 0
+    features: Features = NO_FEATURES
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +52,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     written: int = 0
     rate: DraftRate = field(default_factory=DraftRate)
+    features: Features = field(default_factory=dict)
 
     @property
     def pending(self) -> int:
@@ -74,7 +78,8 @@ class PromptRequest:
     index: position of the prompt in the call. text, tokens: the prompt. length: maximum number of new tokens.
     seed: None without sampling. guides: creates a grammar guide for each completion. bad: forbidden words as tokens.
     checked_s: seconds taken to validate and tokenize the call. encoded: the prompt is read by an encoder, so that the
-    completion is a text of its own. adapter: the LoRA weights in memory to apply, "" for none.
+    completion is a text of its own. adapter: the LoRA weights in memory to apply, "" for none. features: those of
+    BatchRow.
     """
 
     index: int
@@ -89,6 +94,7 @@ class PromptRequest:
     checked_s: float | None = None
     encoded: bool = False
     adapter: str = ""
+    features: Features = field(default_factory=dict)
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -133,7 +139,7 @@ class GenerationJob:
 
     def _begin(self) -> None:
         tokens = list(self.request.tokens)
-        self.sequences = [Sequence(tokens, len(tokens), self.request.adapter)]
+        self.sequences = [Sequence(tokens, len(tokens), self.request.adapter, features=self.request.features)]
 
     @property
     def width(self) -> int:

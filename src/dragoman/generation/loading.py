@@ -37,10 +37,14 @@ from dragoman.generation.pretrained import (
 from dragoman.generation.runner import QUANTIZATIONS, PackingFailed, Runner
 from dragoman.generation.speculation import DraftSource, PromptLookups, Speculation
 from dragoman.generation.text_engine import check_options
+from dragoman.generation.vision import ImageLimits, VisionProcessor
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.system.load_steps import report_step
 
 log = logging.getLogger("dragoman.generation")
+
+
+_IMAGES = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class EngineOptions(GrammarLimits):
     adapters: folders of LoRA adapters by name, beside those in the model's own folder `adapters`.
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
     adapter_folder: folder, relative to the model's, from which clients may load adapters.
+    max_images, max_image_bytes, max_image_pixels: number of images of a prompt, and bytes and pixels of all together.
     max_adapters, adapter_memory, max_adapter_rank: number of adapters in memory, MiB of their files, and rank of one.
     """
 
@@ -84,6 +89,9 @@ class EngineOptions(GrammarLimits):
     max_adapters: int = 8
     adapter_memory: int = 1024
     max_adapter_rank: int = 256
+    max_images: int = _IMAGES.count
+    max_image_bytes: int = _IMAGES.file_bytes
+    max_image_pixels: int = _IMAGES.pixels
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
@@ -99,6 +107,9 @@ _MINIMA: Mapping[str, float] = {
     "max_adapters": 1,
     "adapter_memory": 1,
     "max_adapter_rank": 1,
+    "max_images": 0,
+    "max_image_bytes": 1,
+    "max_image_pixels": 1,
     **GRAMMAR_MINIMA,
 }
 
@@ -199,7 +210,8 @@ def _engine(
         memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     else:
         memory = SequenceStates(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
-    vocabulary = Vocabulary(folder, runner.config.vocab_size)
+    vision = runner.vision if isinstance(runner, GeneralRunner) else None
+    vocabulary = Vocabulary(folder, runner.config.vocab_size, vision)
     ends = end_tokens(folder, vocabulary)
     defaults = default_sampling(folder) if options.generation_config else {}
     report_step("measuring threads")
@@ -223,6 +235,7 @@ def _engine(
         "end_tokens": sorted(ends),
         "default_parameters": defaults,
         "chat_template": vocabulary.has_template,
+        "vision": vision is not None,
         "adapters": store.names,  # which changes
     }
     engine = GenerationEngine(runner, memory, vocabulary, limits, ends, _speculation(options, drafter, budget))
@@ -282,6 +295,9 @@ def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) ->
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
     pretrained = load_pretrained(folder, options.dtype, device)
+    if pretrained.has_vision:
+        images = ImageLimits(options.max_images, options.max_image_bytes, options.max_image_pixels)
+        return GeneralRunner(pretrained, VisionProcessor(folder, images)), pretrained
     own_code = pretrained.is_encoder_decoder or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+)
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from dragoman.core.errors import ModelFailed
 from dragoman.generation import quantized_files
+from dragoman.generation.folder import takes_images
 
 log = logging.getLogger("dragoman.generation")
 
@@ -37,13 +44,15 @@ class UnsupportedArchitecture(Exception):
 class Pretrained:
     """A model of transformers in memory.
 
-    config: that of the decoder. forced_bos: first token of every completion of an encoder-decoder model.
+    config: that of the decoder. has_vision: prompts may have images.
+    forced_bos: first token of every completion of an encoder-decoder model.
     """
 
     model: Any
     config: Any
     dtype: torch.dtype
     device: torch.device
+    has_vision: bool = False
     forced_bos: int | None = None
 
     @property
@@ -73,7 +82,8 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     if inside or is_dequantized:  # weights of few bits, which are computed in the shorter dtype
         config.dtype = torch.bfloat16
     used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
-    factory = AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    has_vision = not inside and takes_images(folder)
+    factory = _model_class(config, has_vision=has_vision)
     source: Path | None = folder
     if is_dequantized:
         del config.quantization_config
@@ -103,6 +113,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         model.config.get_text_config(decoder=True),
         used_dtype,
         device,
+        has_vision,
         getattr(saved, "forced_bos_token_id", None),
     )
 
@@ -117,6 +128,15 @@ def depends_on_length(config: Any, max_context: int) -> bool:
         if each.get("rope_type") == "longrope"
     ]
     return any(not 0 < max_context <= original for original in originals)
+
+
+def _model_class(config: Any, *, has_vision: bool) -> Any:
+    """Return the class of transformers that loads a model. Raises ModelFailed if none can be used here."""
+    if not has_vision:
+        return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        raise ModelFailed(f"models of the type '{config.model_type}', with encoders of images and texts, do not load")
+    return AutoModelForImageTextToText
 
 
 def _is_encoder_decoder(config: Any) -> bool:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dragoman.core.errors import InvalidInput, TooLong
 from dragoman.core.text import Chat, Prompt, RawPrompt, TokenSpan
 from dragoman.generation.memory import release_memory
+from dragoman.generation.vision import NO_FEATURES, Features, VisionProcessor
 
 # Replacement character for bytes that are not (yet) a character.
 _UNKNOWN = "\ufffd"
@@ -110,17 +111,21 @@ _BEFORE = 6
 
 class Vocabulary:
     """Tokenizer of one model. size: number of logits. context: maximum number of tokens, 0 if not set.
+    vision: the processor of images, None if the model has no vision.
 
     A GGUF file contains its tokenizer; a `tokenizer.json` beside it is used instead.
     """
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, vision: VisionProcessor | None = None) -> None:
         folder, inside = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
         if (folder / "tokenizer.json").is_file():
             inside = {}
         self.tokenizer: Any = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **inside
         )
+        self.vision = vision
+        if vision is not None:
+            self.tokenizer.chat_template = vision.chat_template
         self.size = size
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -129,8 +134,8 @@ class Vocabulary:
 
     # --- prompts -----------------------------------------------------------------------------------------
 
-    def encode(self, prompt: Prompt, *, bounded: bool = False) -> tuple[str, list[int]]:
-        """Return the text of a prompt, after the chat template, and its tokens.
+    def encode(self, prompt: Prompt, *, bounded: bool = False) -> tuple[str, list[int], Features]:
+        """Return the text of a prompt, after the chat template, its tokens, and the features of its images.
 
         Raises InvalidInput for unknown token ids and for messages that the template rejects; with `bounded` TooLong for
         a text that is far longer than the context, before tokenization.
@@ -139,21 +144,26 @@ class Vocabulary:
             text = str(prompt) if isinstance(prompt, str) else self._apply_template(prompt)
             if bounded or (isinstance(prompt, Chat) and prompt.template):
                 self._check_size(text)
-            return text, self.tokenize(text, special=_adds_special_tokens(prompt))
+            special = _adds_special_tokens(prompt)
+            if self.vision is not None and isinstance(prompt, Chat) and prompt.images:
+                return text, *self.vision.encode(text, prompt.images, special=special)
+            return text, self.tokenize(text, special=special), NO_FEATURES
         invalid = [token for token in prompt if not 0 <= token < self.size]
         if invalid:
             raise InvalidInput(f"prompt: expected token ids from 0 to {self.size - 1}, got {invalid[0]}")
-        return self.decode(list(prompt), skip_special=False), list(prompt)
+        return self.decode(list(prompt), skip_special=False), list(prompt), NO_FEATURES
 
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         """Return the text of a prompt and its tokens with their character offsets.
 
         Raises the errors of `encode`, and TooLong for more tokens than are returned.
         """
-        text, ids = self.encode(prompt, bounded=True)
+        text, ids, features = self.encode(prompt, bounded=True)
+        if features:  # an image is many tokens
+            text = self.decode(ids, skip_special=False)
         if len(ids) > self.context * _SPARE > 0:
             raise TooLong(f"prompt: expected at most {self.context * _SPARE} tokens, got {len(ids)}")
-        if self._fast is not None and not isinstance(prompt, tuple):
+        if self._fast is not None and not isinstance(prompt, tuple) and not features:
             (encoding,) = self._fast.encode_batch([text], add_special_tokens=_adds_special_tokens(prompt))
             offsets = encoding.offsets
         else:
@@ -195,9 +205,12 @@ class Vocabulary:
         reserved = sorted(_NO_VARIABLES & chat.options.keys())
         if reserved:
             raise InvalidInput(f"chat_template_kwargs: expected variables of the template, got {', '.join(reserved)}")
+        if self.vision is None and chat.images:
+            raise InvalidInput("images: this model has no vision; send text alone")
+        messages = [dict(each) for each in chat.messages] if self.vision is None else self.vision.messages(chat)
         try:
             text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in chat.messages],
+                messages,
                 tools=[dict(tool) for tool in chat.tools] or None,
                 chat_template=chat.template or None,
                 add_generation_prompt=chat.add_generation_prompt,

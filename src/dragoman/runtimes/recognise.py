@@ -7,6 +7,7 @@ from typing import Any
 
 from dragoman import plugins
 from dragoman.core.errors import ModelFailed
+from dragoman.generation.folder import takes_images
 
 # Suffixes that many files have which are no models: these are reported only if the file is called model.*
 _COMMON_SUFFIXES = frozenset({".json", ".txt"})
@@ -120,7 +121,7 @@ def pretrained_runtime(folder: Path) -> str | None:
     if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
         return None
     if weights:
-        return "llm" if _is_decoder(found) else "huggingface"
+        return "llm" if _is_decoder(found) or takes_images(folder) else "huggingface"
     if not _is_decoder(found):
         return None
     if (folder / "openvino_model.xml").is_file():

@@ -286,8 +286,9 @@ class TextModel(Model):
 def _size(prompt: Prompt) -> int:
     """Return the number of characters of a prompt, or an equivalent by processing time."""
     if isinstance(prompt, Chat):
-        template = _LONG + 1 if prompt.template else 0  # the caller's template may take any time
-        return sum((len(str(message)) for message in prompt.messages), template)
+        if prompt.images or prompt.template:  # images, or the caller's template, may take any time
+            return _LONG + 1
+        return sum(len(str(message)) for message in prompt.messages)
     return len(prompt)
 
 

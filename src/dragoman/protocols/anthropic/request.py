@@ -9,6 +9,7 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, integer, number
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object
+from dragoman.protocols.text_common.images import image_part
 from dragoman.protocols.text_common.openai_format import COMMON, anything
 from dragoman.protocols.text_common.parameters import (
     Parameter,
@@ -135,10 +136,11 @@ def _messages(value: Any) -> list[dict[str, Any]]:
             messages.append(_assistant_message(blocks, where, calls))
             continue
         results = [_tool_result(block, where, calls) for block in blocks if _type_of(block) == "tool_result"]
-        texts = _texts([block for block in blocks if _type_of(block) != "tool_result"], f"{where}: `content`")
+        others = [block for block in blocks if _type_of(block) != "tool_result"]
+        parts = [_part(block, role, f"{where}: `content`") for block in others]
         messages += results
-        if texts or not results:
-            _add_text(messages, role, "".join(texts))
+        if parts or not results:
+            _add_parts(messages, role, parts)
     return messages
 
 
@@ -146,12 +148,30 @@ def _type_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:
+def _part(block: Any, role: str, where: str) -> dict[str, Any]:
+    """Return the part of OpenAI's chats for a block of text, or of the user's images."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image", "source": source} if role == "user":
+            match source:
+                case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
+                    return image_part(data, media_type)
+            raise InvalidInput(
+                f'{where}: `source` of an image must be of type "base64" with `media_type` and `data`; the server '
+                f"fetches no URLs; got {format_value(source)}"
+            )
+    expected = "text or image" if role == "user" else "text alone"
+    raise InvalidInput(f"{where} must have blocks of {expected}; got {format_value(block)}")
+
+
+def _add_parts(messages: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
     """Add a message; several of the user in succession are one."""
     if role == "user" and messages and messages[-1]["role"] == role:
-        messages[-1]["content"] += f"\n{text}"
+        messages[-1]["content"] += [{"type": "text", "text": "\n"}, *parts]
     else:
-        messages.append({"role": role, "content": text})
+        content = parts if role == "user" else "".join(part["text"] for part in parts)
+        messages.append({"role": role, "content": content})
 
 
 def _tool_result(block: Mapping[str, Any], where: str, calls: set[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dragoman.core.sampling import (
 from dragoman.core.text import Chat, Grammar, RawPrompt
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation
 from dragoman.protocols.text_common.chat_reader import json_object
+from dragoman.protocols.text_common.images import image_part
 from dragoman.protocols.text_common.openai_format import COMMON, anything
 from dragoman.protocols.text_common.parameters import (
     JSON_SCHEMA,
@@ -119,12 +120,15 @@ def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[Cha
     """
     parameters = _parameters(body, GENERATE, policy)
     options = parameters.options
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context"):
         if options.get(name):
             raise InvalidInput(f"`{name}` is not supported; got {format_value(options[name])}")
     prompt = options.get("prompt", "")
     system = [{"role": "system", "content": options["system"]}] if options.get("system") else []
-    messages = [*system, {"role": "user", "content": prompt}]
+    if options.get("raw") and options.get("images"):
+        raise InvalidInput("`images` must not be given with `raw`: true, which uses no chat template")
+    content = _content(prompt, options.get("images"), "`images`")
+    messages = [*system, {"role": "user", "content": content}]
     body = {"messages": messages, "chat_template_kwargs": _variables(options.get("think"))}
     chat = build_chat_request(parse_conversation(body, policy)[0], Tools(), parameters, policy, shorten=True)
     return chat, RawPrompt(prompt) if options.get("raw") else chat.chat
@@ -155,13 +159,22 @@ def _variables(think: bool | str | None) -> dict[str, Any]:
     return {"enable_thinking": think is not False, **effort}
 
 
+def _content(prompt: str, images: Any, where: str) -> Any:
+    """Return a text, or parts if there are images, which come first."""
+    if not images:
+        return prompt
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise InvalidInput(f"{where} must be a list of image files in base64; got {format_value(images)}")
+    return [*map(image_part, images), {"type": "text", "text": prompt}]
+
+
 def _message(message: Any, at: int) -> Any:
-    """Return a message as chats have it: with ids of calls, `reasoning_content`, and no images."""
+    """Return a message as chats have it: with ids of calls, `reasoning_content`, and images as parts."""
     if not isinstance(message, dict):
         return message  # rejected with the others
     where, rest = f"`messages[{at}]`", {n: v for n, v in message.items() if n not in ("thinking", "images")}
     if message.get("images"):
-        raise InvalidInput(f"{where}: `images` are not supported")
+        rest["content"] = _content(message.get("content") or "", message["images"], f"{where}: `images`")
     if message.get("thinking") is not None:
         rest["reasoning_content"] = message["thinking"]
     calls = message.get("tool_calls")

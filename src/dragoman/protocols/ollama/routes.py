@@ -234,7 +234,8 @@ def _capabilities(model: ModelDescription) -> list[str]:
         (Generate, ("completion", "tools")),
         (Embed, ("embedding",)),
     )
-    return [name for call, capabilities in names if call in model.calls for name in capabilities]
+    vision = ["vision"] if model.details.get("vision") else []
+    return [name for call, capabilities in names if call in model.calls for name in capabilities] + vision
 
 
 def protocol(policy: Policy) -> HttpProtocol:

@@ -179,7 +179,8 @@ class _Conversation:
             case {"role": "user" | "system" | "developer" | "assistant" as role, "content": content}:
                 if (item.get("type") or "message") != "message":
                     raise InvalidInput(f"{where}: {_expected_item(item)}")
-                self._add_message(role, _text_of(content, where, "content"))
+                text = _text_of(content, where, "content") if role != "user" else _parts_of(content, where)
+                self._add_message(role, text)
             case _:
                 raise InvalidInput(f"{where}: {_expected_item(item)}")
 
@@ -189,7 +190,7 @@ class _Conversation:
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
 
-    def _add_message(self, role: str, content: str) -> None:
+    def _add_message(self, role: str, content: str | list[dict[str, Any]]) -> None:
         last = self.messages[-1] if self.messages else {}
         if role == "assistant" and last.get("role") == role and not last["content"] and "tool_calls" not in last:
             last["content"] = content  # after its reasoning
@@ -202,6 +203,27 @@ def _expected_item(item: Mapping[str, Any]) -> str:
     if item.get("type") == "item_reference":
         expected += " (references to items are not supported: send the item)"
     return f"expected {expected}; got {format_value(item)}"
+
+
+def _parts_of(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a user's message: its text, or parts if it has images."""
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return _text_of(content, where, "content")
+    return [_image(part, where) if _is_image(part) else _text_part(part, where) for part in content]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if part.get("file_id") is not None:
+        raise InvalidInput(f"{where}: `file_id` of an input_image is not supported: send `image_url` with a data: URL")
+    return {"type": "image_url", "image_url": part.get("image_url")}
+
+
+def _text_part(part: Any, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": _text_of([part], where, "content")}
 
 
 def _text_of(content: Any, where: str, name: str) -> str:

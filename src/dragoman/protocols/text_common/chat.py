@@ -12,6 +12,7 @@ from dragoman.core.sampling import MOST_TOP, check_value, flag, format_value, in
 from dragoman.core.text import Chat, Sampling
 from dragoman.formats.json_scan import count_values
 from dragoman.protocols.text_common.chat_response import ChatFormatter
+from dragoman.protocols.text_common.images import content_of, parse_image
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
@@ -216,7 +217,7 @@ def _message(message: Any, at: int) -> dict[str, Any]:
         message = {**message, "reasoning_content": message["reasoning"]}  # the name that templates know
     fields = {name: value for name, value in message.items() if value is not None}
     fields["role"] = _ROLES.get(fields["role"], fields["role"])
-    fields["content"] = _content(message.get("content"), where, optional=bool(calls))
+    fields["content"] = _content(message.get("content"), where, fields["role"], optional=bool(calls))
     if calls:
         if not isinstance(calls, list):
             raise InvalidInput(f"{where}: `tool_calls` must be a list; got {format_value(calls)}")
@@ -224,19 +225,24 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     return fields
 
 
-def _content(content: Any, where: str, *, optional: bool) -> str:
-    """Return the text of a message; its parts are joined."""
+def _content(content: Any, where: str, role: str, *, optional: bool) -> str | list[dict[str, Any]]:
+    """Return the content of a message: a text, or parts if it has images."""
     if isinstance(content, str):
         return content
     if content is None and optional:
         return ""
     if isinstance(content, list):
+        parts = []
         for part in content:
             match part:
-                case {"type": "text", "text": str(_)}:
-                    continue
-            raise InvalidInput(f"{where}: `content` must have parts of text alone; got {format_value(part)}")
-        return "".join(part["text"] for part in content)
+                case {"type": "text", "text": str(text)}:
+                    parts.append({"type": "text", "text": text})
+                case {"type": "image_url", "image_url": value} if role == "user":
+                    parts.append(parse_image(value, where))
+                case _:
+                    expected = "text, or of the user also image_url" if role == "user" else "text alone"
+                    raise InvalidInput(f"{where}: `content` must have parts of {expected}; got {format_value(part)}")
+        return content_of(parts)
     raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {format_value(content)}")
 
 

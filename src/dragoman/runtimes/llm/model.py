@@ -13,6 +13,7 @@ from dragoman.runtimes.llm import RUNTIME
 from dragoman.runtimes.text_model import TextModel
 
 GGUF = Runtime(load=RUNTIME.load, extra="gguf")
+VISION = Runtime(load=RUNTIME.load, extra="images")
 
 
 class LanguageModel(TextModel):
@@ -35,6 +36,8 @@ class LanguageModel(TextModel):
     def check(self, folder: Path) -> None:
         folders.check(folder)
         RUNTIME.require("torch")
+        if folder.is_dir() and folders.takes_images(folder):
+            VISION.require("PIL")
         if folder.is_file():
             for package in ("gguf", "accelerate"):
                 GGUF.require(package)

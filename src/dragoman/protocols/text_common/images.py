@@ -1,0 +1,35 @@
+"""Images in messages: parts of OpenAI's chats, from which other APIs translate theirs."""
+
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.sampling import format_value
+
+
+def image_part(data: str, media_type: str = "image/png") -> dict[str, Any]:
+    """Return OpenAI's part for an image file in base64. Its format is found by its content."""
+    return {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{data}"}}
+
+
+def parse_image(value: Any, where: str) -> dict[str, Any]:
+    """Return the part of a prompt for `image_url`, an object with `url` or a URL.
+
+    Nothing is fetched: a server that opens URLs of its clients reaches what they cannot. Raises InvalidInput.
+    """
+    url = value.get("url") if isinstance(value, dict) else value
+    if isinstance(url, str):
+        header, comma, data = url.partition(",")
+        words = header[:256].lower()
+        if comma and words.startswith("data:") and words.endswith(";base64"):
+            return {"type": "image", "base64": data}
+    raise InvalidInput(
+        f"{where}: `image_url` must be a data: URL, such as data:image/png;base64,...; the server fetches no "
+        f"other URLs; got {format_value(url)}"
+    )
+
+
+def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a content of parsed parts: a text, or the parts if there are images."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts

@@ -1,0 +1,168 @@
+"""Images in the requests of every chat API, also with the clients of OpenAI, Anthropic and Ollama."""
+
+import asyncio
+import json
+import time
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from .text_server import TextServer, serve
+
+pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import anthropic
+    import ollama
+    import openai
+
+    import vision_models
+    from dragoman.generation.vision import load_processor
+    from vision_models import VisionReference, file_of, image
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
+NEW = 5
+PICTURE = image(7)
+DATA = file_of(PICTURE)
+URL = f"data:image/png;base64,{DATA}"
+SETTINGS = "[model]\nparameters = {max_images = 2, threads = 1, dtype = 'float32', cache_memory = 0.05}\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TextServer]:
+    folder = tmp_path_factory.mktemp("vision") / "eyes"
+    vision_models.save_model(folder)
+    (folder / "dragoman.toml").write_text(SETTINGS)
+    async with serve(str(folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(server: TextServer) -> tuple[int, str]:
+    """Return the tokens of the prompt and the completion of transformers, for the image before "what?"."""
+    folder = Path(server.model("eyes").spec.uri)
+    reference = VisionReference(folder, load_processor(folder))
+    content = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    count, tokens = reference.generate([{"role": "user", "content": content}], [PICTURE], NEW)
+    return count, reference.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+async def test_openai_chat(server: TextServer, expected: tuple[int, str]) -> None:
+    parts: Any = [{"type": "image_url", "image_url": {"url": URL, "detail": "low"}}, {"type": "text", "text": "what?"}]
+    options: Any = {"max_tokens": NEW, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        result = await client.chat.completions.create(
+            model="eyes", messages=[{"role": "user", "content": parts}], **options
+        )
+        assert result.usage is not None
+        assert (result.usage.prompt_tokens, result.choices[0].message.content) == expected
+
+
+async def test_openai_responses(server: TextServer, expected: tuple[int, str]) -> None:
+    content: Any = [
+        {"type": "input_image", "image_url": URL, "detail": "auto"},
+        {"type": "input_text", "text": "what?"},
+    ]
+    options: Any = {"max_output_tokens": NEW, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        result = await client.responses.create(model="eyes", input=[{"role": "user", "content": content}], **options)
+        assert result.usage is not None
+        assert (result.usage.input_tokens, result.output_text) == expected
+        continued = await client.responses.create(
+            model="eyes", input="more", previous_response_id=result.id, max_output_tokens=1
+        )
+        assert continued.usage is not None
+        assert continued.usage.input_tokens > expected[0]
+
+
+async def test_anthropic(server: TextServer, expected: tuple[int, str]) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
+    messages: Any = [{"role": "user", "content": content}]
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0) as client:
+        result = await client.messages.create(
+            model="eyes", messages=messages, max_tokens=NEW, extra_body={"temperature": 0}
+        )
+        text = "".join(block.text for block in result.content if block.type == "text")
+        assert result.usage.input_tokens == expected[0]
+        assert expected[1].startswith(text)  # the API cannot ignore the end token
+        counted = await client.messages.count_tokens(model="eyes", messages=messages)
+        assert counted.input_tokens == expected[0]
+
+
+async def test_ollama(server: TextServer, expected: tuple[int, str]) -> None:
+    options = {"num_predict": NEW, "temperature": 0}
+    async with ollama.AsyncClient(host=server.url) as client:
+        message = {"role": "user", "content": "what?", "images": [DATA]}
+        chat = await client.chat("eyes", messages=[message], options=options)
+        assert (chat.prompt_eval_count, expected[1].startswith(chat.message.content or "")) == (expected[0], True)
+        generated = await client.generate("eyes", "what?", images=[DATA], options=options)
+        assert (generated.prompt_eval_count, generated.response) == (expected[0], chat.message.content)
+        assert "vision" in ((await client.show("eyes")).capabilities or [])
+
+
+def chat(*urls: Any, role: str = "user") -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"model": "eyes", "messages": [{"role": role, "content": [*parts, {"type": "text", "text": "a"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/chat/completions", chat("http://169.254.169.254/x.png"), "must be a data: URL"),
+        ("/v1/chat/completions", chat("file:///etc/passwd"), "must be a data: URL"),
+        ("/v1/chat/completions", chat("data:image/png,abc"), "must be a data: URL"),
+        ("/v1/chat/completions", chat(5), "must be a data: URL"),
+        ("/v1/chat/completions", chat(URL, role="system"), "must have parts of text alone"),
+        ("/v1/chat/completions", chat(URL, URL, URL), "images: expected at most 2"),
+        ("/v1/chat/completions", chat("data:image/png;base64,aGVsbG8="), "images[0]: expected an image"),
+        (
+            "/v1/responses",
+            {"model": "eyes", "input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "`file_id` of an input_image is not supported",
+        ),
+        (
+            "/v1/messages",
+            {
+                "model": "eyes",
+                "max_tokens": 1,
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b"}}]}
+                ],
+            },
+            'must be of type "base64"',
+        ),
+        (
+            "/api/generate",
+            {"model": "eyes", "prompt": "a", "images": [DATA], "raw": True},
+            "`images` must not be given with `raw`",
+        ),
+        (
+            "/api/chat",
+            {"model": "eyes", "messages": [{"role": "user", "content": "a", "images": "abc"}]},
+            "must be a list of image files in base64",
+        ),
+    ],
+)
+async def test_invalid_images(server: TextServer, path: str, body: Any, message: str) -> None:
+    response = await server.post(path, body)
+    assert response.status == 400
+    assert message in json.dumps(response.json, ensure_ascii=False).replace('\\"', '"')
+
+
+async def test_images_do_not_block_other_requests(server: TextServer) -> None:
+    """A large image takes more than 0.1 s to decode; meanwhile the event loop answers."""
+    large = f"data:image/png;base64,{file_of(image(1, 1300, 1000))}"
+    body = json.dumps({**chat(large), "max_tokens": 1}).encode()
+    began_s, waits = time.monotonic(), []
+    request = asyncio.create_task(server.post("/v1/chat/completions", body))
+    while not request.done():
+        before_s = time.monotonic()
+        assert (await server.request("GET", "/v2/health/live")).status == 200
+        waits.append(time.monotonic() - before_s)
+    assert (await request).status == 200
+    assert max(waits) < max(0.5 * (time.monotonic() - began_s), 0.2)
