@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from benchmarks.checked_request import CheckedRequest
 from benchmarks.identity import Cores
 from benchmarks.peers import PEERS, PeerConfig
 from benchmarks.processes import ROOT, pin
+from benchmarks.startup import train
 from benchmarks.subjects import OURS, Subject
 from benchmarks.turns import Plan, Row
 
@@ -24,7 +25,18 @@ _ACTIVE_CONNECTIONS = 4  # connections of the light load
 
 def startup(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     """W7: time from the start of the process until it is ready, and memory two seconds later."""
-    kinds = {f"{OURS}, inline class": subjects.MODELS[:1], f"{OURS}, function in a process": (FUNCTION,)}
+    with tempfile.TemporaryDirectory() as folder:
+        model_file = Path(folder) / "iris.joblib"
+        train(model_file)
+        kinds: dict[str, Sequence[str]] = {
+            f"{OURS}, inline class": subjects.MODELS[:1],
+            f"{OURS}, function in a process": (FUNCTION,),
+            f"{OURS}, scikit-learn": (str(model_file), "--allow-pickle"),
+        }
+        return _startup(kinds, plan, peer_names)
+
+
+def _startup(kinds: Mapping[str, Sequence[str]], plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     rows = []
     for name in [*kinds, *peer_names]:
         found = [_measure_idle(name, kinds.get(name), plan) for _ in range(plan.rounds)]
@@ -71,10 +83,15 @@ def _measure_many(name: str, names: Sequence[str]) -> Row:
             subject = stack.enter_context(one)
         except RuntimeError:
             return {"failed": "not ready within two minutes"}
-        correct = sum(subject.check(workloads.small_json("models", model)) is not None for model in names)
+        correct, first_ms = 0, []
+        for model in names:
+            workload, began_s = workloads.small_json("models", model), time.perf_counter()
+            correct += subject.check(workload) is not None
+            first_ms.append((time.perf_counter() - began_s) * 1000)
         if correct != len(names):
             return {"failed": f"{len(names) - correct} of {len(names)} models gave a wrong response"}
-        return {"ready_s": round(subject.ready_s, 3), **subject.process.memory_mib()}
+        row: Row = {"ready_s": round(subject.ready_s, 3), "first_ms": _median(first_ms)}
+        return row | subject.process.memory_mib()
 
 
 def _write_models(home: Path, names: Sequence[str]) -> Path:

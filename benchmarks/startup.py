@@ -20,6 +20,7 @@ from benchmarks.processes import RESULTS, ROOT, dragoman, free_port, http_ready,
 _IMPORTS = {
     "import dragoman": "import dragoman",
     "dragoman.Server": "import dragoman; dragoman.Server",
+    "scikit-learn and joblib": "import joblib, sklearn.linear_model",
 }
 _TIMED = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
 

@@ -419,3 +419,31 @@ def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Pat
         rows = [line.split() for line in process.log().splitlines()]
         assert ["models/net.ggml", "-", "-", "-", "skipped"] in rows
         assert "  models/net.ggml: GGML is not supported" in process.log()
+
+
+PROCESS = """
+import gc
+import sys
+
+import dragoman
+import numpy as np
+
+
+class Process(dragoman.Model):
+    placement = "inline"
+    inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
+    outputs = (dragoman.TensorSpec("y", dragoman.INT64, (-1,)),)
+
+    def infer(self, call):
+        is_frozen = gc.get_freeze_count() > 10_000
+        return np.array([gc.isenabled(), is_frozen, "google.protobuf.json_format" in sys.modules], np.int64)
+"""
+
+
+def test_modules_are_not_collected_and_imported_late(tmp_path: Path) -> None:
+    """The garbage collector is on again once the server has started, and does not look at its modules any more."""
+    (tmp_path / "process.py").write_text(PROCESS)
+    own_interpreter = {"PYTHONHASHSEED": "0"}  # rather than a fork, which has modules that others need
+    with running_server(f"{tmp_path / 'process.py'}:Process", environment=own_interpreter) as process:
+        status, body = process.infer("Process", [0.0])
+    assert (status, body["outputs"][0]["data"]) == (200, [1, 1, 0])

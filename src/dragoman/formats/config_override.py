@@ -5,6 +5,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf import text_format
+
 from dragoman.core import error_texts
 from dragoman.core.calls import MAX_REPLICAS
 from dragoman.core.errors import Forbidden, InvalidInput, ServerError
@@ -45,8 +47,6 @@ def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -
             f"failed to load '{model}', parameter 'config' is not allowed: expected the setting allow_config_override; "
             "a model is loaded as it is in the repository"
         )
-    from google.protobuf import text_format  # few servers need it
-
     message = _parse_config(model, config)
     text = text_format.MessageToString(message)
     if not files:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from dragoman.core.errors import InvalidInput
@@ -42,8 +43,6 @@ class ConfigFile:
 
 def parse_config(text: str, name: str) -> ConfigFile:
     """Parse the text format. Unknown fields are left out. Raises InvalidInput with the line and column of an error."""
-    from google.protobuf import text_format  # as for JSON: few servers need it, and every start would wait for it
-
     lines = _lines(text)
     unknown: list[tuple[str, int]] = []
     for _ in range(_MAX_UNKNOWN):
@@ -61,7 +60,7 @@ def parse_config(text: str, name: str) -> ConfigFile:
 
 def config_from_json(fields: Mapping[str, Any], name: str) -> Any:
     """Return the ModelConfig of its JSON form. Raises InvalidInput."""
-    from google.protobuf.json_format import ParseDict, ParseError
+    from google.protobuf.json_format import ParseDict, ParseError  # few servers need it, and each start would wait
 
     try:
         return ParseDict(dict(fields), m.ModelConfig())
@@ -100,7 +99,7 @@ def _scalar(value: Any, field: Any) -> Any:
 # --- positions in the text -------------------------------------------------------------------------------
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: text_format.ParseError) -> str:
     """Return the message of an error without its position."""
     return re.sub(r"^\d+:\d+ : ", "", str(error))
 
