@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
             if (received < 0 && errno == EAGAIN) continue;
             if (!s->answered) unanswered--;
             if (received > 0) scan(s, buffer, (size_t)received, now);
-            if (received > 0 && s->matched_end < 6) continue;
+            if (received > 0 && s->status_ok && s->matched_end < 6) continue;
             s->answered = 1;
             correct += s->status_ok && s->tokens == wanted && s->matched_end == 6;
             close(s->fd);

@@ -29,7 +29,7 @@ def measure(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     tokens = round(TOKENS_PER_S * (1 if plan.quick else max(4.0, plan.seconds)))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        found = [stack.enter_context(our_server(cores.server, folder / "log", [MODEL]))]
+        found = [stack.enter_context(our_server(cores.server, folder / "log", [MODEL, "--max-queue", "0"]))]
         if PEER in peer_names:
             found.append(stack.enter_context(peers.run_peer(PEER, PeerConfig(folder / PEER, ()), cores.server)))
         rows = []
