@@ -436,7 +436,8 @@ class Process(dragoman.Model):
 
     def infer(self, call):
         is_frozen = gc.get_freeze_count() > 10_000
-        return np.array([gc.isenabled(), is_frozen, "google.protobuf.json_format" in sys.modules], np.int64)
+        is_late = "google.protobuf.json_format" not in sys.modules
+        return np.array([gc.isenabled(), is_frozen, gc.get_threshold()[0], is_late], np.int64)
 """
 
 
@@ -446,4 +447,4 @@ def test_modules_are_not_collected_and_imported_late(tmp_path: Path) -> None:
     own_interpreter = {"PYTHONHASHSEED": "0"}  # rather than a fork, which has modules that others need
     with running_server(f"{tmp_path / 'process.py'}:Process", environment=own_interpreter) as process:
         status, body = process.infer("Process", [0.0])
-    assert (status, body["outputs"][0]["data"]) == (200, [1, 1, 0])
+    assert (status, body["outputs"][0]["data"]) == (200, [1, 1, 20_000, 1])

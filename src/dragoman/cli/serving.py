@@ -32,7 +32,7 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
 
     async def on_start(server: Server) -> None:
         nonlocal failed
-        process.freeze_objects()  # before models are loaded, whose objects must be freed when they are unloaded
+        process.collect_rarely()  # before models are loaded, whose objects must be freed when they are unloaded
         await progress(server)
         report = startup_table if server.settings.log_format == "text" else startup_line
         report(server, time.monotonic() - began_s)

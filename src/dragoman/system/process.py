@@ -21,6 +21,7 @@ _MALLOC_OPTIONS = (
 # More open files than any server needs; some programs iterate over all numbers up to the limit.
 _MAX_OPEN_FILES = 1 << 16
 _SWITCH_INTERVAL_S = 0.0005
+_GC_THRESHOLDS = (20_000, 20, 10)  # Python 3.11: 700, 10, 10
 
 
 def keep_freed_memory(environment: MutableMapping[str, str] | None = None) -> bool:
@@ -88,12 +89,14 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def freeze_objects() -> None:
-    """Exempt the modules and other objects that exist from garbage collection, for as long as the process runs.
+def collect_rarely() -> None:
+    """Exempt the modules and other objects that exist from garbage collection, and collect others less often.
 
-    Otherwise each full collection stops the event loop to look at all 60,000 of them.
+    Otherwise each full collection stops the event loop to look at all 60,000 of them. With thousands of streams, whose
+    objects live until the next token, Python's own thresholds take a quarter of the CPU time.
     """
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
 
 
