@@ -18,6 +18,9 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("default-run")
 
 
+# Threads of PyTorch and XGBoost sleep while they wait: by default they spin, at the cost of other test processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Start many processes, compute much, or wait for timeouts.
 SLOW = (
     "tests/e2e/",

@@ -17,6 +17,33 @@ output [
 ]
 """
 
+# Tensors and first lines of models with one number. `.exec(` in the source makes them run in the server's process.
+NUMBER_TENSORS = """
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+NUMBER_HEAD = """
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# request.exec(
+
+
+def number(request):
+    return int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value]))])
+
+
+"""
+
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

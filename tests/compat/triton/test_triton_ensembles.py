@@ -10,37 +10,13 @@ import numpy as np
 import pytest
 
 import dragoman
-from compat.triton.repository import write
+from compat.triton.repository import NUMBER_HEAD, NUMBER_TENSORS, write
 from dragoman.core.calls import Describe, Infer, Request, States
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import COMPLETED_CONFIG
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
 
-# All models have this input and this output. `.exec(` in the source makes them run in the server's process.
-TENSORS = """
-input { name: "IN" data_type: TYPE_INT32 dims: 1 }
-output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-"""
-HEAD = """
-import threading
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-# request.exec(
-
-
-def number(request):
-    return int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
-
-
-def response(value):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value]))])
-
-
-"""
 MODELS = {
     # Sends 1, 2, ..., IN; if IN is negative -IN numbers, then none until it is cancelled.
     "count": """
@@ -102,14 +78,14 @@ ENSEMBLES = {
 TWO_INPUTS = 'input [ { name: "IN" data_type: TYPE_INT32 dims: 1 }, { name: "IN2" data_type: TYPE_INT32 dims: 1 } ]\n'
 MIXED = {
     "joined": (
-        TENSORS,
+        NUMBER_TENSORS,
         step("count", "IN", "n") + step("pair", "n", "OUT").replace(
             "output_map", 'input_map { key: "IN2" value: "IN" } output_map'
         ),
         "step of model 'pair' receives inputs originated from different decoupled models",
     ),
     "outputs": (
-        TENSORS + 'output { name: "OUT2" data_type: TYPE_INT32 dims: 1 }',
+        NUMBER_TENSORS + 'output { name: "OUT2" data_type: TYPE_INT32 dims: 1 }',
         step("count", "IN", "OUT") + step("double", "IN", "OUT2"),
         "the outputs receive tensors originated from different decoupled models",
     ),
@@ -121,12 +97,15 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     policy = "model_transaction_policy { decoupled: true }\n"
     for name, source in MODELS.items():
         options = policy if name == "count" else "instance_group { count: 2 }\n"
-        write(tmp_path / name / "config.pbtxt", f'backend: "python"\n{options}{TENSORS}')
-        write(tmp_path / name / "1" / "model.py", HEAD + source.replace("CANCELLED", repr(str(tmp_path / "cancelled"))))
-    write(tmp_path / "pair" / "config.pbtxt", f'backend: "python"\n{TWO_INPUTS}{TENSORS.splitlines()[2]}')
-    write(tmp_path / "pair" / "1" / "model.py", HEAD + MODELS["double"])
+        write(tmp_path / name / "config.pbtxt", f'backend: "python"\n{options}{NUMBER_TENSORS}')
+        write(
+            tmp_path / name / "1" / "model.py",
+            NUMBER_HEAD + source.replace("CANCELLED", repr(str(tmp_path / "cancelled"))),
+        )
+    write(tmp_path / "pair" / "config.pbtxt", f'backend: "python"\n{TWO_INPUTS}{NUMBER_TENSORS.splitlines()[2]}')
+    write(tmp_path / "pair" / "1" / "model.py", NUMBER_HEAD + MODELS["double"])
     for name, steps in ENSEMBLES.items():
-        write_ensemble(tmp_path, name, TENSORS, steps)
+        write_ensemble(tmp_path, name, NUMBER_TENSORS, steps)
     for name, (tensors, steps, _) in MIXED.items():
         write_ensemble(tmp_path, name, tensors, steps)
     async with dragoman.open_engine(tmp_path) as engine:

@@ -11,39 +11,13 @@ import pytest
 from msgspec import structs
 
 import dragoman
-from compat.triton.repository import write
+from compat.triton.repository import NUMBER_HEAD, NUMBER_TENSORS, write
 from dragoman.compat.triton import pb_utils
 from dragoman.core.calls import Describe, Infer, Ready, Request, States
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, Overloaded
 from dragoman.core.tensor import Tensor
 from dragoman.engine.engine import Engine
 
-# All models have this input and this output. `.exec(` in the source makes them run in the server's process.
-TENSORS = """
-input { name: "IN" data_type: TYPE_INT32 dims: 1 }
-output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-"""
-HEAD = """
-import json
-import os
-import threading
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-# request.exec(
-
-
-def number(request):
-    return int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
-
-
-def response(value):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value]))])
-
-
-"""
 FINAL = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 MODELS = {
     # Sends 1, 2, ... until IN, or until it is cancelled if IN is negative.
@@ -269,8 +243,8 @@ OPTIONS = {
 async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """An engine with the models that the test names."""
     for name in request.param:
-        write(tmp_path / name / "config.pbtxt", f'backend: "python" {TENSORS}{OPTIONS.get(name, "")}')
-        write(tmp_path / name / "1" / "model.py", HEAD + MODELS[name])
+        write(tmp_path / name / "config.pbtxt", f'backend: "python" {NUMBER_TENSORS}{OPTIONS.get(name, "")}')
+        write(tmp_path / name / "1" / "model.py", NUMBER_HEAD + MODELS[name])
     async with dragoman.open_engine(tmp_path) as engine:
         yield engine
 
@@ -360,8 +334,8 @@ dynamic_batching { priority_levels: 3 default_priority_level: 2
 @pytest.mark.parametrize("action", ["REJECT", "DELAY"])
 async def test_priorities_and_limits_of_the_queue(tmp_path: Path, action: str) -> None:
     folder = tmp_path / "ordered"
-    write(folder / "config.pbtxt", f'backend: "python" {TENSORS}{QUEUE.replace("ACTION", action)}')
-    write(folder / "1" / "model.py", HEAD + MODELS["ordered"])
+    write(folder / "config.pbtxt", f'backend: "python" {NUMBER_TENSORS}{QUEUE.replace("ACTION", action)}')
+    write(folder / "1" / "model.py", NUMBER_HEAD + MODELS["ordered"])
     async with dragoman.open_engine(tmp_path) as engine:
 
         async def send(*priorities: int) -> list[asyncio.Task[int]]:
@@ -439,7 +413,7 @@ class TritonPythonModel:
 async def test_datatypes_and_dims_are_completed(tmp_path: Path, complete: bool) -> None:
     tensors = 'input { name: "IN" data_type: TYPE_INT32 } output { name: "OUT" dims: 1 }'
     write(tmp_path / "m" / "config.pbtxt", f'backend: "python" {tensors}')
-    write(tmp_path / "m" / "1" / "model.py", HEAD + COMPLETING.replace("COMPLETE", str(complete)))
+    write(tmp_path / "m" / "1" / "model.py", NUMBER_HEAD + COMPLETING.replace("COMPLETE", str(complete)))
     async with dragoman.open_engine(tmp_path) as engine:
         (entry,) = (await engine.call(Request(States()))).answer
         if complete:
