@@ -397,14 +397,14 @@ async def test_live_plots(browser: Browser) -> None:
         const Original = globalThis.uPlot;
         const found = new Promise((resolve) => {
             globalThis.uPlot = class extends Original {
-                constructor(...a) { super(...a); queueMicrotask(() => resolve([this.scales.x.min, this.scales.x.max])); }
+                constructor(...a) { super(...a); queueMicrotask(() => resolve(this.scales.x)); }
             };
         });
         const holder = document.createElement("div");
         render(html`<${Plot} title="one" time x=${[1000]} series=${[{ label: "", values: [1] }]} />`, holder);
-        const [low, high] = await found;
+        const { min, max } = await found;
         globalThis.uPlot = Original;
-        return high - low;
+        return max - min;
     }"""
     assert await page.evaluate(scale) == 30
     missing = "() => fetch('/v2/models/none/infer', { method: 'POST', body: '{\"inputs\": []}' }).then((r) => r.status)"
