@@ -208,7 +208,7 @@ def test_a_model_that_ends_its_process(model: str, end: str) -> None:
         for _ in range(5):  # as often as it likes
             status, body = process.infer(model, [-1.0])
             assert status in (500, 503)
-            assert "died" in body["error"] or "keeps exiting" in body["error"]
+            assert "died" in body["error"] or "is not ready: UNAVAILABLE" in body["error"]
         wait_until(lambda: process.infer(model, [3.0])[0] == 200, "the model's return")
         process.wait_until_ready()
 

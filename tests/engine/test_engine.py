@@ -158,8 +158,10 @@ async def test_a_server_with_no_model_or_a_failed_one_is_not_ready() -> None:
         assert not engine.ready()
         assert (await engine.call(Request(Ready(), "Doubler"))).answer
         assert not (await engine.call(Request(Ready(), "Broken"))).answer
-        with pytest.raises(errors.NotReady, match="failed to load 'Broken', OSError: no such weights"):
+        with pytest.raises(errors.NotReady, match="is not ready: UNAVAILABLE; the reason is in the log"):
             await engine.infer("Broken", {})
+        reasons = {each.spec.name: each.reason for each in engine.deployments()}
+        assert reasons["Broken"] == "failed to load 'Broken', OSError: no such weights"
         await engine.infer("Doubler", {"x": X})
 
 

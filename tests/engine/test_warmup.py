@@ -1,12 +1,12 @@
 """Warm-up requests: the model answers them before it is ready."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dragoman
 from dragoman import errors
 from dragoman.core.calls import Index, Load, Request
 from dragoman.engine_setup import open_engine
@@ -80,16 +80,16 @@ async def test_every_replica_answers_the_warmup_requests(tmp_path: Path) -> None
 async def test_a_failing_warmup_request_fails_the_load(tmp_path: Path, warmup: object, message: str) -> None:
     async with open_engine(write_model(tmp_path, warmup)) as engine:
         assert not engine.ready()
-        with pytest.raises(errors.NotReady, match=message):
+        with pytest.raises(errors.NotReady, match="is not ready: UNAVAILABLE; the reason is in the log"):
             await engine.infer("m", {"x": [3.0]})
+        assert re.search(message, engine.deployments()[0].reason)
 
 
 async def test_a_missing_warmup_file_fails_the_load(tmp_path: Path) -> None:
     folder = write_model(tmp_path, [])
     (folder / "warmup.json").unlink()
     async with open_engine(folder) as engine:
-        with pytest.raises(errors.NotReady, match="cannot be read: No such file"):
-            await engine.infer("m", {"x": [3.0]})
+        assert "cannot be read: No such file" in engine.deployments()[0].reason
 
 
 async def test_a_failing_warmup_keeps_the_loaded_version(tmp_path: Path) -> None:
@@ -108,8 +108,7 @@ async def test_warmup_of_a_model_without_inference(tmp_path: Path) -> None:
         "import dragoman\n\nclass Model(dragoman.Model):\n    def generate(self, call):\n        return 'text'\n"
     )
     async with open_engine(folder) as engine:
-        with pytest.raises(errors.NotReady, match="expected a model that supports inference requests"):
-            await engine.call(Request(dragoman.Infer({}), "m"))
+        assert "expected a model that supports inference requests" in engine.deployments()[0].reason
 
 
 async def test_warmup_of_a_model_that_streams(tmp_path: Path) -> None:
