@@ -228,14 +228,15 @@ async def test_the_forced_first_token_of_a_model_with_an_encoder(tmp_path: Path)
         await model.close()
 
 
+@pytest.mark.parametrize(("factor", "difference"), [(1.1, "0\\.1"), (float("nan"), "nan")])
 def test_a_model_whose_steps_differ_from_transformers_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factor: float, difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     architectures.save_model(tmp_path, "falcon")
     compute = GeneralRunner._forward
-    monkeypatch.setattr(GeneralRunner, "_forward", lambda *a, **k: compute(*a, **k) * 1.1)
+    monkeypatch.setattr(GeneralRunner, "_forward", lambda *a, **k: compute(*a, **k) * factor)
     with pytest.raises(
-        ModelFailed, match=r"models of the type 'falcon' cannot generate here: its logits differ by 0\.1"
+        ModelFailed, match=f"models of the type 'falcon' cannot generate here: its logits differ by {difference}"
     ):
         load_model(tmp_path)
 
