@@ -160,6 +160,30 @@ def bomb() -> str:
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + data).decode()
 
 
+def jpeg_of_scans(scans: int) -> str:
+    """Return a progressive JPEG with this number of scans, of a few bytes each for all pixels."""
+
+    def segment(marker: int, data: bytes) -> bytes:
+        return bytes((255, marker)) + (len(data) + 2).to_bytes(2, "big") + data
+
+    start = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([1] * 64))
+    frame = segment(0xC2, bytes((8, 0, 64, 0, 64, 1, 1, 0x11, 0)))  # 64 x 64 pixels
+    tables = segment(0xC4, b"\0\1" + bytes(16)) + segment(0xC4, bytes((0x10, 1, 1, *[0] * 14, 0xE0, 0)))
+    first = segment(0xDA, bytes((1, 1, 0, 0, 0, 0))) + bytes(8)
+    others = (segment(0xDA, bytes((1, 1, 0, k % 63 + 1, k % 63 + 1, 0))) + b"\x7f\xfe" for k in range(scans - 1))
+    return base64.b64encode(start + frame + tables + first + b"".join(others) + b"\xff\xd9").decode()
+
+
+def broken_exif() -> str:
+    """Return a JPEG to turn, of which other EXIF data cannot be written again."""
+    picture = image(0)
+    exif = picture.getexif()
+    exif[0x0112], exif[0x0100] = 6, 7
+    file = bytearray(base64.b64decode(file_of(picture, "JPEG", exif=exif)))
+    file[file.index(b"\x01\x00\x00\x04") + 3] = 2  # 7 is a text
+    return base64.b64encode(file).decode()
+
+
 def raw(data: str) -> dict[str, Any]:
     return {"type": "image", "base64": data}
 
@@ -177,12 +201,20 @@ def raw(data: str) -> dict[str, Any]:
         ([raw(file_of(image(0))[:600])], "images.0.: expected an image"),
         ([part(image(0), "TIFF")], "images.0.: expected an image"),
         ([part(image(0).convert("L").convert("I").convert("I;16"))], "expected 8 bits for each channel, got .* I;16"),
+        ([part(image(0, 1, 201))], "images.0.: expected sides in a ratio of at most 200, got 1 x 201"),
+        ([raw(jpeg_of_scans(101))], "images.0.: expected a JPEG of at most 100 scans, got 101"),
+        ([raw(broken_exif())], "images.0.: expected an image .PNG, JPEG, WEBP, GIF.: required argument"),
         ([part(image(0)), "an <image> here"], "expected no '<image>' in texts beside images"),
     ],
 )
 async def test_invalid_images(llava: LanguageModel, parts: list[Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         await text(llava, chat(*parts))
+
+
+def test_quantization_of_a_model_with_vision_is_rejected(folder: Path) -> None:
+    with pytest.raises(ModelFailed, match="parameter 'quantization': expected 'none' for models of type 'llama'"):
+        load_model(folder, quantization="int8")
 
 
 async def test_a_truncated_prompt_would_lose_images(llava: LanguageModel) -> None:

@@ -295,10 +295,8 @@ def _speculation(options: EngineOptions, drafter: Runner | None, budget: int) ->
 def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Runner | GeneralRunner, Pretrained]:
     """Load the model with our attention if that gives the logits of the model's own code, else with its own code."""
     pretrained = load_pretrained(folder, options.dtype, device)
-    if pretrained.has_vision:
-        images = ImageLimits(options.max_images, options.max_image_bytes, options.max_image_pixels)
-        return GeneralRunner(pretrained, VisionProcessor(folder, images)), pretrained
-    own_code = pretrained.is_encoder_decoder or depends_on_length(pretrained.config, options.max_context)
+    own_code = pretrained.is_encoder_decoder or pretrained.has_vision
+    own_code = own_code or depends_on_length(pretrained.config, options.max_context)
     for packed in () if own_code else dict.fromkeys((options.packed, False)):
         try:
             return Runner(pretrained, packed=packed, quantization=options.quantization), pretrained
@@ -313,7 +311,9 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
             f"parameter 'quantization': expected 'none' for models of type '{pretrained.config.model_type}', "
             f"got '{options.quantization}'"
         )
-    return GeneralRunner(pretrained), pretrained
+    images = ImageLimits(options.max_images, options.max_image_bytes, options.max_image_pixels)
+    vision = VisionProcessor(folder, images) if pretrained.has_vision else None
+    return GeneralRunner(pretrained, vision), pretrained
 
 
 def _memory_limits(

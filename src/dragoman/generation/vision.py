@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from dragoman.core.text import Chat
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # Modes of Pillow with 8 bits for each channel, which a conversion to RGB keeps.
 _MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
+# Ratio of the sides of an image: processors that scale the shorter side would make a huge image of a thin one.
+_MAX_RATIO = 200
+# Passes over the pixels of a progressive JPEG, of which encoders write about ten. Each may be a few bytes of the file.
+_MAX_SCANS, _SCAN = 100, b"\xff\xda"
 _SAMPLE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a b c"}]}]
 _PROBE = "dragoman-probe"
 
@@ -159,6 +164,12 @@ class VisionProcessor:
             if remaining < 0:
                 limit, size = self._limits.pixels, f"{image.width} x {image.height}"
                 raise InvalidInput(f"{where}: expected at most {limit} pixels in all (max_image_pixels), got {size}")
+            if max(image.size) > _MAX_RATIO * min(image.size):
+                size = f"{image.width} x {image.height}"
+                raise InvalidInput(f"{where}: expected sides in a ratio of at most {_MAX_RATIO}, got {size}")
+            scans = file.count(_SCAN) if image.info.get("progressive") else 0
+            if scans > _MAX_SCANS:
+                raise InvalidInput(f"{where}: expected a JPEG of at most {_MAX_SCANS} scans, got {scans}")
             if image.mode not in _MODES:
                 raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
             return ImageOps.exif_transpose(image).convert("RGB"), remaining
@@ -167,7 +178,7 @@ class VisionProcessor:
             raise InvalidInput(
                 f"{where}: expected at most {limit} pixels in all (max_image_pixels), got more"
             ) from error
-        except (OSError, SyntaxError, EOFError, ValueError) as error:
+        except (OSError, SyntaxError, EOFError, ValueError, struct.error) as error:
             names = ", ".join(FORMATS)
             reason = str(error).partition(" <")[0]  # the rest is the address of an object
             raise InvalidInput(f"{where}: expected an image ({names}): {reason}") from error
