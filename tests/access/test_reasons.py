@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -97,12 +98,20 @@ async def test_status_and_the_description_of_lmi_show_it_to_the_token() -> None:
             for token, shows in (("", False), ("x", False), ("t", True)):
                 body = (await server.request("GET", path, headers=bearer(token))).body.decode()
                 assert (SECRET in body) is shows, (path, token)
+                assert ("in the log of the server; shown here with --control-open" in body) is not shows, (path, token)
 
 
 @pytest.mark.parametrize(("settings", "shows"), [({}, False), ({"control_open": True}, True)])
 async def test_without_a_token(settings: dict[str, Any], shows: bool) -> None:
     async with serving(Doubler, Broken, **settings) as server:
         assert (SECRET.encode() in (await server.request("GET", "/v2/repository/status")).body) is shows
+
+
+async def test_a_model_that_the_next_request_loads_says_so_to_all(tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text("def double(x: float) -> float:\n    return 2 * x\n")
+    async with serving(f"{tmp_path}/double.py:double", load_on_demand=True) as server:
+        status = await server.request("GET", "/v2/repository/status")
+        assert json.loads(status.body)["models"][0]["reason"] == "not loaded: the next request loads it"
 
 
 async def test_keys_that_may_read_show_it(keys: KeyFile) -> None:

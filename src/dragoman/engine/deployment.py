@@ -35,7 +35,7 @@ from dragoman.workers.pool import Loaded, Pool, WrongPlacement
 
 A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
-
+NOT_LOADED = "not loaded: the next request loads it"
 
 # Calls whose class is named otherwise than what a model does.
 _CALL_NAMES = {"Embed": "embeddings", "Generate": "text generation", "Infer": "inference", "Tokenize": "tokenization"}
@@ -227,7 +227,7 @@ class Deployment:
         running = self._pool if self.state == "READY" else None
         reason = self.reason if running is None else running.unavailable or running.waiting
         if self.loads_on_demand and self.state == "UNLOADED":
-            reason = "not loaded: the next request loads it"
+            reason = NOT_LOADED
         waiting = (self._starting and self._starting.waiting) or ("loading" if self.loads_on_demand else "")
         if self.state == "LOADING" and waiting:
             reason = f"{waiting}; the last attempt failed: {reason}" if reason else waiting

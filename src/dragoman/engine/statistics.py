@@ -16,10 +16,12 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
 from dragoman.core.scoring import Score
-from dragoman.engine.deployment import Deployment
+from dragoman.engine.deployment import NOT_LOADED, Deployment
 from dragoman.engine.registry import ModelRegistry
 
 _INFERENCES = (Infer, DerivativeCall, Generate, Embed, Score)
+_PUBLIC_REASONS = ("", "loading", "unloaded", NOT_LOADED)
+_HIDDEN = "in the log of the server; shown here with --control-open, a control token or API keys"
 
 
 def read_statistics(registry: ModelRegistry, model: str, version: str) -> tuple[ModelStatistics, ...]:
@@ -81,5 +83,10 @@ def index_entry(deployment: Deployment) -> IndexEntry:
 
 
 def without_reasons(entry: IndexEntry) -> IndexEntry:
-    """Return the entry without texts of exceptions, paths and addresses."""
-    return replace(entry, reason="", workers=tuple(replace(worker, reason="") for worker in entry.workers))
+    """Return the entry without texts of exceptions, paths and addresses, but with the places that have them."""
+    workers = tuple(replace(worker, reason=_hidden(worker.reason)) for worker in entry.workers)
+    return replace(entry, reason=_hidden(entry.reason), workers=workers)
+
+
+def _hidden(reason: str) -> str:
+    return reason if reason in _PUBLIC_REASONS else _HIDDEN
