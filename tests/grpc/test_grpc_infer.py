@@ -227,6 +227,12 @@ def test_other_invalid_fields_are_rejected() -> None:
     assert check_rejected(infer_message("")) == "expected the name of a model, got none"
 
 
+def test_headers_are_no_parameter_of_clients() -> None:
+    message = infer_message()
+    message.parameters["headers"].string_param = "x"
+    assert check_rejected(message).startswith("parameter 'headers' is reserved")
+
+
 def test_the_number_of_tensors_is_limited() -> None:
     row = next(r for r in oip_grpc.protocol(Policy(max_tensors=1)).methods if r.name == "ModelInfer")
     assert isinstance(row, GrpcMethod)

@@ -67,7 +67,7 @@ async def test_t1_not_ready_is_a_4xx() -> None:
         assert (await server.request("GET", "/v2/health/live")).status == 200
         response = await server.infer("Broken", inputs(tensor()))
         assert response.status == 503
-        assert "no weights" in response.error
+        assert response.error.startswith("model 'Broken' is not ready: UNAVAILABLE; the reason is in the log")
 
 
 async def test_t5_control_has_a_version_parameter() -> None:
@@ -899,6 +899,8 @@ async def test_reserved_and_invalid_parameters(server: RestServer) -> None:
     for name in ("triton_x", "triton_enable_empty_final_response"):
         body = inputs(tensor(), parameters={name: True})
         await check_rejected(server, body, "'triton_' are reserved for Triton usage", f"'{name}")
+    await check_rejected(server, inputs(tensor(), parameters={"headers": "x"}), "parameter 'headers' is reserved")
+    assert (await server.infer("Identity", inputs(tensor(), parameters={"headers": None}))).status == 200
     for priority in ("x", -1, True, 1.5):
         await check_rejected(server, inputs(tensor(), parameters={"priority": priority}), "Unable to parse 'priority'")
     assert (await server.infer("Identity", inputs(tensor(), parameters={"priority": 2}))).status == 200

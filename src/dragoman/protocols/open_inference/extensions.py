@@ -113,6 +113,8 @@ def parse_deadline(parameters: Parameters, deadline_s: float | None = None) -> f
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
                 f"Only the following keys starting with 'triton_' are allowed: {WANTS_FINAL}; got {name!r:.64}"
             )
+    if "headers" in parameters:  # of the model's view of a request, as in Triton and MLServer
+        raise InvalidInput("parameter 'headers' is reserved for the headers of the request, and cannot be sent")
     priority = parameters.get("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
         raise InvalidInput(f"Unable to parse 'priority': invalid value, expected value >= 0., got {priority!r:.32}")
