@@ -24,6 +24,7 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor
 from dragoman.runtimes.huggingface.model import HuggingFaceModel
+from dragoman.runtimes.recognise import recognise
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -308,6 +309,53 @@ def test_pooling_of_sentence_transformers(saved: Path, tmp_path: Path, pooling: 
         expected = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pooling]
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
     assert result.tokens == sum(map(len, rows))
+
+
+def _save_decoder(folder: Path, **special: str) -> Any:
+    """Save a tiny Llama; return it without its head."""
+    config = transformers.LlamaConfig(vocab_size=200, max_position_embeddings=64, num_key_value_heads=1, **SMALL)
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = _tokenizer()
+    tokenizer.padding_side = special.pop("padding_side", "right")
+    tokenizer.pad_token = special.pop("pad_token", None)
+    tokenizer.save_pretrained(folder)
+    return transformers.AutoModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("tokenizer", [{}, {"pad_token": "[PAD]"}, {"pad_token": "[SEP]", "padding_side": "left"}])
+@pytest.mark.parametrize("pooling", [None, "LAST", "mean", "cls", "max"])
+def test_embeddings_of_decoders(tmp_path: Path, pooling: str | None, tokenizer: dict[str, str]) -> None:
+    plain = _save_decoder(tmp_path, **tokenizer)
+    chosen = {"task": "feature-extraction"} if pooling is None else {"pooling": pooling}
+    model = _load(tmp_path, normalize=False, **chosen)
+    rows: list[tuple[int, ...]] = [(2, 5, 6, 3), (7,), (9, 8, 7, 6, 5, 4)]
+    result = model.embed(Embed((*rows, TEXTS[1])))
+    rows.append(tuple(transformers.AutoTokenizer.from_pretrained(tmp_path)(TEXTS[1])["input_ids"]))
+    for row, vector in zip(rows, result.vectors.data, strict=True):
+        with torch.inference_mode():
+            states = plain(input_ids=torch.tensor([row])).last_hidden_state[0]
+        pools = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}
+        np.testing.assert_allclose(vector, pools[(pooling or "last").lower()].numpy(), atol=1e-5)
+        np.testing.assert_allclose(vector, model.embed(Embed((row,))).vectors.data[0], atol=1e-5)
+    assert result.tokens == sum(map(len, rows))
+
+
+def test_a_decoder_of_sentence_transformers_computes_embeddings(saved: Path, tmp_path: Path) -> None:
+    _save_decoder(tmp_path)
+    assert recognise(tmp_path) == "llm"
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    assert recognise(tmp_path) == "huggingface"
+    mean, last = (_load(tmp_path, **chosen).embed(Embed((TEXTS[0],))) for chosen in ({}, {"pooling": "last"}))
+    assert np.linalg.norm(mean.vectors.data) != pytest.approx(1.0, abs=1e-3)  # modules.json has no Normalize
+    assert np.abs(mean.vectors.data - last.vectors.data).max() > 1e-2
+    for chosen, message in (
+        ({"pooling": "best"}, "parameter 'pooling': expected one of last, mean, cls, max; got 'best'"),
+        ({"normalize": 1}, "parameter 'normalize': expected true or false, got 1"),
+    ):
+        with pytest.raises(ModelFailed, match=message):
+            _load(tmp_path, **chosen)
 
 
 @pytest.mark.parametrize("labels", [1, 2])

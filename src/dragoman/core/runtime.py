@@ -52,6 +52,8 @@ class Runtime(Struct, frozen=True, kw_only=True):
         it is called in a process of its own.
     placement : where models run unless the operator or the model says otherwise, or a function of the spec.
     uri_is_path : the uri of a model is always a file or a folder.
+    unsupported : by the name of a call that models do not support, how to serve them so that they do; it
+        continues the error message.
     check : raises ModelFailed if a model cannot be loaded, as far as its files show that without running code.
     """
 
@@ -69,6 +71,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     model_names: Callable[[str, str], Mapping[str, Any]] | None = None
     placement: Placement | Callable[[ModelSpec], Placement] = "process"
     uri_is_path: bool = True
+    unsupported: Mapping[str, str] = {}
     check: Callable[[ModelSpec], None] | None = None
 
     def recognises(self, path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
+from dragoman import plugins
 from dragoman.core import error_texts
 from dragoman.core.calls import Call, ClassLabels, Generate, Request, Response, SignatureFor
 from dragoman.core.errors import DeadlineExceeded, InvalidOutput, ModelFailed, NotReady, NotSupported, Overloaded
@@ -404,7 +405,9 @@ class Deployment:
             raise self._overloaded()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
             name = type(call).__name__
-            raise NotSupported(f"model '{spec.name}' does not support {_CALL_NAMES.get(name, name)}")
+            runtime = plugins.runtime(spec.runtime) if plugins.has("runtimes", spec.runtime) else None
+            hint = runtime.unsupported.get(name, "") if runtime else ""
+            raise NotSupported(f"model '{spec.name}' does not support {_CALL_NAMES.get(name, name)}{hint}")
         deadline_s = request.deadline_s
         if deadline_s is None:
             return now_s + spec.timeout_s if spec.timeout_s else None

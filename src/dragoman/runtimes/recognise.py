@@ -101,6 +101,8 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# The pooling of a model of sentence-transformers.
+POOLING_FILE = "1_Pooling/config.json"
 # The files that a tokenizer is read from.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -121,12 +123,19 @@ def pretrained_runtime(folder: Path) -> str | None:
     if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
         return None
     if weights:
+        if has_pooling(folder):
+            return "huggingface"
         return "llm" if _is_decoder(found) or takes_images(folder) else "huggingface"
     if not _is_decoder(found):
         return None
     if (folder / "openvino_model.xml").is_file():
         return "openvino_genai"
     return None if _holds_other_models(folder) else "llm"
+
+
+def has_pooling(folder: Path) -> bool:
+    """Return whether sentence-transformers wrote the folder: its model computes embeddings, also if it is a decoder."""
+    return (folder / POOLING_FILE).is_file()
 
 
 def _is_decoder(config: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Heads over an encoder: embeddings, pooled from its states, and extractive question answering."""
+"""Heads over an encoder or a decoder: embeddings, pooled from its states, and extractive question answering."""
 
 import copy
 import json
@@ -14,6 +14,7 @@ from dragoman.core.datatypes import FP32, Array
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.scoring import Score, Scored
 from dragoman.core.tensor import Tensor
+from dragoman.runtimes.recognise import POOLING_FILE, has_pooling
 
 _MAX_TOKENS = 384  # of question and context together; a longer context is split into overlapping chunks
 _STRIDE = 128
@@ -193,17 +194,34 @@ _BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolingOptions:
-    """Pooling of token states into one vector; `normalized`: the vector has length 1."""
+    """Pooling of token states into one vector; `normalized`: the vector has length 1.
 
-    pooling: Pooling = "mean"
+    Without `pooling` it is "last" for decoders, whose last token alone sees the whole text, and "mean" for encoders.
+    """
+
+    pooling: Pooling | None = None
     normalized: bool = True
 
     @classmethod
-    def of(cls, folder: Path) -> "PoolingOptions":
-        """Read the pooling of sentence-transformers from a folder; without one, the normalized mean."""
-        path = folder / "1_Pooling" / "config.json"
-        if not path.is_file():
+    def of(cls, folder: Path, parameters: Options) -> "PoolingOptions":
+        """Return the parameters `pooling` and `normalize`, else the options of sentence-transformers in a folder.
+
+        Raises ModelFailed for an invalid value.
+        """
+        options = cls._of_folder(folder)
+        name, normalize = parameters.get("pooling"), parameters.get("normalize", options.normalized)
+        pooling = next((mode for mode in _MODES.values() if str(name).lower() == mode), options.pooling)
+        if name is not None and str(name).lower() != pooling:
+            raise ModelFailed(f"parameter 'pooling': expected one of last, mean, cls, max; got {name!r}")
+        if not isinstance(normalize, bool):
+            raise ModelFailed(f"parameter 'normalize': expected true or false, got {normalize!r}")
+        return cls(pooling, normalize)
+
+    @classmethod
+    def _of_folder(cls, folder: Path) -> "PoolingOptions":
+        if not has_pooling(folder):
             return cls()
+        path = folder / POOLING_FILE
         try:
             value, modules = json.loads(path.read_text()), folder / "modules.json"
             types = [m["type"] for m in json.loads(modules.read_text())] if modules.is_file() else []
@@ -220,23 +238,28 @@ class PoolingOptions:
 
 
 class Embedder:
-    """An encoder with its tokenizer; answers Embed."""
+    """An encoder or a decoder with its tokenizer; answers Embed."""
 
     def __init__(self, torch: Any, model: Any, tokenizer: Any, options: PoolingOptions) -> None:
         self._torch, self._model, self._tokenizer, self._options = torch, model, tokenizer, options
         self._tokenizers = _TokenizerBySide(tokenizer)
+        self._is_causal = self._measure_causality()
+        self._pooling: Pooling = options.pooling or ("last" if self._is_causal else "mean")
+        if self._is_causal:
+            model.config.use_cache = False
 
     def __call__(self, call: Embed) -> Embedded:
         """Return the vectors in the order of the inputs. Raises InvalidInput if a text is longer than the model
         allows."""
         ids = [self._token_ids(each, i, call) for i, each in enumerate(call.inputs)]
-        vectors = np.zeros((len(ids), self._model.config.hidden_size), np.float32)
-        padded = self._tokenizer.pad_token_id is not None
-        size = _BATCH_SIZE if padded else 1
+        # Padding follows the text, where a causal model does not see it, whatever the token.
+        can_pad = self._is_causal or self._tokenizer.pad_token_id is not None
+        size = _BATCH_SIZE if can_pad else 1
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # similar lengths need little padding
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            vectors[rows] = self._encode_batch([ids[i] for i in rows])
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        found = np.concatenate([self._encode_batch([ids[i] for i in rows]) for rows in batches])
+        vectors = np.empty_like(found)
+        vectors[order] = found
         return Embedded(Tensor(vectors, FP32), sum(map(len, ids)))
 
     def _token_ids(self, each: str | tuple[int, ...], index: int, call: Embed) -> list[int]:
@@ -251,11 +274,10 @@ class Embedder:
                 count = min(limit, call.truncate or limit)
                 side = call.truncation_side or self._tokenizer.truncation_side
                 ids = ids[-count:] if side == "left" else ids[:count]
-            unknown = next((i for i in ids if i >= self._model.config.vocab_size), None)
+            size = self._model.config.get_text_config().vocab_size
+            unknown = next((i for i in ids if i >= size), None)
             if unknown is not None:
-                raise InvalidInput(
-                    f"input {index}: expected token ids below {self._model.config.vocab_size}, got {unknown}"
-                )
+                raise InvalidInput(f"input {index}: expected token ids below {size}, got {unknown}")
         if not 0 < len(ids) <= limit:
             raise InvalidInput(f"input {index} has {len(ids)} tokens; the model takes 1 to {limit}")
         return ids
@@ -269,19 +291,34 @@ class Embedder:
             ids[i, : len(row)] = torch.tensor(row)
             mask[i, : len(row)] = 1
         with torch.inference_mode():
-            states = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.float()
-            vectors = self._pool(states, mask.to(device))
+            vectors = self._pool(self._states(ids, mask), mask.to(device))
             if self._options.normalized:
                 vectors = torch.nn.functional.normalize(vectors, dim=1)
         return vectors.cpu().numpy()
 
+    def _states(self, ids: Any, mask: Any) -> Any:
+        device = self._model.device
+        return self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.float()
+
+    def _measure_causality(self) -> bool:
+        """Return whether the state of a token does not depend on the next one.
+
+        Configurations do not tell: a decoder may have been changed to attend to both sides.
+        """
+        torch = self._torch
+        with torch.inference_mode():
+            pairs = (torch.tensor([[0, following]]) for following in (1, 2))
+            one, other = (self._states(pair, torch.ones_like(pair))[0] for pair in pairs)
+            change = (one - other).abs().amax(1)
+        return bool(change[0] <= 1e-5 * change[1])
+
     def _pool(self, states: Any, mask: Any) -> Any:
         torch, weights = self._torch, mask.unsqueeze(-1)
-        match self._options.pooling:
+        match self._pooling:
             case "cls":
                 return states[:, 0]
             case "last":
-                return states[torch.arange(len(states)), mask.sum(1) - 1]
+                return states[torch.arange(len(states), device=mask.device), mask.sum(1) - 1]
             case "max":
                 return states.masked_fill(weights == 0, float("-inf")).amax(1)
         return (states * weights).sum(1) / weights.sum(1)

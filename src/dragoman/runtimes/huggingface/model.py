@@ -23,6 +23,7 @@ from dragoman.runtimes.files import check_pickle, transformers_lock
 from dragoman.runtimes.huggingface import RUNTIME
 from dragoman.runtimes.huggingface.encoders import AnswerExtractor, Embedder, PairScorer, PoolingOptions
 from dragoman.runtimes.huggingface.tasks import ALIASES, PipelineTask, options_of, task_by_architecture, task_by_name
+from dragoman.runtimes.recognise import has_pooling
 
 # The formats that are decoded: Pillow has more, some of them little tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -82,8 +83,8 @@ class HuggingFaceModel(Model):
     also `features`, [rows, tokens, size] padded with zeros, and `attention_mask`, on request.
 
     Parameters: `task` (else by the architecture), `pretrained_model` and `pretrained_tokenizer` (else the uri),
-    `device` ("cpu" by default), `model_kwargs`. Nothing is downloaded unless `allow_download` is true; no code of a
-    model is run; pickled weights need `allow_pickle`.
+    `device` ("cpu" by default), `model_kwargs`; of embeddings `pooling` and `normalize`, see `PoolingOptions`. Nothing
+    is downloaded unless `allow_download` is true; no code of a model is run; pickled weights need `allow_pickle`.
     """
 
     platform = "huggingface_pytorch"
@@ -160,8 +161,7 @@ class HuggingFaceModel(Model):
             "local_files_only": self.spec.parameters.get("allow_download") is not True,
         }
         config = transformers.AutoConfig.from_pretrained(place, **common)
-        task = self.spec.parameters.get("task")
-        self._task: PipelineTask = task_by_name(str(task)) if task else task_by_architecture(config.architectures)
+        self._task = self._find_task(config, Path(place))
         if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
             check_pickle(Path(place), self.spec)
         kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
@@ -176,10 +176,19 @@ class HuggingFaceModel(Model):
             )
         self._run = self._runner(model.eval(), tokenizer_place, common)
         if self._task.extra_outputs:
-            embedder = Embedder(self._torch, model, self._tokenizer, PoolingOptions.of(Path(place)))
+            options = PoolingOptions.of(Path(place), self.spec.parameters)
+            embedder = Embedder(self._torch, model, self._tokenizer, options)
             self.embed = embedder.__call__  # type: ignore[method-assign]
         if self._task.name == "text-classification" and model.config.num_labels <= _MOST_SCORED_LABELS:
             self.score = PairScorer(self._torch, model, self._tokenizer).__call__  # type: ignore[method-assign]
+
+    def _find_task(self, config: Any, folder: Path) -> PipelineTask:
+        parameters = self.spec.parameters
+        if parameters.get("task"):
+            return task_by_name(str(parameters["task"]))
+        if "pooling" in parameters or has_pooling(folder):
+            return task_by_name("feature-extraction")
+        return task_by_architecture(config.architectures)
 
     def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
         """Return the function that computes the results of rows."""

@@ -100,7 +100,8 @@ def task_by_name(name: str) -> PipelineTask:
     found = TASKS.get(_TASK_ALIASES.get(name, name))
     if found is None:
         raise ModelFailed(
-            "text generation is not what this runtime does; serve the model with a runtime that generates text"
+            "text generation is not what this runtime does; serve the model with a runtime that generates text, or for "
+            "embeddings with parameters.task = 'feature-extraction'"
             if name.startswith(_GENERATION)
             else f"task '{name}' is not served; expected one of {', '.join(TASKS)}"
         )

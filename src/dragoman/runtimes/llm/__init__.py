@@ -10,4 +10,8 @@ RUNTIME = Runtime(
     suffixes=(".gguf",),
     is_model_folder=lambda folder: pretrained_runtime(folder) == "llm",
     placement="thread",
+    unsupported={
+        "Embed": ': serve the folder with runtime = "huggingface" and parameters.task = "feature-extraction"; '
+        'parameters.pooling is "last", "mean", "cls" or "max"'
+    },
 )
