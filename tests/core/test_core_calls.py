@@ -87,6 +87,7 @@ def test_texts_and_chats_have_defaults() -> None:
         "add_generation_prompt": True,
         "special_tokens": False,
         "template": "",
+        "drops_turns": False,
     }
     assert field_values(Token(1, "a")) == {"id": 1, "text": "a", "logprob": None, "special": False, "top": ()}
     assert field_values(Text()) == {
@@ -109,6 +110,8 @@ def test_texts_and_chats_have_defaults() -> None:
         "checked_s": None,
         "most_new": None,
         "token_ids": (),
+        "temperature": None,
+        "top_p": None,
     }
     assert Generate(prompts=("p",)) == Generate(prompts=("p",), sampling=Sampling(), stream=False)
 

@@ -79,6 +79,40 @@ async def test_defaults_of_the_model_apply_to_openais_apis(folder: Path) -> None
         assert await complete(server, temperature=0) == plain
 
 
+def item(role: str, count: int) -> dict[str, str]:
+    return {"role": role, "content": " ".join(["w5"] * count)}
+
+
+async def test_responses_tell_the_defaults_and_drop_the_oldest_turns(folder: Path) -> None:
+    turns = [[item("user", 6), item("assistant", 5)] for _ in range(3)]
+    system, last = item("system", 2), item("user", 4)
+    async with serve(repository(folder, "max_context = 32")) as server:
+
+        async def respond(items: Any, **fields: Any) -> tuple[int, Any]:
+            body = {"input": items, "max_output_tokens": 8, "top_k": 1, "ignore_eos": True, **fields}
+            response = await server.post("/v1/responses", body)
+            return response.status, response.json
+
+        _, default = await respond("w5")
+        assert (default["temperature"], default["top_p"]) == (0.9, 1.0)
+        _, chosen = await respond("w5", temperature=0.25, top_p=0.5)
+        assert (chosen["temperature"], chosen["top_p"], chosen["truncation"]) == (0.25, 0.5, "disabled")
+        events = await server.post("/v1/responses", {"input": "w5", "max_output_tokens": 1, "stream": True})
+        assert events.body.count(b'"temperature":0.9') == 3  # created, in_progress, incomplete
+        conversation = [system, *(each for turn in turns for each in turn), last]
+        status, error = await respond(conversation)
+        assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+        status, shortened = await respond(conversation, truncation="auto")
+        assert (status, shortened["truncation"]) == (200, "auto"), shortened
+        _, expected = await respond([system, *turns[-1], last])
+        assert shortened["usage"]["input_tokens"] == expected["usage"]["input_tokens"] == 17
+        assert shortened["output"][0]["content"] == expected["output"][0]["content"]
+        _, whole = await respond([system, *turns[-1], last], truncation="auto")
+        assert whole["usage"]["input_tokens"] == 17, "nothing is dropped that fits"
+        status, error = await respond([item("user", 3), item("user", 40)], truncation="auto")
+        assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_defaults_are_checked_and_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = {"temperature": 0.9, "top_k": 1, "repetition_penalty": 1.6, "max_new_tokens": 5}
     assert default_sampling(folder) == expected

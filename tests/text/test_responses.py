@@ -295,7 +295,6 @@ async def test_without_a_store() -> None:
         ({"input": "a", "background": True}, "`background` must be false"),
         ({"input": "a", "conversation": "c"}, "`conversation` is not supported"),
         ({"input": "a", "prompt": {"id": "p"}}, "`prompt` is not supported"),
-        ({"input": "a", "truncation": "auto"}, "`truncation` must be"),
         ({"input": "a", "truncation": ["auto"]}, "`truncation` must be"),
         ({"input": "a", "include": 5}, "`include` must be a list of texts"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "`text.format` must be"),

@@ -18,7 +18,8 @@ class Chat:
 
     `options` are further template variables. `special_tokens`: the
     tokenizer adds its special tokens to the text that the template writes. `template` replaces the model's
-    template; "" uses the model's.
+    template; "" uses the model's. `drops_turns`: if prompt and new tokens do not fit into the context, the oldest turns
+    are removed.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -27,6 +28,18 @@ class Chat:
     add_generation_prompt: bool = True
     special_tokens: bool = False
     template: str = ""
+    drops_turns: bool = False
+
+    @property
+    def turns(self) -> list[int]:
+        """The indices of the user's messages, with which turns begin."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+
+    def without_turns(self, count: int) -> "Chat":
+        """Return the conversation without what comes before the turn of this index; messages of the system stay."""
+        first = self.turns[count]
+        kept = [each for i, each in enumerate(self.messages) if i >= first or each["role"] == "system"]
+        return replace(self, messages=tuple(kept))
 
     @property
     def images(self) -> list[str]:
@@ -167,7 +180,8 @@ class PromptInfo:
     were in the prefix cache, its tokens if `prompt_logprobs` was set, and their ids if `prompt_token_ids` was set.
 
     If the engine knows them: `checked_s`, seconds to validate and tokenize the call's prompts; `waited_s`,
-    seconds in the queue; `most_new`, the limit of new tokens.
+    seconds in the queue; `most_new`, the limit of new tokens; `temperature` (0: greedy decoding) and `top_p` with the
+    model's defaults.
     """
 
     text: str
@@ -178,6 +192,8 @@ class PromptInfo:
     checked_s: float | None = None
     most_new: int | None = None
     token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class ExternalEngine:
             tuple(prefill),
             None,
         )  # the time in the engine's queue is unknown
-        about = (*reported, prompt.checked_s, prompt.length, prompt.returned_ids)
+        about = (*reported, prompt.checked_s, prompt.length, prompt.returned_ids, *prompt.distribution)
         return PromptInfo(prompt.text, len(prompt.tokens), *about)
 
 

@@ -4,13 +4,14 @@ import asyncio
 import math
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput, TooLong
-from dragoman.core.text import Prompt, Sampling
+from dragoman.core.text import Chat, Prompt, Sampling
 from dragoman.generation.generation_config import apply_defaults
 from dragoman.generation.grammar import GrammarGuide, GrammarService
 from dragoman.generation.grammar_compiler import GrammarLimits
@@ -160,6 +161,8 @@ class InputProcessor:
         return [replace(each, checked_s=checked_s) for each in prompts]
 
     def _tokens(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int], Features]:
+        if isinstance(prompt, Chat) and prompt.drops_turns:
+            prompt = self._drop_turns(prompt, sampling)
         text, tokens, features = self.vocabulary.encode(prompt, bounded=sampling.truncate is None)
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
@@ -169,6 +172,23 @@ class InputProcessor:
             count = sampling.truncate or self._most_prompt_tokens(sampling)
             tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
         return text, tokens, features
+
+    def _drop_turns(self, chat: Chat, sampling: Sampling) -> Chat:
+        """Return the conversation without its oldest turns, as few as possible so that it fits with the new tokens; at
+        least the last turn stays."""
+        most = self._most_prompt_tokens(sampling)
+
+        def fits(shorter: Chat) -> bool:
+            try:
+                return len(self.vocabulary.encode(shorter, bounded=True)[1]) <= most
+            except TooLong:
+                return False
+
+        last = len(chat.turns) - 1
+        if last < 1 or fits(chat):
+            return chat
+        count = 1 + bisect_left(range(1, last), True, key=lambda dropped: fits(chat.without_turns(dropped)))
+        return chat.without_turns(count)
 
     def _most_prompt_tokens(self, sampling: Sampling) -> int:
         """Return the number of prompt tokens that fit into the context with the new tokens, at least 1."""

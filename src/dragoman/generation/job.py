@@ -107,6 +107,11 @@ class PromptRequest:
         return self.tokens if self.sampling.prompt_token_ids else ()
 
     @property
+    def distribution(self) -> tuple[float, float]:
+        """Temperature, 0 for greedy decoding, and top_p."""
+        return self.sampling.temperature if self.sampling.do_sample else 0.0, self.sampling.top_p
+
+    @property
     def width(self) -> int:
         """Maximum number of sequences generated from the prompt."""
         sampling = self.sampling
@@ -178,9 +183,8 @@ class GenerationJob:
             self.info_sent = True
             request = self.request
             progress = (self.sequences[0].cached, tuple(self.prefill), max(0.0, self.waited_s))
-            ids = request.returned_ids
-            info = PromptInfo(request.text, len(request.tokens), *progress, request.checked_s, request.length, ids)
-            self.sink.info(request.index, info)
+            about = (request.checked_s, request.length, request.returned_ids, *request.distribution)
+            self.sink.info(request.index, PromptInfo(request.text, len(request.tokens), *progress, *about))
 
     def begin(self, sequence: Sequence, choice: TokenChoice) -> None:
         """Start the slow part of `take` in another thread."""

@@ -163,7 +163,7 @@ class ResponseFormatter:
             "tools": [{"parameters": None, "strict": None, **tool} for tool in options.get("tools") or ()],
             "top_logprobs": sampling.get("top_logprobs", 0),
             "top_p": sampling.get("top_p", 1.0),
-            "truncation": "disabled",
+            "truncation": options.get("truncation", "disabled"),
             "usage": None,
             **{name: options.get(name) for name in ECHOED},
         }
@@ -195,11 +195,20 @@ class ResponseFormatter:
         if not self._has_begun:
             self._has_begun = True
             self.value["model"] = response.model
+            self._set_defaults(response.answer)
             yield {"type": "response.created", "response": self.value}
             yield {"type": "response.in_progress", "response": self.value}
         self._items.add_tokens(self._reader.tokens)
         for part in parts:
             yield from self._items.add(part)
+
+    def _set_defaults(self, generation: Generation) -> None:
+        """Set the values that the model chose because the request left them out."""
+        for name in {"temperature", "top_p"} - self._parameters.fields.keys():
+            for info in generation.prompts:
+                value = getattr(info, name)
+                if value is not None:
+                    self.value[name] = value
 
     def _end(self) -> Iterator[_Event]:
         is_cut = self._reader.finish == "length"

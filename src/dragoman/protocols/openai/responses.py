@@ -1,6 +1,7 @@
 """Requests of OpenAI's Responses API: input items and tools as a chat."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
@@ -99,8 +100,6 @@ def parse_response_parameters(body: Mapping[str, Any], policy: Policy) -> Parsed
             raise InvalidInput(f"`{name}` is not supported: {alternative}")
     if options.get("background"):
         raise InvalidInput("`background` must be false: this server does not run responses in the background")
-    if options.get("truncation") == "auto":
-        raise InvalidInput('`truncation` must be "disabled": leave out the oldest items of `input` instead')
     return add_flat_format(parameters, "text.format", get_object(options, "text").get("format"), policy)
 
 
@@ -130,6 +129,7 @@ def build_request(
         },
     }
     chat, tools = parse_conversation(body, policy)
+    chat = replace(chat, drops_turns=options.get("truncation") == "auto")
     return build_chat_request(chat, tools, parameters, policy)
 
 
