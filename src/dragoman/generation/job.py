@@ -183,8 +183,8 @@ class GenerationJob:
             self.info_sent = True
             request = self.request
             progress = (self.sequences[0].cached, tuple(self.prefill), max(0.0, self.waited_s))
-            about = (request.checked_s, request.length, request.returned_ids, *request.distribution)
-            self.sink.info(request.index, PromptInfo(request.text, len(request.tokens), *progress, *about))
+            prompt = (request.text, len(request.tokens), *progress, request.checked_s, request.length)
+            self.sink.info(request.index, PromptInfo(*prompt, request.returned_ids, *request.distribution))
 
     def begin(self, sequence: Sequence, choice: TokenChoice) -> None:
         """Start the slow part of `take` in another thread."""
