@@ -1,6 +1,7 @@
 """Linear layers in the layout of the kernels, and the compiled code that computes them."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from dragoman.generation.native.threads import StepThreads
 from dragoman.native.code import Compiled
 
 
+@lru_cache(16)
+def _compile(config: KernelConfig, scaling: float) -> Compiled:
+    """Compile the code, which has no state, once for all models of the same dimensions."""
+    return Compiled(build_module(config, scaling))
+
+
 class StepCode:
     """The functions of `forward.build_module`, compiled for a model, and the threads that execute them.
 
@@ -22,7 +29,7 @@ class StepCode:
 
     def __init__(self, config: KernelConfig, scaling: float) -> None:
         self.config, self.threads = config, 1
-        compiled = Compiled(build_module(config, scaling))
+        compiled = _compile(config, scaling)
         self.step, self.linear = compiled.function("step", 2), compiled.function("linear", 2)
         self._step_threads = StepThreads()
 
