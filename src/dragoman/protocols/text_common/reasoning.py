@@ -50,11 +50,6 @@ class ReasoningParser:
         self._opened = open_tag(prompt)
 
     @property
-    def is_content(self) -> bool:
-        """Whether no reasoning follows."""
-        return self._state == _CONTENT
-
-    @property
     def tokens(self) -> int:
         """Number of tokens of the reasoning."""
         return self._count if self._has_reasoning else 0
