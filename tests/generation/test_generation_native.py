@@ -63,32 +63,39 @@ SMALL = {
     "vocab_size": 150,
     "max_position_embeddings": 256,
 }
+_LLAMA3_ROTARY = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Each is compiled: one model has several properties.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
-    "llama-odd": ("Llama", {"intermediate_size": 170, "hidden_size": 48, "tie_word_embeddings": True}),
-    "llama-biased": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}),
-    "llama-far": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "mistral-window": ("Mistral", {"sliding_window": 9}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"num_attention_heads": 6}),
-    "heads-of-64": ("Llama", {"head_dim": 64, "mlp_bias": True}),
-    "heads-of-128": ("Qwen3", {"head_dim": 128, "num_hidden_layers": 2}),
-    "heads-of-256": ("Llama", {"head_dim": 256, "num_hidden_layers": 2}),
-    "windows-of-some-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    "tiny-window": ("Mistral", {"sliding_window": 2}),
-    "llama3-rotary": (
+    "odd-sizes-linear-rotary": (
         "Llama",
         {
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
+            "intermediate_size": 170,
+            "hidden_size": 48,
+            "tie_word_embeddings": True,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         },
     ),
-    "yarn-rotary": ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "biases-heads-of-64": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4, "head_dim": 64},
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "tiny-window": ("Mistral", {"sliding_window": 2}),
+    "windows-of-some-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3-yarn-rotary": ("Qwen3", {"num_attention_heads": 6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "heads-of-128": ("Qwen3", {"head_dim": 128, "num_hidden_layers": 2}),
+    "heads-of-256-llama3-rotary": (
+        "Llama",
+        {"head_dim": 256, "num_hidden_layers": 2, "rope_scaling": _LLAMA3_ROTARY},
+    ),
 }
 
 
@@ -459,6 +466,7 @@ def test_gate_equals_its_reference(bf16: bool) -> None:
     assert_equal(output, gate_reference(gates), bf16)
 
 
+@functools.cache
 def attention_kernel(config: KernelConfig, scaling: float) -> Any:
     """Compile attention of one key-value head for a run of rows, with the arguments in a table."""
     module = ir.Module()
