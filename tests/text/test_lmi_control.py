@@ -273,9 +273,8 @@ async def scale(server: TextServer, name: str, query: str) -> RawResponse:
     return await server.request("PUT", f"/models/{name}?{query}", headers=TOKEN)
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
-async def test_scaling_changes_the_number_of_replicas(server: TextServer, models: Path, placement: str) -> None:
-    url = write_model(models / "c", placement=placement, infer=COUNT_REPLICAS)
+async def test_scaling_changes_the_number_of_replicas(server: TextServer, models: Path) -> None:
+    url = write_model(models / "c", placement="thread", infer=COUNT_REPLICAS)
     await register(server, "m", url)
     response = await scale(server, "m", "min_worker=1&max_worker=3&device=cpu")
     assert (response.status, response.headers["x-ignored-parameters"]) == (200, "device")
@@ -289,23 +288,33 @@ async def test_scaling_changes_the_number_of_replicas(server: TextServer, models
     assert (await server.request("GET", "/models/m")).json[0]["modelUrl"] == str(url)
 
 
-async def test_scaling_loses_no_request(server: TextServer, models: Path) -> None:
-    await register(server, "m", write_model(models / "c", placement="process"))
-    stop = asyncio.Event()
+async def test_scaling_processes_loses_no_request(server: TextServer, models: Path) -> None:
+    folder = models / "c"
+    touch = f"import os, pathlib; pathlib.Path({str(folder)!r}, f'{{os.getpid()}}.process').touch()"
+    await register(server, "m", write_model(folder, placement="process", infer=touch))
+    responses, stop = [], asyncio.Event()
 
-    async def invoke_repeatedly() -> list[Any]:
-        results = []
+    async def invoke_repeatedly() -> None:
         while not stop.is_set():
-            results.append(await invoke(server, "m", 1.0))
-        return results
+            responses.append(await invoke(server, "m", 1.0))
 
-    clients = [asyncio.ensure_future(invoke_repeatedly()) for _ in range(4)]
+    async def used_processes(count: int) -> int:
+        """Return the number of processes that answer many calls, once there are as many as expected."""
+        for file in folder.glob("*.process"):
+            file.unlink()
+        end = len(responses) + 40
+        async with asyncio.timeout(60):
+            while len(responses) < end or len(list(folder.glob("*.process"))) < count:
+                await asyncio.sleep(0.01)
+        return len(list(folder.glob("*.process")))
+
+    clients = [asyncio.ensure_future(invoke_repeatedly()) for _ in range(2)]
     for count in (2, 1):
         assert (await scale(server, "m", f"max_worker={count}")).status == 200
+        assert await used_processes(count) == count
     stop.set()
-    responses = [response for results in await asyncio.gather(*clients) for response in results]
+    await asyncio.gather(*clients)
     assert responses == [[2.0]] * len(responses)
-    assert responses
 
 
 async def test_versions_are_scaled_together_or_one_by_one(server: TextServer, models: Path) -> None:
