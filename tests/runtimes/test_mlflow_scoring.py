@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 import dragoman
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-pyfunc = pytest.importorskip("mlflow.pyfunc")
-models = pytest.importorskip("mlflow.models")
-types = pytest.importorskip("mlflow.types")
+pyfunc: Any = None
+models: Any = None
+types: Any = None
 
 JSON = "application/json"
 
@@ -43,6 +43,13 @@ def _sums(data: Any, _: dict[str, Any]) -> Any:
 
 def _quotient(data: Any, _: dict[str, Any]) -> Any:
     return (data["a"] / data["b"]).to_numpy()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_mlflow() -> None:
+    """Import it when a test runs: collection in another process of pytest-xdist does not need it."""
+    global pyfunc, models, types
+    pyfunc, models, types = (pytest.importorskip(f"mlflow.{name}") for name in ("pyfunc", "models", "types"))
 
 
 @pytest.fixture(scope="module")

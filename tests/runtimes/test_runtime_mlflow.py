@@ -25,10 +25,16 @@ from dragoman.core.tensor import Tensor
 from dragoman.runtimes.mlflow import MlflowModel
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-mlflow = pytest.importorskip("mlflow")
-pyfunc = pytest.importorskip("mlflow.pyfunc")
-models = pytest.importorskip("mlflow.models")
-types = pytest.importorskip("mlflow.types")
+pyfunc: Any = None
+models: Any = None
+types: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_mlflow() -> None:
+    """Import it when a test runs: collection in another process of pytest-xdist does not need it."""
+    global pyfunc, models, types
+    pyfunc, models, types = (pytest.importorskip(f"mlflow.{name}") for name in ("pyfunc", "models", "types"))
 
 
 def _load(folder: Path, **settings: Any) -> MlflowModel:

@@ -17,7 +17,14 @@ from dragoman.runtimes.recognise import recognise, why_not
 from dragoman.runtimes.tensorflow import TensorFlowModel
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
+tf: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_tensorflow() -> None:
+    """Import it when a test runs: collection in another process of pytest-xdist does not need it."""
+    global tf
+    tf = pytest.importorskip("tensorflow")
 
 
 @pytest.fixture(scope="module")
