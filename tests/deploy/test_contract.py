@@ -163,7 +163,7 @@ def check_metrics(process: ServerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_models.make_model(tmp_path_factory.mktemp("text") / "llama", steps=5)
+    return text_models.make_model(tmp_path_factory.mktemp("text") / "llama")
 
 
 def scrape(process: ServerProcess) -> dict[str, list[Sample]]:

@@ -104,10 +104,10 @@ def iris_onnx() -> bytes:
 
 @pytest.fixture(scope="module")
 def my_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a language model that has hardly been trained: its texts mean nothing."""
+    """Make a tiny language model: its texts mean nothing."""
     from text_models import make_model
 
-    return make_model(tmp_path_factory.mktemp("text") / "my-llama", steps=1)
+    return make_model(tmp_path_factory.mktemp("text") / "my-llama")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -4,11 +4,12 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -17,15 +18,13 @@ import text_models
 
 from .text_server import TextServer, read_headers, serve
 
-
-@pytest.fixture(scope="module")
-def models() -> Iterator[Path]:
-    with text_models.tiny_models("llama") as folder:
-        yield folder
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
-async def server(models: Path) -> AsyncIterator[TextServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TextServer]:
+    models = tmp_path_factory.mktemp("models")
+    text_models.make_model(models / "tiny-llama")
     (models / "dragoman.toml").write_text('[models.tiny-llama.parameters]\nthreads = 1\ndtype = "float32"\n')
     async with serve(str(models)) as server:
         yield server
@@ -107,6 +106,7 @@ EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
 
 
 async def test_excessive_requests_are_rejected(server: TextServer) -> None:
+    assert len(json.dumps(TOO_LONG_SCHEMA)) > 1 << 18 > len(json.dumps(WIDE_SCHEMA))
     for request, message in EXCESSIVE:
         response = await server.post(*request)
         error = response.json["error"]
@@ -321,7 +321,3 @@ def _stream(tokens: int) -> tuple[str, Any]:
         "stream": True,
         "parameters": {"max_new_tokens": count, "ignore_eos_token": True},
     }
-
-
-def test_schema_lengths() -> None:
-    assert len(json.dumps(TOO_LONG_SCHEMA)) > 1 << 18 > len(json.dumps(WIDE_SCHEMA))

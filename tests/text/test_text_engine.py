@@ -71,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     folder = tmp_path_factory.mktemp("text")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        text_models.make_model(folder / "story", steps=12)
+        text_models.make_model(folder / "story")
         _encoder(folder / "encoder")
     (folder / "story" / "dragoman.toml").write_text("[model]\nmax_queue = 0\nparameters = {threads = 1}\n")
     (folder / "encoder" / "dragoman.toml").write_text("[model]\nplacement = 'thread'\n")

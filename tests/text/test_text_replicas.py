@@ -38,9 +38,9 @@ CONFIG = f"[model]\nmax_queue = 16\n{PARAMETERS}[model.placement]\nreplicas = 2\
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    """A server with the same untrained model twice: `one` is in this process, `two` in two worker processes."""
+    """A server with the same model twice: `one` is in this process, `two` in two worker processes."""
     root = tmp_path_factory.mktemp("replicas")
-    text_models.make_model(root / "one", steps=1)
+    text_models.make_model(root / "one")
     shutil.copytree(root / "one", root / "two")
     (root / "one" / "dragoman.toml").write_text(f"[model]\n{PARAMETERS}")
     (root / "two" / "dragoman.toml").write_text(CONFIG)
