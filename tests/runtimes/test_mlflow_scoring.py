@@ -24,7 +24,7 @@ def _save(folder: Path, name: str, function: Any, signature: Any = None) -> None
     with warnings.catch_warnings(record=True):  # about type hints and examples
         warnings.simplefilter("ignore", UserWarning)
 
-        class Wrapped(pyfunc.PythonModel):  # type: ignore[misc, name-defined]
+        class Wrapped(pyfunc.PythonModel):  # type: ignore[misc]
             def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
                 return function(model_input, params or {})
 

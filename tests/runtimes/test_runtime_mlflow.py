@@ -49,7 +49,7 @@ def _python(function: Callable[[Any, Any], Any], folder: Path, signature: Any = 
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("ignore", UserWarning)
 
-        class Wrapped(pyfunc.PythonModel):  # type: ignore[misc, name-defined]
+        class Wrapped(pyfunc.PythonModel):  # type: ignore[misc]
             def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
                 return function(model_input, params)
 
