@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -20,6 +21,8 @@ from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
 
+_GC_INTERVAL_S = 0.5
+
 
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Serve models until the process is stopped; return the exit status."""
@@ -31,8 +34,11 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     failed = False
 
     async def on_start(server: Server) -> None:
-        nonlocal failed
         process.collect_rarely()  # before models are loaded, whose objects must be freed when they are unloaded
+        await asyncio.gather(describe(server), _collect_regularly())
+
+    async def describe(server: Server) -> None:
+        nonlocal failed
         await progress(server)
         report = startup_table if server.settings.log_format == "text" else startup_line
         report(server, time.monotonic() - began_s)
@@ -48,6 +54,13 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     return 1 if failed else 0
+
+
+async def _collect_regularly() -> None:
+    """Collect young garbage also while few objects are created: those of a few calls may hold GBs of arrays."""
+    while True:
+        await asyncio.sleep(_GC_INTERVAL_S)
+        gc.collect(1)
 
 
 def _with_nearest_path(message: str, paths: Sequence[str]) -> str:
