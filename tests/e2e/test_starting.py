@@ -423,6 +423,7 @@ def test_files_that_are_not_served_are_in_the_table_and_in_the_log(tmp_path: Pat
 
 PROCESS = """
 import gc
+import pathlib
 import sys
 
 import dragoman
@@ -444,6 +445,12 @@ class Process(dragoman.Model):
     inputs = (dragoman.TensorSpec("x", dragoman.FP64, (-1,)),)
     outputs = (dragoman.TensorSpec("y", dragoman.INT64, (-1,)),)
 
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        pathlib.Path(__file__).with_name("freed").touch()
+
     def infer(self, call):
         is_frozen = gc.get_freeze_count() > 10_000
         is_late = "google.protobuf.json_format" not in sys.modules
@@ -453,10 +460,10 @@ class Process(dragoman.Model):
 
 
 def test_modules_are_not_collected_and_imported_late(tmp_path: Path) -> None:
-    """The garbage collector is on again once the server has started, does not look at modules, and runs when idle too."""
+    """The garbage collector is on again once the server has started, leaves modules out, and runs when idle too."""
     (tmp_path / "process.py").write_text(PROCESS)
     own_interpreter = {"PYTHONHASHSEED": "0"}  # rather than a fork, which has modules that others need
-    with running_server(f"{tmp_path / 'process.py'}:Process", environment=own_interpreter) as process:
+    with running_server(f"{tmp_path / 'process.py'}:Process", "--control-open", environment=own_interpreter) as process:
 
         def infer() -> list[int]:
             status, body = process.infer("Process", [0.0])
@@ -465,3 +472,6 @@ def test_modules_are_not_collected_and_imported_late(tmp_path: Path) -> None:
 
         assert infer()[:4] == [1, 1, 20_000, 1]
         wait_until(lambda: infer()[4], "garbage of few calls is collected", within_s=10)
+        (tmp_path / "freed").unlink(missing_ok=True)  # by an instance of before the start
+        assert process.request("POST", "/v2/repository/models/Process/unload", {})[0] == 200
+        wait_until((tmp_path / "freed").exists, "an unloaded model is collected", within_s=10)

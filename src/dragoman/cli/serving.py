@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from dragoman.engine_setup import sagemaker_paths, settings_for
 from dragoman.server import Server, logger_levels, run
 from dragoman.settings import Settings, from_environment, parse_settings
 from dragoman.system import logs, process
+from dragoman.workers.local import GRACE_S
+from dragoman.workers.pool import Pool
 
 _GC_INTERVAL_S = 0.5
 
@@ -35,7 +38,7 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
 
     async def on_start(server: Server) -> None:
         process.collect_rarely()  # before models are loaded, whose objects must be freed when they are unloaded
-        await asyncio.gather(describe(server), _collect_regularly())
+        await asyncio.gather(describe(server), _collect_regularly(server))
 
     async def describe(server: Server) -> None:
         nonlocal failed
@@ -56,11 +59,22 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     return 1 if failed else 0
 
 
-async def _collect_regularly() -> None:
-    """Collect young garbage also while few objects are created: those of a few calls may hold GBs of arrays."""
+async def _collect_regularly(server: Server) -> None:
+    """Collect young garbage also while few objects are created, and all after a model was unloaded.
+
+    The objects of a few calls, and a model, may hold GBs of arrays.
+    """
+    pools, unloaded_s = set[Pool](), math.inf
     while True:
         await asyncio.sleep(_GC_INTERVAL_S)
-        gc.collect(1)
+        before, now_s = pools, time.monotonic()
+        pools = {pool for each in server.engine.deployments() if each.state == "READY" for pool in each.pools}
+        if before - pools:
+            unloaded_s = now_s
+        is_due = now_s > unloaded_s + 2 * GRACE_S
+        if is_due:
+            unloaded_s = math.inf
+        gc.collect(2 if is_due else 1)
 
 
 def _with_nearest_path(message: str, paths: Sequence[str]) -> str:
