@@ -1,6 +1,7 @@
 """The reference pages list exactly the endpoints, errors, datatypes and metrics that exist."""
 
 import re
+import tomllib
 from pathlib import Path
 
 from dragoman.core import errors
@@ -102,3 +103,13 @@ def test_the_picture_of_the_layers_names_packages_that_exist() -> None:
     missing = [name for name in paths if not ((source / name).is_dir() or (source / f"{name}.py").exists())]
     assert missing == ["clients", "libraries"]
     assert {"python", "onnx", "llm"} <= {*runtimes} <= {path.stem for path in (source / "runtimes").iterdir()} | {"..."}
+
+
+def test_extras_are_installed_from_the_repository() -> None:
+    """No package of this name is published, so that `pip install 'dragoman[text]'` finds none, or one of others."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")):
+        text = path.read_text()
+        assert "install 'dragoman" not in text, path
+        for names in re.findall(r"install '\.\[([\w,-]+)\]'", text):
+            assert {*names.split(",")} <= extras.keys(), path
