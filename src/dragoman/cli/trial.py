@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.calls import Describe, Infer, Request
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, NotReady
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.engine import Engine
 from dragoman.engine.warmup import read_requests
@@ -31,7 +31,11 @@ async def _try_model(path: str, name: str, allow_pickle: bool, files: Sequence[s
     try:
         async with open_engine(path, **changes) as engine:
             for deployment in [each for each in engine.deployments() if each.spec.name == name]:
-                await deployment.wait_until_loaded(Request(Describe(), name), time.monotonic())
+                try:
+                    await deployment.wait_until_loaded(Request(Describe(), name), time.monotonic())
+                except NotReady as error:  # whose message is for clients, without the reason
+                    errors["loading"] = deployment.reason or error.message
+                    continue
                 for file in files:
                     errors |= await _answer_requests(engine, deployment, Path(file))
     except DragomanError as error:
