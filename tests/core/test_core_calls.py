@@ -89,7 +89,8 @@ def test_texts_and_chats_have_defaults() -> None:
         "template": "",
         "drops_turns": False,
     }
-    assert field_values(Token(1, "a")) == {"id": 1, "text": "a", "logprob": None, "special": False, "top": ()}
+    values = {"id": 1, "text": "a", "logprob": None, "special": False, "top": (), "data": b""}
+    assert field_values(Token(1, "a")) == values
     assert field_values(Text()) == {
         "prompt": 0,
         "choice": 0,

@@ -1,6 +1,7 @@
 """Detokenization and stop strings."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.generation.completion_writer import StopStrings
-from dragoman.generation.vocabulary import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from dragoman.generation.vocabulary import BytesDetokenizer, Detokenizer, Vocabulary, WindowDetokenizer
 
 BYTES = {token: bytes([token]) for token in range(256)}
 texts = st.text(max_size=30) | st.sampled_from(["🙂🌍🎉 naïve café", "こんにちは、世界。", "\ufffd", ""])
@@ -31,6 +32,24 @@ def metaspace() -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
     )
     return tokenizer
+
+
+def test_tokens_within_a_character_have_their_bytes(tmp_path: Path) -> None:
+    import tokenizers
+    import transformers
+
+    letters = "ðŁĻĤa"
+    byte_level = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    byte_level.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_level.decoder = tokenizers.decoders.ByteLevel()
+    for name, tokenizer in (("bytes", byte_level), ("metaspace", metaspace())):
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / name)
+        vocabulary = Vocabulary(tmp_path / name, 300)
+        tokens = [vocabulary.token(id_, -1.0, [(id_, -1.0)]) for id_ in vocabulary.tokenize("🙂")]
+        assert [token.data for token in tokens] == [bytes([byte]) for byte in "🙂".encode()], name
+        assert [token.top[0].data for token in tokens] == [token.data for token in tokens]
+        whole = vocabulary.token(vocabulary.tokenizer.convert_tokens_to_ids("a" if name == "bytes" else "é"), -1.0)
+        assert (whole.text, whole.data) == ("a" if name == "bytes" else "é", b"")
 
 
 DETOKENIZERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [

@@ -114,6 +114,15 @@ async def test_formats_and_options_reach_the_model(server: TextServer) -> None:
     assert server.model().calls[-1].sampling.grammar.kind == "json_object"
 
 
+async def test_truncate_is_on_unless_it_is_false(server: TextServer) -> None:
+    for fields, drops in (({}, True), ({"truncate": True}, True), ({"truncate": False}, False)):
+        await server.post("/api/chat", chat("a", **fields))
+        assert server.model().calls[-1].prompts[0].drops_turns is drops
+        response = await server.post("/api/embed", {"model": "ReverseModel", "input": "a", **fields})
+        assert response.status == 200
+        assert server.model().embedded.truncate == (0 if drops else None)
+
+
 async def test_no_messages_load_the_model(server: TextServer) -> None:
     result = (await server.post("/api/chat", {"model": "ReverseModel", "messages": []})).json
     assert (result["done_reason"], result["message"]["content"]) == ("load", "")
@@ -133,11 +142,12 @@ async def test_no_messages_load_the_model(server: TextServer) -> None:
         ("chat", {"messages": HELLO, "options": 5}, 400, "`options` must be"),
         ("chat", {"messages": HELLO, "options": {"num_predict": "x"}}, 400, "`num_predict` must be"),
         ("chat", {"messages": HELLO, "tools": [5]}, 400, "`tools[0]` must be"),
-        ("chat", {"messages": HELLO, "model": "missing"}, 404, "missing"),
+        ("chat", {"messages": HELLO, "model": "missing"}, 404, "'missing' is not found; there are ReverseModel"),
         ("chat", {"keep_alive": 0}, 400, "`keep_alive`"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "`suffix` is not supported"),
         ("generate", {"prompt": 5}, 400, "`prompt` must be"),
         ("embed", {"input": []}, 400, "`input` must be"),
+        ("embed", {"input": "a", "truncate": "yes"}, 400, "`truncate` must be true or false"),
         ("embed", {"input": "a", "dimensions": 9}, 400, "`dimensions` must be"),
         ("show", {"model": "missing"}, 404, "not found"),
     ],

@@ -45,7 +45,8 @@ def messages_for(text: str) -> list[Any]:
 
 async def test_chat_completion_fields(server: TextServer) -> None:
     result = await chat(server)
-    assert list(result) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    fields = ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "prompt_logprobs"]
+    assert list(result) == fields
     assert result["object"] == "chat.completion"
     assert result["choices"] == [
         {
@@ -96,7 +97,9 @@ async def test_prompt_logprobs_in_the_format_of_vllm(server: TextServer) -> None
     assert [each["choices"][0].get("prompt_logprobs") for each in streamed] == [expected, None, None]
     result = await chat(server, messages=[{"role": "a", "content": "b"}], prompt_logprobs=0)
     assert [len(each or ()) for each in result["prompt_logprobs"]] == [0, 1]
-    assert "prompt_logprobs" not in await chat(server)
+    assert (await chat(server))["prompt_logprobs"] is None
+    plain = await server.post("/v1/completions", {"model": "ReverseModel", "prompt": "a"})
+    assert plain.json["choices"][0]["prompt_logprobs"] is None
     body = {"model": "ReverseModel", "messages": [{"role": "a", "content": "b"}], "prompt_logprobs": 0, "stream": True}
     first, *rest = events((await server.post("/v1/chat/completions", {**body, "n": 2})).body)[:-1]
     assert first["prompt_logprobs"] == result["prompt_logprobs"]
@@ -126,7 +129,7 @@ async def test_prompt_logprobs_of_a_model_without_prompt_info() -> None:
     async with serve(WithoutPromptInfo) as server:
         body = {"messages": HELLO, "prompt_logprobs": 1}
         result = (await server.post("/v1/chat/completions", body)).json
-        assert (result["choices"][0]["message"]["content"], "prompt_logprobs" in result) == ("b", False)
+        assert (result["choices"][0]["message"]["content"], result["prompt_logprobs"]) == ("b", None)
         response = await server.post("/v1/chat/completions", {**body, "stream": True})
         assert [each["choices"][0]["delta"].get("content") for each in events(response.body)[:-1]] == ["", "b"]
         body = {"prompt": "a b", "echo": True, "logprobs": 1}
@@ -291,6 +294,8 @@ def test_ranks_in_prompt_logprobs() -> None:
 def test_logprobs_of_a_partial_character_have_no_bytes() -> None:
     assert format_logprob(Token(1, "é", -1.0))["bytes"] == [195, 169]
     assert format_logprob(Token(1, " \N{REPLACEMENT CHARACTER}", -1.0))["bytes"] is None
+    assert format_logprob(Token(1, "\N{REPLACEMENT CHARACTER}", -1.0, data=b"\xf0"))["bytes"] == [240]
+    assert format_logprob(Token(1, "", -1.0))["bytes"] == []
 
 
 async def test_continuous_usage_stats(server: TextServer) -> None:
@@ -754,6 +759,8 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
         ({"temperature": 2.5}, "temperature", "a number >= 0.0 and <= 2.0; got 2.5"),
         ({"top_p": -1}, "top_p", "got -1"),
         ({"n": 0}, "n", "strictly positive"),
+        ({"max_tokens": 10**18}, "max_tokens", "strictly positive and <= 2147483647; got 1000000000000000000"),
+        ({"seed": 2**70}, "seed", f"and <= {2**64 - 1}; got"),
         ({"n": 99}, "n", "must be <= 16; got 99"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
         ({"stop": [""]}, "stop", "not empty"),

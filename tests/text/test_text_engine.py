@@ -333,6 +333,8 @@ def test_openai_client(server: ServerThread, greedy: str) -> None:
         assert json.loads(structured.choices[0].message.content or "") in ("one", "two")
         vectors = client.embeddings.create(model="encoder", input=["one", "one two"])
         assert np.linalg.norm(vectors.data[0].embedding) == pytest.approx(1, abs=1e-5)
+        with pytest.raises(openai.NotFoundError, match="'gpt' is not found; there are story"):
+            client.completions.create(model="gpt", prompt="one")
         with pytest.raises(openai.BadRequestError, match=r"not support embeddings: .*\"huggingface\""):
             client.embeddings.create(model="story", input="one")
 

@@ -98,6 +98,7 @@ class ReverseModel(dragoman.Model):
         return Tokenized(text, tuple(spans))
 
     def embed(self, call: Embed) -> Embedded:
+        self.embedded = call
         counts = [len(words(prompt)) for prompt in call.inputs]
         vectors = np.array([[3.0, 4.0, 0.0] for _ in counts], np.float32) / 5
         return Embedded(Tensor.of(vectors), sum(counts))

@@ -44,7 +44,11 @@ PROPERTIES: Mapping[str, Field] = {
     "option.tensor_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.pipeline_parallel_degree": Field("missing", _ONE_DEVICE, "", "1"),
     "option.device_map": Field("unused", _ONE_DEVICE),
-    "option.quantize": Field("missing", "weights are not quantized at load"),
+    "option.quantize": Field(
+        "missing",
+        "weights quantized by AWQ or GPTQ are recognized by their config.json; others are quantized at load by "
+        "parameters.quantization, 'int8' or 'int4'",
+    ),
     "option.enable_lora": Field("unused", "adapters are found in the folder of the model"),
     "option.model_loading_timeout": Field("unused", "models may take ten minutes to load"),
     "option.parallel_loading": Field("unused", "models are loaded concurrently"),

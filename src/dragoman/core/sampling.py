@@ -44,7 +44,10 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
     try:
         return kind.convert(value)
     except InvalidValueError:
-        raise InvalidInput(f"`{name}` must be {kind.description}; got {format_value(value)}") from None
+        most = kind.schema.get("maximum")
+        is_large = isinstance(value, int | float) and most is not None and value > most
+        limit = f" and <= {most}" if is_large and str(most) not in kind.description else ""
+        raise InvalidInput(f"`{name}` must be {kind.description}{limit}; got {format_value(value)}") from None
 
 
 def format_value(value: Any) -> str:

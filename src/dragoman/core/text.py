@@ -143,7 +143,7 @@ class Token:
     """One token: its id, text, and log-probability (None for the first token of a prompt).
 
     `text` is the token decoded alone; if characters span several tokens, these do not add up to the completion.
-    `top` are the top tokens at this position, if requested.
+    `top` are the top tokens at this position, if requested. `data`: its bytes, if they are no text alone.
     """
 
     id: int
@@ -151,6 +151,7 @@ class Token:
     logprob: float | None = None
     special: bool = False
     top: tuple["Token", ...] = ()
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

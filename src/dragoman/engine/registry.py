@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from dragoman.core import error_texts
-from dragoman.core.calls import Generate, Request, Tokenize
+from dragoman.core.calls import Embed, Generate, Request, Tokenize
 from dragoman.core.errors import ModelNotFound, PathNotFound
 from dragoman.core.paths import match_handler
 from dragoman.core.spec import ModelSpec
@@ -16,6 +16,7 @@ from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 
 A = TypeVar("A")
 _NEWEST = VersionRouting()
+_MOST_NAMED = 5  # models in an error
 
 
 class ModelRegistry:
@@ -165,10 +166,20 @@ class ModelRegistry:
             each.spec.name for each in self.all() if each.is_loaded and name in each.loaded.details.get("adapters", ())
         }
         if not isinstance(call, Generate | Tokenize) or len(models) != 1:
-            raise error
+            raise self._with_models(error, request) from None
         if isinstance(call, Generate):
             call = structs.replace(call, sampling=replace(call.sampling, adapter=name, adapters=()))
         return structs.replace(request, model=models.pop(), call=call, models=None)
+
+    def _with_models(self, error: ModelNotFound, request: Request[Any]) -> ModelNotFound:
+        """Return the error of an unknown model of a text API with the models that the caller may name instead."""
+        answering = {each.spec.name for each in self.all() if each.answers(type(request.call))}
+        names = sorted(name for name in answering if request.models is None or name in request.models)
+        is_text = isinstance(request.call, Generate | Tokenize | Embed)
+        if not is_text or not names or request.model in self._models or self._has_texts_of_mlserver:
+            return error
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MOST_NAMED])}{more}")
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""

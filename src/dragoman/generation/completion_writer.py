@@ -116,7 +116,7 @@ class CompletionWriter:
         token = choice.token
         self._count += 1
         self.total += choice.logprob
-        self._tokens.append(self._token(choice))
+        self._tokens.append(self._vocabulary.token(token, choice.logprob, choice.top))
         self.chooser.accept(token)
         reason = self._ends.of(token)
         if reason:
@@ -153,8 +153,3 @@ class CompletionWriter:
             self.finish, self._stop = "stop_sequence", self._stops.found
         else:
             self._new.append(self._stops.rest())
-
-    def _token(self, choice: TokenChoice) -> Token:
-        text_of, special = self._vocabulary.text, self._vocabulary.special
-        top = tuple(Token(token, text_of(token), logprob, token in special) for token, logprob in choice.top)
-        return Token(choice.token, text_of(choice.token), choice.logprob, choice.token in special, top)

@@ -10,7 +10,6 @@ import torch
 
 from dragoman.core.errors import DragomanError, ModelFailed
 from dragoman.core.metrics import Family
-from dragoman.core.text import Token
 from dragoman.generation import sampler
 from dragoman.generation.adapters import AdapterLayers, LoraWeights
 from dragoman.generation.cache import CacheManager
@@ -197,17 +196,13 @@ class GenerationEngine:
         """Store log-probabilities of the prompt tokens that follow these rows."""
         sequence, vocabulary = work.sequence, self._vocabulary
         if sequence.computed == 0:
-            job.prefill.append(self._token(sequence.tokens[0], None))
+            job.prefill.append(vocabulary.token(sequence.tokens[0], None))
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + work.count + 1, sequence.prompt)]
         foreseen = logits[: len(following)]
         logprobs = torch.log_softmax(foreseen, -1)
         tops = sampler.top_tokens(foreseen, logprobs, [job.request.sampling.prompt_logprobs or 0] * len(following))
         for token, logprob, top in zip(following, sampler.logprobs_of(logprobs, following), tops, strict=True):
-            others = tuple(self._token(top_id, top_logprob) for top_id, top_logprob in top)
-            job.prefill.append(Token(token, vocabulary.text(token), logprob, token in vocabulary.special, others))
-
-    def _token(self, token: int, logprob: float | None) -> Token:
-        return Token(token, self._vocabulary.text(token), logprob, token in self._vocabulary.special)
+            job.prefill.append(vocabulary.token(token, logprob, top))
 
     # --- sequences ----------------------------------------------------------------------------------------
 

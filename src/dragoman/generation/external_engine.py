@@ -14,7 +14,6 @@ from dragoman.generation.completion_writer import CompletionWriter, EndCondition
 from dragoman.generation.input_processor import InputProcessor
 from dragoman.generation.job import PromptRequest
 from dragoman.generation.token_sampler import TokenChoice, TokenSampler
-from dragoman.generation.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
 
@@ -160,8 +159,8 @@ class ExternalEngine:
         prefill: list[Token] = []
         if prompt.sampling.prompt_logprobs is not None:
             prefill = [
-                _token(vocabulary, prompt.tokens[0], None),
-                *(_prompt_token(vocabulary, choice) for choice in step.tokens.prefill),
+                vocabulary.token(prompt.tokens[0], None),
+                *(vocabulary.token(each.token, each.logprob, each.top) for each in step.tokens.prefill),
             ]
         reported = (
             step.tokens.cached,
@@ -186,15 +185,6 @@ def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text
         return []
     best = sorted(candidates, key=lambda each: each.mean, reverse=True)[: prompt.sampling.n]
     return [each.chunk(prompt.index, choice) for choice, each in enumerate(best)]
-
-
-def _token(vocabulary: Vocabulary, token: int, logprob: float | None) -> Token:
-    return Token(token, vocabulary.text(token), logprob, token in vocabulary.special)
-
-
-def _prompt_token(vocabulary: Vocabulary, choice: TokenChoice) -> Token:
-    top = tuple(_token(vocabulary, token, logprob) for token, logprob in choice.top)
-    return Token(choice.token, vocabulary.text(choice.token), choice.logprob, choice.token in vocabulary.special, top)
 
 
 class _ExternalSampler(TokenSampler):

@@ -3,7 +3,8 @@
 import codecs
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any, Protocol
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dragoman.core.errors import InvalidInput, TooLong
-from dragoman.core.text import Chat, Prompt, RawPrompt, TokenSpan
+from dragoman.core.text import Chat, Prompt, RawPrompt, Token, TokenSpan
 from dragoman.generation.memory import release_memory
 from dragoman.generation.vision import NO_FEATURES, Features, VisionProcessor
 
 # Replacement character for bytes that are not (yet) a character.
 _UNKNOWN = "\ufffd"
+# A token of SentencePiece that is one byte.
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -261,6 +264,20 @@ class Vocabulary:
         if cached is None:
             cached = self._texts[token] = self._read(token)
         return cached
+
+    def token(self, token: int, logprob: float | None, top: Iterable[tuple[int, float]] = ()) -> Token:
+        """Return a token with its text, and with the top tokens at its position."""
+        text = self.text(token)
+        others = tuple(self.token(*each) for each in top)
+        data = self._data(token) if _UNKNOWN in text else b""
+        return Token(token, text, logprob, token in self.special, others, data)
+
+    def _data(self, token: int) -> bytes:
+        """Return the bytes of a token that is a part of a character, b"" if they are unknown."""
+        if self._bytes is not None:
+            return self._bytes.get(token, b"")
+        byte = _BYTE_TOKEN.fullmatch(str(self.tokenizer.convert_ids_to_tokens(token)))
+        return bytes.fromhex(byte[1]) if byte else b""
 
     def _read(self, token: int) -> str:
         if self._bytes is not None:

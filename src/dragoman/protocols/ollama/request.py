@@ -1,6 +1,7 @@
 """Requests of Ollama's API: options, chats and prompts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
@@ -65,7 +66,8 @@ _SHARED: Mapping[str, Parameter] = {
     "logprobs": option("logprobs", flag()),
     "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
     "format": sets("grammar", _format()),
-    **{name: option(name, anything()) for name in ("keep_alive", "truncate", "shift")},
+    **{name: option(name, anything()) for name in ("keep_alive", "shift")},
+    "truncate": option("truncate", flag()),
 }
 CHAT: Mapping[str, Parameter] = {
     **_SHARED,
@@ -110,6 +112,7 @@ def parse_chat_request(body: Mapping[str, Any], policy: Policy) -> ChatRequest:
         "chat_template_kwargs": _variables(options.get("think")),
     }
     conversation, tools = parse_conversation(chat, policy)
+    conversation = replace(conversation, drops_turns=options.get("truncate", True))
     return build_chat_request(conversation, tools, parameters, policy, shorten=True)
 
 

@@ -21,7 +21,7 @@ from dragoman.core.calls import (
     Response,
 )
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
-from dragoman.core.sampling import format_value, integer
+from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.text import Chat, Generation
 from dragoman.protocols.ollama import messages
 from dragoman.protocols.ollama.request import is_load, parse_chat_request, parse_generate_request
@@ -56,7 +56,8 @@ _LATEST = ":latest"
 _MOST_INPUTS = 2048
 _EMBED: Mapping[str, Parameter] = {
     "dimensions": option("dimensions", integer(1)),
-    **{name: option(name, anything()) for name in ("model", "input", "prompt", "truncate", "options", "keep_alive")},
+    **{name: option(name, anything()) for name in ("model", "input", "prompt", "options", "keep_alive")},
+    "truncate": option("truncate", flag()),
 }
 _Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
 
@@ -153,7 +154,8 @@ class Ollama:
             return HttpResponse(200, (result,), (JSON_TYPE, *parameters.headers))
 
         def then(model: str) -> EndpointResult:
-            return EngineCall(build_request(Embed(tuple(texts)), http, self._policy, model), reply)
+            call = Embed(tuple(texts), 0 if parameters.options.get("truncate", True) else None)
+            return EngineCall(build_request(call, http, self._policy, model), reply)
 
         return resolve_model(body, http, then)
 
@@ -218,6 +220,7 @@ class Ollama:
 
 
 def _details(model: ModelDescription) -> dict[str, Any]:
+    level = model.details.get("quantization")
     family = str(model.details.get("model_type") or model.platform)
     return {
         "parent_model": "",
@@ -225,7 +228,7 @@ def _details(model: ModelDescription) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": str(model.details.get("dtype") or ""),
+        "quantization_level": str((level if level != "none" else None) or model.details.get("dtype") or ""),
     }
 
 

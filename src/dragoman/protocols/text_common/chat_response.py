@@ -51,7 +51,10 @@ class ChatFormatter:
         self._begin(response.answer)
         choices = [self._choice(text) for text in response.answer.texts]
         value = self._envelope.around(
-            response.model, choices, usage=self._usage.to_json(), **self._prompt(response.answer)
+            response.model,
+            choices,
+            usage=self._usage.to_json(),
+            **{"prompt_logprobs": None, **self._prompt(response.answer)},
         )
         return json_response(value, 200, headers)
 

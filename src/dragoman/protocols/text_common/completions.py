@@ -194,7 +194,8 @@ class CompletionFormatter:
         self._model = ""
 
     def format_complete(self, response: Response[Generation], headers: Headers) -> HttpResponse:
-        choices = [self._choice(text, text.whole) for text in self._record(response.answer)]
+        texts = self._record(response.answer)
+        choices = [{"prompt_logprobs": None, **self._choice(text, text.whole)} for text in texts]
         return json_response(self._envelope.around(response.model, choices, usage=self._usage.to_json()), 200, headers)
 
     def format_chunk(self, response: Response[Generation]) -> bytes:

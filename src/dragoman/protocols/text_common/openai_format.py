@@ -266,9 +266,10 @@ def format_prompt_token_ids(info: PromptInfo) -> dict[str, Any]:
 
 
 def format_logprob(token: Token) -> dict[str, Any]:
-    """Format a token with its log-probability as chats do; part of a character has no bytes."""
-    data = None if _HALF in token.text else list(token.text.encode(errors="replace"))
-    return {"token": token.text, "logprob": _clip(token), "bytes": data}
+    """Format a token with its log-probability as chats do; `bytes` is null for a part of a character whose bytes are
+    unknown."""
+    data = token.data or (b"" if _HALF in token.text else token.text.encode(errors="replace"))
+    return {"token": token.text, "logprob": _clip(token), "bytes": list(data) if data or not token.text else None}
 
 
 def format_prompt_logprobs(prefill: Sequence[Token]) -> list[dict[str, Any] | None]:
