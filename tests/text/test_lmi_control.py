@@ -45,6 +45,8 @@ def write_model(folder: Path, factor: int = 2, placement: str = "inline", load: 
     folder.mkdir(parents=True, exist_ok=True)
     text = MODEL.format(factor=factor, placement=placement, load=load, infer=infer)
     (folder / "model.py").write_text(text)
+    if placement != "process" and not folder.name.isdigit():  # else a worker process imports the class to find out
+        (folder / "dragoman.toml").write_text(f"[model]\nplacement = '{placement}'\n")
     return folder
 
 
@@ -53,7 +55,7 @@ def models(tmp_path: Path) -> Path:
     """Write models in an allowed folder, which is returned, and one outside of it."""
     write_model(tmp_path / "outside" / "model", 7)
     write_model(tmp_path / "models" / "a" / "model", 2)
-    write_model(tmp_path / "models" / "b" / "model", 3)
+    (write_model(tmp_path / "models" / "b" / "model", 3) / "dragoman.toml").unlink()
     return tmp_path / "models"
 
 
@@ -135,7 +137,9 @@ async def test_registration_by_query_parameters(server: TextServer, models: Path
 async def test_settings_and_versions_of_registered_models(server: TextServer, models: Path) -> None:
     write_model(models / "c" / "1", 1)
     write_model(models / "c" / "2", 2)
-    (models / "c" / "dragoman.toml").write_text("[model]\nname = 'ignored'\nversion_policy = 'all'\n")
+    (models / "c" / "dragoman.toml").write_text(
+        "[model]\nname = 'ignored'\nversion_policy = 'all'\nplacement = 'inline'\n"
+    )
     assert (await register(server, "m", models / "c")).status == 200
     assert [m["version"] for m in (await server.request("GET", "/models/m")).json] == ["1", "2"]
     response = await server.post("/predictions/m/1", {"inputs": [1.0]})
@@ -320,7 +324,7 @@ async def test_scaling_processes_loses_no_request(server: TextServer, models: Pa
 async def test_versions_are_scaled_together_or_one_by_one(server: TextServer, models: Path) -> None:
     for version in ("1", "2"):
         write_model(models / "c" / version, placement="thread", infer=COUNT_REPLICAS)
-    (models / "c" / "dragoman.toml").write_text("[model]\nversion_policy = 'all'\n")
+    (models / "c" / "dragoman.toml").write_text("[model]\nversion_policy = 'all'\nplacement = 'thread'\n")
     await register(server, "m", models / "c")
 
     async def count_replicas(version: str, count: int) -> list[Any]:
