@@ -222,3 +222,23 @@ def test_formats_that_are_not_read(
         load_model(tmp_path)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("awq", {"model.layers.0.mlp.act_fn.scales": torch.ones(8)}, "the scale model.layers.0.mlp.act_fn.scales is"),
+        (
+            "fp8",
+            {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 4, 8).to(torch.float8_e4m3fn)},
+            "fp8 weights: model.layers.0.mlp.experts.gate_up_proj is of torch.float8_e4m3fn and has no scale",
+        ),
+    ],
+)
+def test_scales_that_would_not_be_applied(
+    name: str, more: Tensors, message: str, original: tuple[Path, Any], tmp_path: Path
+) -> None:
+    save_quantized(original[0], tmp_path, *FORMATS[name])
+    save_file({**load_file(tmp_path / "model.safetensors"), **more}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelFailed, match=message):
+        load_model(tmp_path)

@@ -101,7 +101,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
         output_loading_info=True,
         **inside,
     )
-    _check_weights(loading_info)
+    _check_weights(loading_info, is_dequantized=is_dequantized)
     model.eval().to(device)
     saved = model.generation_config
     if is_dequantized and (folder / GENERATION_CONFIG_NAME).is_file():
@@ -145,12 +145,14 @@ def _is_encoder_decoder(config: Any) -> bool:
     return bool(config.is_encoder_decoder) and not any(str(name).endswith("ForCausalLM") for name in names)
 
 
-def _check_weights(loading_info: Mapping[str, Any]) -> None:
+def _check_weights(loading_info: Mapping[str, Any], *, is_dequantized: bool) -> None:
     """Raise ModelFailed if weights are missing: transformers would initialize them at random."""
     missing = sorted(loading_info["missing_keys"])
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelFailed(f"the files of weights lack {', '.join(missing[:3])}{more}")
+    if is_dequantized:
+        quantized_files.check_scales(loading_info["unexpected_keys"])
 
 
 def _default_dtype(config: Any, device: torch.device) -> torch.dtype:

@@ -4,7 +4,7 @@ A layer of such a folder has several tensors (integers, scales, zero points) in 
 outputs, K inputs, G groups of inputs that share a scale. Activations are not quantized, also where the folder says so.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ Settings = Mapping[str, Any]
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Scales of activations and of key-value caches.
-_UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
+_UNUSED = {"input_scale", "input_zero_point", "input_global_scale", "output_scale"} | {
+    f"{name}_scale" for name in ("q", "k", "v", "kv")
+}
 # AWQ packs column _AWQ_ORDER[i] of each eight into the i-th four bits (github:casper-hansen/AutoAWQ, gemm.py).
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _COMPRESSED = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision", "dense")
@@ -65,11 +67,20 @@ def read_weights(folder: Path, quantization: Settings, dtype: torch.dtype) -> di
     return weights
 
 
+def check_scales(unexpected: Iterable[str]) -> None:
+    """Raise ModelFailed if the model has no place for a scale among these tensors: it would compute without that.
+
+    AWQ scales activations of some models, and experts may be in one tensor with scales of other names.
+    """
+    scales = sorted(name for name in unexpected if "scale" in name.rpartition(".")[2])
+    if scales:
+        raise ModelFailed(f"the scale {scales[0]} is not supported")
+
+
 def _unread(weights: Tensors) -> Iterator[str]:
-    """Yield the names of integer and FP8 tensors of layers that nothing has dequantized."""
+    """Yield the names of FP8 tensors, and of integer tensors of layers, that nothing has dequantized."""
     for name, weight in weights.items():
-        suffix = name.rpartition(".")[2]
-        if "weight" in suffix and (not weight.dtype.is_floating_point or weight.dtype in _FP8):
+        if weight.dtype in _FP8 or ("weight" in name.rpartition(".")[2] and not weight.dtype.is_floating_point):
             yield name
 
 
