@@ -253,6 +253,8 @@ _A, _B = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}
         ({"allOf": [{"type": "object", **_A}, {"type": "object", **_B}]}, {"a": 1, "b": 2}, True),
         ({"type": "object", **_A, "anyOf": [_B]}, {"a": 1, "b": 2}, True),
         ({"type": "object", **_A, "$ref": "#/$defs/x", "$defs": {"x": _B}}, {"a": 1, "b": 2}, True),
+        ({"type": "object", "$ref": "#/$defs/x", "required": ["b"], "$defs": {"x": _A}}, {"a": 1, "b": 2}, True),
+        ({**_A, "const": {"a": 1, "b": 2}}, {"a": 1, "b": 2}, True),
         ({"const": {"properties": {"a": 1}}}, {"properties": {"a": 1}}, True),
     ],
     ids=lambda value: json.dumps(value)[:70],

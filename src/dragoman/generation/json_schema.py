@@ -45,7 +45,7 @@ def with_bounded_space(text: str) -> str:
 
 # Keywords that bound the further properties of an object, and those with which several schemas apply to one object.
 _BOUNDS = frozenset(("additionalProperties", "patternProperties", "minProperties", "maxProperties"))
-_COMBINATIONS = ("anyOf", "oneOf", "$ref")
+_COMBINATIONS = ("anyOf", "oneOf", "$ref", "const", "enum")
 
 
 def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,8 @@ class _Combined(Exception):
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     properties = schema.get("properties")
-    if "allOf" in schema or ("properties" in schema and any(name in schema for name in _COMBINATIONS)):
+    names = schema.keys() & {"properties", "required"}
+    if "allOf" in schema or (names and any(name in schema for name in _COMBINATIONS)):
         raise _Combined
     closed = dict(schema)
     for name in ("properties", "patternProperties", "$defs", "definitions"):
