@@ -144,6 +144,9 @@ async def test_formats_and_orientation(llava: LanguageModel) -> None:
     with_alpha = picture.copy()
     with_alpha.putalpha(255)
     assert await first_logprob(llava, chat("a ", part(with_alpha))) == plain
+    with_alpha.putalpha(0)
+    white = await first_logprob(llava, chat("a ", part(picture.point(lambda _: 255))))
+    assert await first_logprob(llava, chat("a ", part(with_alpha))) == white != plain
     turned, exif = picture.transpose(2), picture.getexif()  # by 90 degrees
     exif[0x0112] = 6  # "turn it by 90 degrees clockwise to view it"
     assert await first_logprob(llava, chat("a ", part(turned, "PNG", exif=exif))) == plain

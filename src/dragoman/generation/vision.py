@@ -172,7 +172,10 @@ class VisionProcessor:
                 raise InvalidInput(f"{where}: expected a JPEG of at most {_MAX_SCANS} scans, got {scans}")
             if image.mode not in _MODES:
                 raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
-            return ImageOps.exif_transpose(image).convert("RGB"), remaining
+            image = ImageOps.exif_transpose(image)
+            if image.has_transparency_data:  # the colors of transparent pixels are often black, as is a text on them
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+            return image.convert("RGB"), remaining
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             limit = self._limits.pixels
             raise InvalidInput(
