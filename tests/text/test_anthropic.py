@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import pytest
 import pytest_asyncio
 
@@ -26,7 +25,10 @@ async def server() -> AsyncIterator[TextServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(server: TextServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def client(server: TextServer) -> AsyncIterator[Any]:
+    """Import the SDK when a test runs: collection in another process of pytest-xdist does not need it."""
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="-", max_retries=0) as client:
         yield client
 
@@ -86,7 +88,7 @@ async def test_the_events_of_a_stream_in_their_order(server: TextServer) -> None
         ("one two", {"stop_sequences": ["two"]}),
     ],
 )
-async def test_stream_and_whole_are_equal(client: anthropic.AsyncAnthropic, text: str, fields: Any) -> None:
+async def test_stream_and_whole_are_equal(client: Any, text: str, fields: Any) -> None:
     body = request(text, **fields)
     whole = await client.messages.create(**body)
     async with client.messages.stream(**body) as stream:
@@ -100,7 +102,7 @@ def comparable(message: Any) -> Any:
     return [{k: v for k, v in value.items() if k not in ("id", "signature")} for value in values]
 
 
-async def test_stop_reasons_and_thinking(client: anthropic.AsyncAnthropic) -> None:
+async def test_stop_reasons_and_thinking(client: Any) -> None:
     message = await client.messages.create(**request("<think> a </think> b"))
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert message.content[0].type == "thinking"
@@ -111,7 +113,7 @@ async def test_stop_reasons_and_thinking(client: anthropic.AsyncAnthropic) -> No
     assert (await client.messages.create(**request("a b", max_tokens=10 * CONTEXT))).stop_reason == "end_turn"
 
 
-async def test_tools_and_their_results(client: anthropic.AsyncAnthropic, server: TextServer) -> None:
+async def test_tools_and_their_results(client: Any, server: TextServer) -> None:
     message = await client.messages.create(**request(CALL, tools=[WEATHER], tool_choice={"type": "auto"}))
     use = message.content[1]  # after the name of the tool, which the model repeats
     assert use.type == "tool_use"
@@ -156,7 +158,7 @@ async def test_system_prefill_thinking_and_format_reach_the_model(server: TextSe
     assert call.sampling.shorten
 
 
-async def test_count_tokens(client: anthropic.AsyncAnthropic) -> None:
+async def test_count_tokens(client: Any) -> None:
     count = await client.messages.count_tokens(model="ReverseModel", messages=HELLO, tools=[WEATHER], system="Hi.")
     used = await client.messages.create(
         model="ReverseModel", max_tokens=3, messages=HELLO, tools=[WEATHER], system="Hi."
@@ -202,7 +204,9 @@ async def test_invalid_requests(server: TextServer, fields: Any, message: str) -
     assert response.json["request_id"] == response.headers["request-id"]
 
 
-async def test_errors_of_the_sdk(client: anthropic.AsyncAnthropic, server: TextServer) -> None:
+async def test_errors_of_the_sdk(client: Any, server: TextServer) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.create(**{**request("a"), "model": "missing"})
     with pytest.raises(anthropic.InternalServerError, match="generated !fault"):
