@@ -351,6 +351,40 @@ async def test_one_of_several_models_and_a_class_without_a_server() -> None:
         assert response.json["outputs"][0]["data"] == TENSOR["data"]
 
 
+FOLDERS = """
+import os
+from kserve import Model, ModelRepository, ModelServer
+
+class Named(Model):
+    def load(self):
+        self.ready = True
+
+    async def predict(self, payload, headers=None):
+        return {"predictions": [self.name]}
+
+class Folders(ModelRepository):
+    def __init__(self, models_dir):
+        super().__init__(models_dir)
+        self.load_models()
+
+    def load_model(self, name):
+        model = Named(name)
+        model.load()
+        self.update(model)
+        return model.ready
+
+ModelServer(registered_models=Folders(os.path.dirname(__file__))).start([])
+"""
+
+
+async def test_a_repository_loads_a_model_for_each_folder(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "script.py").write_text(FOLDERS)
+    async for server in _serving(f"{tmp_path}/script.py:b"):
+        assert (await post(server, "/v1/models/b:predict", {"instances": [1]})).json == {"predictions": ["b"]}
+
+
 async def test_arguments_after_two_dashes_are_those_of_the_script() -> None:
     given = ["model.py", "--", "--model_name", "m", "--http_port=8", "--predictor_host", "a b"]
     arguments = "--model_name m --http_port=8 --predictor_host 'a b'"

@@ -1,5 +1,7 @@
 """Models by name, for scripts that register them."""
 
+from pathlib import Path
+
 from dragoman.compat.kserve.model import BaseKServeModel
 
 MODEL_MOUNT_DIRS = "/mnt/models"
@@ -10,6 +12,19 @@ class ModelRepository:
 
     def __init__(self, models_dir: str = MODEL_MOUNT_DIRS) -> None:
         self.models: dict[str, BaseKServeModel] = {}
+        self.models_dir = models_dir
+
+    def load_models(self) -> None:
+        """Load a model for each folder in `models_dir`, as the constructors of KServe's own repositories do."""
+        for path in sorted(Path(self.models_dir).iterdir()):
+            if path.is_dir():
+                self.load_model(path.name)
+
+    def load_model(self, name: str) -> bool:
+        """Load a model and `update` it; for derived classes to write."""
+        return False
+
+    def set_models_dir(self, models_dir: str) -> None:
         self.models_dir = models_dir
 
     def get_model(self, name: str) -> BaseKServeModel | None:
