@@ -215,7 +215,7 @@ async def test_values_are_not_changed(server: Server, folder: Path, capsys: pyte
         (["Rows", "text.csv"], "input 'x': expected FP32, got 'b'"),
         (["Rows", "underscore.csv"], "input 'x': expected FP32, got '1_0'"),
         (["Rows", "ragged.csv"], "'ragged.csv': expected rows of equal lengths"),
-        (["Rows", "bad.npy"], "'bad.npy' is not an array of NumPy"),
+        (["Rows", "bad.npy"], "'bad.npy' is not an array of numbers in NumPy's format"),
         (["Rows", "--data", "{"], "--data is not JSON"),
         (["Rows", "--data", "rows.xlsx"], "--data: expected JSON, -, or a file (.npy, .csv, .json), got 'rows.xlsx'"),
         (["Rows", "1,2,3"], "input 'x'"),
