@@ -61,6 +61,8 @@ class Invalid(dragoman.Model):
                 return "text"
             case "other":
                 return Generation((Text(7),))
+            case "half":
+                return Generation((Text(0.5),))  # type: ignore[arg-type]
             case "nothing":
                 return Generation(())
         raise ValueError("not even that")
@@ -75,6 +77,7 @@ class Invalid(dragoman.Model):
         ("none", "expected a Generation, got NoneType"),
         ("text", "expected a Generation, got str"),
         ("other", "expected completions of prompts 0 to 0, got prompt 7"),
+        ("half", "expected completions of prompts 0 to 0, got prompt 0.5"),
         ("nothing", "expected completions of 1 prompts, got 0"),
         ("fault", "ValueError: not even that"),
     ],

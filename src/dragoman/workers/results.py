@@ -110,7 +110,7 @@ def generation(result: Any, call: Generate, signature: Signature) -> Generation:
     if not isinstance(result, Generation):
         raise InvalidOutput(f"Generate: expected a Generation, got {type(result).__name__}")
     count = len(call.prompts)
-    unknown = [text.prompt for text in result.texts if not 0 <= text.prompt < count]
+    unknown = [text.prompt for text in result.texts if text.prompt not in range(count)]
     if unknown:
         raise InvalidOutput(f"Generate: expected completions of prompts 0 to {count - 1}, got prompt {min(unknown)}")
     if not call.stream and (found := len({text.prompt for text in result.texts})) < count:
