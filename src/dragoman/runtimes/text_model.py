@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,8 @@ class TextModel(Model):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self.text_engine: Any = None
+        # Images are decoded one after the other: waiting for that takes no thread of other work.
+        self._image_thread = ThreadPoolExecutor(1, "dragoman-images")
 
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
@@ -250,7 +253,10 @@ class TextModel(Model):
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
         if call.sampling.grammar is not None:
             await self.text_engine.prepare(call)
-        if sum(map(_size, call.prompts)) > _LONG:
+        if any(map(_has_images, call.prompts)):
+            loop = asyncio.get_running_loop()
+            job = await loop.run_in_executor(self._image_thread, self.text_engine.split_call, call)
+        elif sum(map(_size, call.prompts)) > _LONG:
             job = await asyncio.to_thread(self.text_engine.split_call, call)
         else:
             job = self.text_engine.split_call(call)
@@ -279,8 +285,13 @@ class TextModel(Model):
         return Tokenized(*text_and_tokens)
 
     async def close(self) -> None:
+        self._image_thread.shutdown(wait=False)
         if self.text_engine is not None:
             await self.text_engine.close()
+
+
+def _has_images(prompt: Prompt) -> bool:
+    return isinstance(prompt, Chat) and bool(prompt.images)
 
 
 def _size(prompt: Prompt) -> int:
