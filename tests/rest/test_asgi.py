@@ -28,6 +28,7 @@ from starlette.websockets import WebSocketDisconnect
 import dragoman
 from dragoman import Infer, Tensor
 from dragoman.core.errors import InvalidInput
+from dragoman.transports.asgi import ResponseAborted
 from rest.rest_server import Counter, Gate, Identity, inputs, tensor
 
 INFER = "/v2/models/Identity/infer"
@@ -574,6 +575,23 @@ async def test_a_stream_that_fails_after_its_client_disconnected_is_no_error_of_
             await asyncio.sleep(0.001)
         wire.disconnected.set()
         await asyncio.wait_for(responding, TIMEOUT_S)
+
+
+async def test_a_server_that_cannot_send_a_chunk_gets_the_response_aborted() -> None:
+    async with dragoman.asgi(Counter) as app:
+        wire = Wire("/v2/models/Counter/infer_stream", {**BODY, "parameters": {"n": 5}})
+        sent = wire.send
+
+        async def send(message: dict[str, Any]) -> None:
+            if len(wire.sent) == 3:
+                wire.sent.append({"failed": message})
+                raise RuntimeError("cannot send")
+            await sent(message)
+
+        with pytest.raises(ResponseAborted):
+            await app(wire.scope, wire.receive, send)
+        assert [*wire.sent[3]] == ["failed"]
+        assert len(wire.sent) == 4
 
 
 async def test_a_server_that_reports_disconnects_by_oserror(caplog: pytest.LogCaptureFixture) -> None:

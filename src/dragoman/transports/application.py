@@ -401,17 +401,21 @@ class Application:
             chunk = await self.executor.format(stream.format_chunk, first) if first is not None else b""
             await writer.start(200, stream.headers)
             await writer.write(chunk)
-            try:
-                async for response in responses:
-                    await writer.write(await self.executor.format(stream.format_chunk, response))
-                last = stream.format_last_chunk()
-                if stream.final_request is not None:
-                    await self._engine.call(stream.final_request())
-            except DragomanError as error:
-                last = stream.format_late_error(error)
-            except Exception:
-                last = stream.format_late_error(DragomanError(_internal_error().message))
-            await writer.write(last)
+            is_last = False
+            while not is_last:
+                try:  # errors of the model and of the format end the stream, those of the writer the response
+                    response = await anext(responses, None)
+                    if response is not None:
+                        chunk = await self.executor.format(stream.format_chunk, response)
+                    else:
+                        chunk, is_last = stream.format_last_chunk(), True
+                        if stream.final_request is not None:
+                            await self._engine.call(stream.final_request())
+                except DragomanError as error:
+                    chunk, is_last = stream.format_late_error(error), True
+                except Exception:
+                    chunk, is_last = stream.format_late_error(DragomanError(_internal_error().message)), True
+                await writer.write(chunk)
             await writer.end(stream.end)
 
     async def _send_error(
