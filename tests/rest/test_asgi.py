@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -582,11 +582,11 @@ async def test_a_server_that_cannot_send_a_chunk_gets_the_response_aborted() -> 
         wire = Wire("/v2/models/Counter/infer_stream", {**BODY, "parameters": {"n": 5}})
         sent = wire.send
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: MutableMapping[str, Any]) -> None:
             if len(wire.sent) == 3:
                 wire.sent.append({"failed": message})
                 raise RuntimeError("cannot send")
-            await sent(message)
+            await sent(dict(message))
 
         with pytest.raises(ResponseAborted):
             await app(wire.scope, wire.receive, send)
