@@ -170,7 +170,10 @@ def test_idle_connections_are_closed_when_the_drain_begins(
         wait_until((tmp_path / "begun").exists, "the request")
         process.terminate()
         assert is_closed(idle)
-        status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
+        try:
+            status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
+        except ConnectionError:  # another front end began its drain, and closed the connection before the request
+            status, body, headers = process.request("POST", "/v2/models/Twice/infer", {"inputs": []})
         assert (status, body) == (503, {"error": "the server is shutting down"})
         assert (headers["connection"], headers["retry-after"]) == ("close", "1")
         assert not response.done()
