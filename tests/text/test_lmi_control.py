@@ -296,29 +296,38 @@ async def test_scaling_processes_loses_no_request(server: TextServer, models: Pa
     folder = models / "c"
     touch = f"import os, pathlib; pathlib.Path({str(folder)!r}, f'{{os.getpid()}}.process').touch()"
     await register(server, "m", write_model(folder, placement="process", infer=touch))
-    responses, stop = [], asyncio.Event()
+    responses: list[list[list[float]]] = [[], []]  # by client
+    stop = asyncio.Event()
 
-    async def invoke_repeatedly() -> None:
+    async def invoke_repeatedly(client: int) -> None:
         while not stop.is_set():
-            responses.append(await invoke(server, "m", 1.0))
+            responses[client].append(await invoke(server, "m", 1.0))
+
+    async def wait_for_responses(count: int) -> None:
+        """Wait until each client has further responses."""
+        ends = [len(each) + count for each in responses]
+        async with asyncio.timeout(60):
+            while any(len(each) < end for each, end in zip(responses, ends, strict=True)):
+                await asyncio.sleep(0.01)
 
     async def used_processes(count: int) -> int:
         """Return the number of processes that answer many calls, once there are as many as expected."""
+        await wait_for_responses(1)  # those of calls that began before
         for file in folder.glob("*.process"):
             file.unlink()
-        end = len(responses) + 40
+        await wait_for_responses(20)
         async with asyncio.timeout(60):
-            while len(responses) < end or len(list(folder.glob("*.process"))) < count:
+            while len(list(folder.glob("*.process"))) < count:
                 await asyncio.sleep(0.01)
         return len(list(folder.glob("*.process")))
 
-    clients = [asyncio.ensure_future(invoke_repeatedly()) for _ in range(2)]
+    clients = [asyncio.ensure_future(invoke_repeatedly(client)) for client in range(2)]
     for count in (2, 1):
         assert (await scale(server, "m", f"max_worker={count}")).status == 200
         assert await used_processes(count) == count
     stop.set()
     await asyncio.gather(*clients)
-    assert responses == [[2.0]] * len(responses)
+    assert all(response == [2.0] for each in responses for response in each)
 
 
 async def test_versions_are_scaled_together_or_one_by_one(server: TextServer, models: Path) -> None:

@@ -46,7 +46,8 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
     except InvalidValueError:
         most = kind.schema.get("maximum")
         is_large = isinstance(value, int | float) and most is not None and value > most
-        limit = f" and <= {most}" if is_large and str(most) not in kind.description else ""
+        is_named = is_large and (str(most) in kind.description or f"{most:g}" in kind.description)
+        limit = f" and <= {most}" if is_large and not is_named else ""
         raise InvalidInput(f"`{name}` must be {kind.description}{limit}; got {format_value(value)}") from None
 
 
