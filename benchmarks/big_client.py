@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from dragoman.transports.http2.fields import encode_fields
 _BLOCK = 1 << 20
 # Its length is no multiple of a page or frame, so that a misplaced chunk is detected.
 _PATTERN = np.random.default_rng(7).bytes(_BLOCK - 3)
-_REPEATED = memoryview(_PATTERN * 3)
+_REPEATED = memoryview(_PATTERN * 3)  # does not compress: zlib looks back 32 KiB
+_ZEROS = memoryview(bytes(len(_REPEATED)))
 _TIMEOUT_S = 300
 _FRAME = 1 << 18  # our server accepts frames four times as large
 
@@ -24,13 +27,14 @@ _FRAME = 1 << 18  # our server accepts frames four times as large
 class PatternCheck:
     """Compare received bytes with the pattern. Raises ValueError at the first chunk that differs."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, repeated: memoryview = _REPEATED) -> None:
         self.size = size
         self.offset = 0
+        self._repeated = repeated
 
     def feed(self, chunk: memoryview) -> None:
         begin = self.offset % len(_PATTERN)
-        if self.offset + len(chunk) > self.size or _REPEATED[begin : begin + len(chunk)] != chunk:
+        if self.offset + len(chunk) > self.size or self._repeated[begin : begin + len(chunk)] != chunk:
             raise ValueError(f"wrong response within {len(chunk)} bytes from byte {self.offset} on")
         self.offset += len(chunk)
 
@@ -39,12 +43,12 @@ class PatternCheck:
             raise ValueError(f"expected {self.size} bytes, got {self.offset}")
 
 
-def pattern_chunks(size: int, max_size: int = _BLOCK) -> Any:
+def pattern_chunks(size: int, max_size: int = _BLOCK, repeated: memoryview = _REPEATED) -> Iterator[memoryview]:
     """Yield the tensor in chunks."""
     offset = 0
     while offset < size:
         count, begin = min(max_size, size - offset), offset % len(_PATTERN)
-        yield _REPEATED[begin : begin + count]
+        yield repeated[begin : begin + count]
         offset += count
 
 
@@ -53,20 +57,46 @@ def pattern_chunks(size: int, max_size: int = _BLOCK) -> Any:
 
 def rest(port: int, model: str, size: int) -> None:
     """Send and receive binary tensor data."""
+    head = _rest_head(size)
+    headers = {"content-length": len(head) + size, "inference-header-content-length": len(head)}
+    _call_rest(port, model, headers, chain([head], pattern_chunks(size)), PatternCheck(size))
+
+
+def rest_gzip(port: int, model: str, size: int, repeated: memoryview = _REPEATED, level: int = 0) -> None:
+    """Send compressed binary tensor data, which is compressed twice: its length is sent first."""
+    head = _rest_head(size)
+
+    def compressed() -> Iterator[bytes]:
+        stream = zlib.compressobj(level, wbits=31)
+        yield stream.compress(head)
+        yield from map(stream.compress, pattern_chunks(size, repeated=repeated))
+        yield stream.flush()
+
+    headers = {"content-length": sum(map(len, compressed())), "inference-header-content-length": len(head)}
+    _call_rest(port, model, {**headers, "content-encoding": "gzip"}, compressed(), PatternCheck(size, repeated))
+
+
+def rest_gzip_zeros(port: int, model: str, size: int) -> None:
+    rest_gzip(port, model, size, _ZEROS, 1)
+
+
+def _rest_head(size: int) -> bytes:
     tensor = {"name": "x", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    request_headers = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(head) + size}\r\n"
-        f"inference-header-content-length: {len(head)}\r\n\r\n"
-    )
+    return json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+
+
+def _call_rest(
+    port: int, model: str, headers: Mapping[str, Any], chunks: Iterable[bytes | memoryview], check: PatternCheck
+) -> None:
+    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
-        connection.sendall(request_headers.encode() + head)
-        for chunk in pattern_chunks(size):
+        connection.sendall(f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n".encode())
+        for chunk in chunks:
             connection.sendall(chunk)
-        _read_rest(connection, size)
+        _read_rest(connection, check)
 
 
-def _read_rest(connection: socket.socket, size: int) -> None:
+def _read_rest(connection: socket.socket, check: PatternCheck) -> None:
     received: Any
     with connection.makefile("rb", 1 << 16) as received:
         status, headers = received.readline(), {}
@@ -77,8 +107,8 @@ def _read_rest(connection: socket.socket, size: int) -> None:
         if b" 200 " not in status:
             raise ValueError(f"rejected with {status!r}: {received.read(min(length, 500))!r}")
         received.read(int(headers["inference-header-content-length"]))
-        check, buffer = PatternCheck(size), memoryview(bytearray(_BLOCK))
-        while count := received.readinto(buffer[: min(_BLOCK, size - check.offset)]):
+        buffer = memoryview(bytearray(_BLOCK))
+        while count := received.readinto(buffer[: min(_BLOCK, check.size - check.offset)]):
             check.feed(buffer[:count])
         check.finish()
 
@@ -197,4 +227,9 @@ def _varint(number: int) -> bytes:
     return bytes([*encoded, number])
 
 
-WIRES: dict[str, Callable[[int, str, int], None]] = {"rest": rest, "grpc": grpc}
+WIRES: dict[str, Callable[[int, str, int], None]] = {
+    "rest": rest,
+    "rest-gzip": rest_gzip,
+    "rest-gzip-zeros": rest_gzip_zeros,
+    "grpc": grpc,
+}

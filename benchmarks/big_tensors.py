@@ -1,6 +1,7 @@
 """Peak memory of the server while one large tensor is sent and returned, for each protocol and placement.
 
-usage: python -m benchmarks.big_tensors [--quick] [--mib 1024] [--wires rest,grpc] [--placements inline,thread,process]
+usage: python -m benchmarks.big_tensors [--quick] [--mib 1024] [--wires rest,grpc,rest-gzip,rest-gzip-zeros]
+    [--placements inline,thread,process]
 """
 
 import argparse
@@ -45,7 +46,7 @@ def measure_tensor(wire: str, placement: str, size: int) -> Row:
     http, grpc = free_port(), free_port()
     body_limit = str(size + (1 << 20))
     model = f"{ROOT / 'benchmarks' / 'models.py'}:{MODELS[placement]}"
-    limits = ["--max-body-bytes", body_limit, "--max-bodies-bytes", str(2 * size + (1 << 20))]
+    limits = ["--max-body-bytes", body_limit, "--max-bodies-bytes", str(4 * size)]
     with tempfile.TemporaryDirectory() as folder:
         command = dragoman([model], http, grpc, *limits, "--body-timeout-s", "120")
         with run_process(command, Path(folder) / "log") as server:
@@ -53,7 +54,7 @@ def measure_tensor(wire: str, placement: str, size: int) -> Row:
             before = server.memory_mib()["pss_mib"]
             with peak_memory(server, "pss_mib") as peak:
                 began_s = time.monotonic()
-                WIRES[wire](http if wire == "rest" else grpc, MODELS[placement], size)
+                WIRES[wire](grpc if wire == "grpc" else http, MODELS[placement], size)
                 durations_s = time.monotonic() - began_s
             largest = max(*peak, *map(peak_mib, server.pids()))  # at least the peak of one process
     mib = size / (1 << 20)

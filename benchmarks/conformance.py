@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.mlserver_parity.__main__ import RELEASE, _install
 from benchmarks.processes import ROOT, dragoman, free_port, http_ready, run_process
-from dragoman.conformance.clauses import ClauseFailed, Outcome, Result
+from dragoman.conformance.clauses import ClauseFailed, ClauseResult, Outcome
 from dragoman.conformance.http import HttpTarget
 from dragoman.conformance.report import as_markdown
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
@@ -104,7 +104,7 @@ def main() -> int:
     return int(any(result.violates for result in columns[0][1]))
 
 
-def _page(columns: Sequence[tuple[str, Sequence[Result]]]) -> str:
+def _page(columns: Sequence[tuple[str, Sequence[ClauseResult]]]) -> str:
     """Return the page: counts by server and protocol, then a table of clauses for each protocol."""
     lines = ["| server | protocol | pass | fail | of which recommendations | not offered | not tried |"]
     lines.append("|---|---|---|---|---|---|---|")
@@ -124,7 +124,7 @@ def _page(columns: Sequence[tuple[str, Sequence[Result]]]) -> str:
     return _HEADER + date + "\n" + "\n".join(lines) + "\n\n" + "\n".join(tables).replace("### ", "## ")
 
 
-def _check(target: Target, names: Sequence[str]) -> Iterator[Result]:
+def _check(target: Target, names: Sequence[str]) -> Iterator[ClauseResult]:
     return run_clauses(target, [p for p in PROTOCOLS if p.name in names], allow_changes=True)
 
 

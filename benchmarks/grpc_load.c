@@ -5,20 +5,7 @@
  * FOLDER holds `first` and `next`, the header blocks of a connection's first request and of all others, `request`
  * and `response`, the messages without their prefix. Prints one line of JSON.
  */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/tcp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
-
-typedef struct { uint8_t *at; size_t size; } Bytes;
+#include "load_generator.h"
 
 typedef struct {
     uint32_t number;
@@ -46,35 +33,10 @@ static Bytes first, next, request, response;
 static int stream_count;
 static int64_t initial_window = 65535;
 static size_t max_frame = 16384;
-static double *durations;
-static size_t duration_count, duration_capacity, errors;
+static Samples durations;
+static size_t errors;
 static double end_s;
 static uint8_t buffer[1 << 18];
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static Bytes read_file(const char *folder, const char *name, size_t before) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "rb");
-    if (!file) fail(path);
-    fseek(file, 0, SEEK_END);
-    size_t size = (size_t)ftell(file);
-    rewind(file);
-    Bytes bytes = {malloc(before + size + 1), before + size};
-    if (fread(bytes.at + before, 1, size, file) != size) fail(path);
-    fclose(file);
-    return bytes;
-}
 
 static Bytes read_message(const char *folder, const char *name) {
     Bytes bytes = read_file(folder, name, 5);
@@ -139,11 +101,7 @@ static Stream *find(Connection *c, uint32_t number) {
 
 static void finish_call(Connection *c, Stream *s) {
     double at = now_s();
-    if (duration_count == duration_capacity) {
-        duration_capacity = duration_capacity ? duration_capacity * 2 : 1 << 16;
-        durations = realloc(durations, duration_capacity * sizeof *durations);
-    }
-    durations[duration_count++] = at - s->began_s;
+    add(&durations, at - s->began_s);
     if (s->wrong || s->received != response.size) errors++;
     s->busy = 0;
     if (at < end_s) start_call(c, s);
@@ -232,21 +190,14 @@ static void flush(Connection *c, int poll) {
     int want = c->out_at < c->out_size;
     if (!want) c->out_at = c->out_size = 0;
     if (want != c->want_write) {
-        struct epoll_event e = {EPOLLIN | (want ? EPOLLOUT : 0), {c}};
-        epoll_ctl(poll, EPOLL_CTL_MOD, c->fd, &e);
+        watch_connection(poll, EPOLL_CTL_MOD, c->fd, want, c);
         c->want_write = want;
     }
 }
 
 static Connection *connect_to(int port, int poll) {
     Connection *c = calloc(1, sizeof *c);
-    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    c->fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(c->fd, (struct sockaddr *)&where, sizeof where)) fail("connect");
-    int one = 1;
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    c->fd = open_connection(port, 0);
     c->streams = calloc((size_t)stream_count, sizeof *c->streams);
     c->next_number = 1;
     c->window = 65535;
@@ -257,14 +208,8 @@ static Connection *connect_to(int port, int poll) {
     put_frame_header(c, sizeof settings_payload, 4, 0, 0);
     put(c, settings_payload, sizeof settings_payload);
     put_word(c, 8, 0, 0x7fffffff - 65535);
-    struct epoll_event e = {EPOLLIN, {c}};
-    epoll_ctl(poll, EPOLL_CTL_ADD, c->fd, &e);
+    watch_connection(poll, EPOLL_CTL_ADD, c->fd, 0, c);
     return c;
-}
-
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 int main(int argc, char **argv) {
@@ -294,9 +239,8 @@ int main(int argc, char **argv) {
         }
     }
     double seconds = now_s() - began_s;
-    qsort(durations, duration_count, sizeof *durations, by_size);
-    double p50 = duration_count ? durations[duration_count / 2] : 0, p99 = duration_count ? durations[duration_count * 99 / 100] : 0;
-    printf("{\"responses\": %zu, \"seconds\": %.6f, \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"errors\": %zu}\n", duration_count, seconds,
-           p50 * 1000, p99 * 1000, errors);
+    sort(&durations);
+    printf("{\"responses\": %zu, \"seconds\": %.6f, \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"errors\": %zu}\n", durations.count, seconds,
+           quantile_ms(&durations, 0.5), quantile_ms(&durations, 0.99), errors);
     return 0;
 }

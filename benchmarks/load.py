@@ -81,9 +81,10 @@ def c_generator(load: Load) -> Measurement:
 
 
 def build_generator(name: str) -> Path:
-    """Return the path of a load generator in C, compiled if it is older than its source."""
+    """Return the path of a load generator in C, compiled if it is older than its source or the shared header."""
     source, binary = ROOT / "benchmarks" / f"{name}.c", RESULTS / name
-    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+    changed_s = max(file.stat().st_mtime for file in (source, source.with_name("load_generator.h")))
+    if not binary.exists() or binary.stat().st_mtime < changed_s:
         RESULTS.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cc", "-O2", "-o", str(binary), str(source), "-lm"], check=True)
     return binary

@@ -68,6 +68,19 @@ _OVERVIEW = (  # result, workload, connections, heading
     ("w5", "sklearn", 64, "W5: scikit-learn, with batching"),
     ("w6", "evaluate-4", 16, "W6: UM-Bridge, 4 numbers"),
 )
+# Result, workload, connections, what the line is about, and the other servers that it names.
+_SUMMARY = (
+    ("w1", "rest-json-small", 16, "Small JSON requests (W1, 16 numbers)", ("mlserver", "kserve", "triton")),
+    ("w2", "rest-json-large", 16, "Large JSON requests (W2, 150,528 numbers)", ("mlserver", "triton")),
+    ("w3", "rest-binary-large", 16, "Binary tensors (W3, 600 KB)", ("triton", "buffered echo")),
+    ("w4", "grpc-raw-small", 16, "gRPC, 16 numbers (W4)", ("mlserver", "kserve", "triton")),
+    ("w4", "grpc-raw-large", 16, "gRPC, 600 KB (W4)", ("mlserver", "kserve", "triton")),
+    ("w5", "sklearn", 64, "scikit-learn, both with batching (W5)", ("mlserver",)),
+    ("w6", "evaluate-4", 16, "UM-Bridge, 4 numbers (W6)", ("umbridge",)),
+    ("w6", "evaluate-10000", 16, "UM-Bridge, 10,000 numbers (W6)", ("umbridge",)),
+)
+_NAMES = {"mlserver": "MLServer", "kserve": "KServe", "triton": "Triton's Python backend", "umbridge": "`umbridge`"}
+_NAMES |= {"buffered echo": "a server that only copies the bytes"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,6 +108,8 @@ def fill(text: str, results: Mapping[str, Result]) -> str:
         name = match[2]
         if name == "aims":
             body = targets(results)
+        elif name == "summary":
+            body = summary(results)
         elif name in results:
             body = f"{conditions(results[name])}\n\n{table(results[name])}"
         else:
@@ -102,6 +117,31 @@ def fill(text: str, results: Mapping[str, Result]) -> str:
         return f"{match[1]}\n{body}\n\n{match[3]}"
 
     return _MARKED.sub(section, text)
+
+
+def summary(results: Mapping[str, Result]) -> str:
+    """Return a line for each main result: throughput relative to other servers, start, memory, idle connections."""
+    lines = []
+    for bench, workload, connections, heading, others in _SUMMARY:
+        row = _row(results, bench, workload=workload, connections=connections, server=OURS)
+        found = [f"{row['ratios'][n]:.2g} times {_NAMES[n]}" for n in others if n in row.get("ratios", ())]
+        if found:
+            lines.append(f"- **{heading}**: {', '.join(found)}.")
+    start = _row(results, "w7", server=f"{OURS}, inline class")
+    if start:
+        memory = f"{start['pss_mib']:.0f} MiB of memory (PSS)"
+        lines.append(f"- **Start (W7)**: ready after {start['ready_s']:.1f} s, with {memory}.")
+    idle = _row(results, "w10", server=OURS)
+    if idle:
+        latency = f"a median latency of {idle['p50_beside_ms']:.2f} ms, {idle['p50_ms']:.2f} ms without them"
+        lines.append(f"- **10,000 idle connections (W10)**: other requests have {latency}.")
+    return "\n".join(lines)
+
+
+def _row(results: Mapping[str, Result], bench: str, **values: Any) -> Mapping[str, Any]:
+    """Return the row of a result that has these values; an empty one if there is none."""
+    rows: Sequence[Mapping[str, Any]] = results.get(bench, {"rows": []})["rows"]
+    return next((row for row in rows if all(row.get(key) == value for key, value in values.items())), {})
 
 
 def conditions(result: Result) -> str:

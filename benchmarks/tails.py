@@ -24,6 +24,8 @@ from benchmarks.workloads import Response, Workload, json_numbers
 MODELS = ("Identity", "Slow", "Reloaded")
 _SIZES = {16: 0.90, 1000: 0.09, 10_000: 0.01}  # numbers of a request, and its share of all requests
 _SHARES = (0.5, 0.8, 0.95, 1.1)
+_LIMIT_S = "0.005"
+_OURS = {OURS: (), f"{OURS}, max_loop_delay_s {_LIMIT_S}": ("--max-loop-delay-s", _LIMIT_S)}
 _CONNECTIONS = 4000
 _CLOSED = 64  # connections that find the capacity
 _GOOD_MS = 100.0
@@ -47,25 +49,42 @@ def measure(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         models = [f"{ROOT / 'benchmarks' / 'models.py'}:{model}" for model in MODELS]
-        servers = [stack.enter_context(our_server(cores.server, folder / "log", [*models, "--control-open"]))]
+        command = [*models, "--control-open"]
+        servers = [
+            stack.enter_context(our_server(cores.server, folder / f"log{number}", [*command, *options], name))
+            for number, (name, options) in enumerate(_OURS.items())
+        ]
         for peer in peer_names:
             config = PeerConfig(folder / peer, MODELS)
             servers.append(stack.enter_context(peers.run_peer(peer, config, cores.server)))
         requests = {server: requests_for(server) for server in servers}
         for _ in range(plan.rounds):
+            capacities: dict[str, float] = {}  # with a limit, that of the same server without it
             for server in servers:
-                found.setdefault(server.name, []).extend(_levels(server, requests[server], plan, cores, folder))
+                known = capacities.get(OURS) if server.name in _OURS else None
+                rows = _levels(server, requests[server], plan, cores, folder, known)
+                capacities[server.name] = rows[0]["capacity"]
+                found.setdefault(server.name, []).extend(rows)
     order = [(share, name) for share in _SHARES for name in found]
     return [_summary(name, share, [r for r in found[name] if r["share"] == share]) for share, name in order]
 
 
-def _levels(server: Subject, requests: Sequence[Request], plan: Plan, cores: Cores, folder: Path) -> list[Row]:
+def _levels(
+    server: Subject,
+    requests: Sequence[Request],
+    plan: Plan,
+    cores: Cores,
+    folder: Path,
+    capacity: float | None = None,
+) -> list[Row]:
+    """Return a row for each share of the capacity, which is measured in a closed loop unless it is given."""
     counted = [request for request in requests if request.share]
     seconds = plan.seconds if plan.quick else max(4.0, plan.seconds)
-    capacity = _run(server, counted, 0.0, seconds / 2, cores, folder)
-    rate = capacity["responses"] / capacity["seconds"]
+    if capacity is None:
+        closed = _run(server, counted, 0.0, seconds / 2, cores, folder)
+        capacity = closed["responses"] / closed["seconds"]
     return [
-        {"share": share, "capacity": rate, **_run(server, requests, share * rate, seconds, cores, folder)}
+        {"share": share, "capacity": capacity, **_run(server, requests, share * capacity, seconds, cores, folder)}
         for share in _SHARES
     ]
 

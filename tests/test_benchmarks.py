@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,36 @@ def test_unchecked_responses_of_another_size_are_counted() -> None:
     assert load.unexpected_responses(received_bytes=1201, responses=10, response_bytes=100, connections=1) > 0
 
 
+class FailingBeside(BaseHTTPRequestHandler):
+    """Answers requests for /0, and fails all others."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/0" else 500)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
+def test_errors_beside_the_load_are_not_subtracted_from_its_arrivals(tmp_path: Path) -> None:
+    for kind in range(2):
+        (tmp_path / f"request{kind}").write_text(f"GET /{kind} HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        (tmp_path / f"response{kind}").write_text("ok")
+    with ThreadingHTTPServer(("127.0.0.1", 0), FailingBeside) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [load.build_generator("open_load"), server.server_port, 2, 0.2, tmp_path, 200, 10, 1, -1]
+        found = json.loads(subprocess.check_output([*map(str, command)], timeout=30))
+        server.shutdown()
+    assert found["errors"] > 0
+    assert found["responses"] == found["arrivals"] > 0
+    assert found["lost"] == 0
+
+
 def test_shares_compare_with_the_echo_server_of_the_same_round() -> None:
     figures = {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_us": 10.0, "responses": 1, "errors": 0}
     rates = {("dragoman", 0): 50.0, ("echo", 0): 100.0, ("dragoman", 1): 10.0, ("echo", 1): 40.0}
@@ -253,7 +285,7 @@ def test_cpu_time_and_memory_include_child_processes() -> None:
 
 
 def test_big_tensors_need_less_than_three_times_their_size() -> None:
-    run("big_tensors", "--mib", "80", "--placements", "process")
+    run("big_tensors", "--mib", "80", "--wires", "rest,grpc", "--placements", "process")
     rows = results("big_tensors")["rows"]
     assert [(r["wire"], r["placement"]) for r in rows] == [("rest", "process"), ("grpc", "process")]
     assert all(r["idle_mib"] < r["peak_mib"] - 80 for r in rows)

@@ -29,7 +29,6 @@ def tensor(name: str, datatype: str, shape: Sequence[int], data: Sequence[Any], 
 
 
 IRIS = [5.1, 3.5, 1.4, 0.2, 6.7, 3.0, 5.2, 2.3]
-METADATA = "Dragoman names the platform and the loaded versions; MLServer only what the settings give"
 UNKNOWN_CODEC = "an unknown content type is a 400; MLServer ignores it"
 STREAM_HEADERS = "MLServer writes CloudEvents headers into each message of a stream"
 TEXT_SHAPE = "the shape of the response is that of its data; MLServer sends the wrong one that the model states"
@@ -58,10 +57,9 @@ def _server() -> Iterator[Case]:
         "describe",
         "xgb-binary",
     ):
-        reason = "" if name == "sk-metadata" else METADATA
-        yield Case(f"metadata of {name}", path=f"/v2/models/{name}", reason=reason, protocols=rest)
+        yield Case(f"metadata of {name}", path=f"/v2/models/{name}", protocols=rest)
     path = "/v2/models/sk-version/versions/v2"
-    yield Case("metadata of a version", path=path, reason=METADATA, protocols=rest)
+    yield Case("metadata of a version", path=path, protocols=rest)
     yield Case("readiness of a version", path="/v2/models/sk-version/versions/v2/ready", protocols=rest)
     for path in ("/v2/models/unknown", "/v2/models/unknown/ready", "/v2/models/sk-version/versions/v9"):
         yield Case(path, path=path, protocols=rest)
