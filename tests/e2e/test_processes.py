@@ -148,6 +148,12 @@ def test_both_processes_compute_copies(process: ServerProcess) -> None:
     assert apart not in mirrors
 
 
+def test_modules_are_not_looked_at_by_the_garbage_collector(process: ServerProcess) -> None:
+    tensor = {"name": "x", "datatype": "FP64", "shape": [1], "data": [1.0]}
+    response = process.request("POST", "/v2/models/Mirror/infer", {"inputs": [tensor]})[1]
+    assert response["parameters"]["frozen"] is True
+
+
 def test_models_that_are_not_copied_are_named_with_the_reason(process: ServerProcess) -> None:
     log = process.log()
     assert log.count("model 'Apart' is computed in one process, for all: it runs in worker processes\n") == 1
@@ -470,15 +476,18 @@ async def test_settings_that_need_one_process(settings: dict[str, Any], message:
 
 def test_more_processes_than_cores(caplog: pytest.LogCaptureFixture) -> None:
     served_here(processes=200)
-    assert f"setting 'processes': {cores()} are used, one per core of this machine, instead of 200" in caplog.text
+    assert f"setting 'processes': {cores()} used, one per core of this machine, instead of 200" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "value"), [("sys.platform", "darwin"), ("socket.SO_REUSEPORT", 1 << 20)])
 def test_one_process_where_connections_cannot_be_shared(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(name, value)
     served_here(processes=2)
-    assert "setting 'processes': one process is used on darwin, since several need Linux" in caplog.text
+    assert "setting 'processes': one process is used, since more need SO_REUSEPORT of Linux" in caplog.text
+    with pytest.raises(InvalidInput, match=r"'front_ends': expected 1 \(more need SO_REUSEPORT of Linux\), got 2"):
+        served_here(front_ends=2)
 
 
 def test_open_devices_are_found() -> None:

@@ -189,7 +189,7 @@ def test_sighup_ends_nothing(tmp_path: Path, threads: ThreadPoolExecutor) -> Non
         wait_until((tmp_path / "begun").exists, "the request")
         for pid in (process.popen.pid, *process.workers()):
             os.kill(pid, signal.SIGHUP)
-        process.wait_for_log("SIGHUP: keys, certificates, log level and models are read anew")
+        process.wait_for_log("SIGHUP: keys, certificates, log level and models are reloaded")
         process.terminate()
         process.wait_for_status("/v2/health/ready", 400)
         process.popen.send_signal(signal.SIGHUP)  # nor does it cut the drain short
@@ -215,7 +215,7 @@ def test_a_server_whose_terminal_is_closed_drains() -> None:
         server.send_signal(signal.SIGHUP)  # the terminal still exists
         wait_until(
             lambda: (
-                "SIGHUP: keys, certificates, log level and models are read anew"
+                "SIGHUP: keys, certificates, log level and models are reloaded"
                 in os.pread(log.fileno(), 1 << 20, 0).decode()
             ),
             "the line",

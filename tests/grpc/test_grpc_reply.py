@@ -14,12 +14,14 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
 from dragoman.protocols.open_inference.grpc import protocol
 from dragoman.protocols.wire import GrpcRequest, Policy
-from dragoman.transports.grpc.handlers import join_chunks
+from dragoman.transports.grpc.handlers import chunks_of
 
 
 def format_reply(message: Any, response: Inference, contents: str = "as-request") -> Any:
     exchange = parse_request("ModelInfer", message.SerializeToString(), {"dragoman-output-contents": contents})
-    return m.ModelInferResponse.FromString(join_chunks(exchange.format_response(Response(response, "echo", "3"))))
+    return m.ModelInferResponse.FromString(
+        b"".join(chunks_of(exchange.format_response(Response(response, "echo", "3"))))
+    )
 
 
 def single_output(tensor: Tensor) -> Inference:
@@ -55,7 +57,7 @@ def test_metadata_and_setting_choose_the_contents(is_raw: bool) -> None:
     found = {}
     for choice, endpoint in endpoints.items():
         exchange: Any = endpoint(GrpcRequest(message.SerializeToString()))
-        chunks = join_chunks(exchange.format_response(Response(response, "echo", "3")))
+        chunks = b"".join(chunks_of(exchange.format_response(Response(response, "echo", "3"))))
         found[choice] = bool(m.ModelInferResponse.FromString(chunks).raw_output_contents)
     assert found == {"raw": True, "typed": False, "as-request": is_raw}
     with pytest.raises(InvalidInput, match="expected raw, typed or as-request, got 'both'"):
@@ -119,7 +121,7 @@ def test_top_classes_are_text() -> None:  # T76
     exchange = parse_request("ModelInfer", message.SerializeToString(), as_request)
     inferred = Response(single_output(Tensor(np.array([[0.25, 4, 1]], "<f4"), FP32)), "echo", "3")
     described = Response(ModelDescription("echo", (), "python", OPEN))
-    chunks = join_chunks(exchange.format_response(Response((inferred, described))))
+    chunks = b"".join(chunks_of(exchange.format_response(Response((inferred, described)))))
     (output,) = m.ModelInferResponse.FromString(chunks).outputs
     assert (output.datatype, list(output.shape)) == ("BYTES", [1, 2])
     assert list(output.contents.bytes_contents) == [b"4.000000:1", b"1.000000:2"]

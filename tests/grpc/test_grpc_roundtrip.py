@@ -15,7 +15,7 @@ from dragoman.core.tensor import Tensor, object_array
 from dragoman.formats import oip_messages as m
 from dragoman.formats.oip_tensors import FIELDS
 from dragoman.formats.raw import raw_from_tensor
-from dragoman.transports.grpc.handlers import join_chunks
+from dragoman.transports.grpc.handlers import chunks_of
 
 SHAPES = st.one_of(
     st.just(()),
@@ -63,7 +63,7 @@ def round_trip(tensor: Tensor, raw: bool) -> tuple[Tensor, Any]:
     )
     parsed: Tensor = parsed_call(exchange).inputs["x"]
     reply = m.ModelInferResponse.FromString(
-        join_chunks(exchange.format_response(Response(Inference({"y": parsed}), "echo", "1")))
+        b"".join(chunks_of(exchange.format_response(Response(Inference({"y": parsed}), "echo", "1"))))
     )
     return parsed, reply
 

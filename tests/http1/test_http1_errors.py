@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from dragoman.protocols.wire import HttpProtocol, HttpRequest, HttpResponse, Route, json_response
+from dragoman.transports.http1.response_writer import StreamFlushes
 from dragoman.transports.http_server import HttpServer
 from dragoman.transports.limits import Limits
 
@@ -88,3 +89,26 @@ async def test_an_error_that_cannot_be_formatted_closes_the_connection(
     assert await response_to(port, "/worst") == b""
     assert "HTTP/1.1 connection failed" in caplog.text
     assert (await response_to(port, "/")).startswith(b"HTTP/1.1 200 ")
+
+
+class _Writer:
+    """A response writer with one chunk, whose transport may fail."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails, self.is_written, self.is_aborted = fails, False, False
+
+    def flush(self) -> None:
+        if self.fails:
+            raise RuntimeError("the transport fails")
+        self.is_written = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_a_stream_whose_transport_fails_does_not_stop_others() -> None:
+    flushes, writers = StreamFlushes(), [_Writer(fails=True), _Writer(fails=False)]
+    for writer in writers:
+        flushes.add(writer, asyncio.get_running_loop())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert [(w.is_written, w.is_aborted) for w in writers] == [(False, True), (True, False)]

@@ -42,12 +42,16 @@ _COPIES_S = 30.0
 class FrontEndService:
     """The engine, for the calls of one front end and of the processes that replace it after restarts.
 
-    is_complete: whether every front end runs. measure: updates the metrics of all front ends. fetch: answers a request
-    of a key to the async result store. restrict: returns the engine for calls with these limits, the same one for all
-    front ends. find_requests: returns recent requests of all front ends. update_copies: returns once no front end
-    computes a model that was changed. add_counts: adds counts of copies to those of the engine. calls, restarts:
-    counters of this front end. copies: number of models that the current process computes; in_flight: calls that it
-    computed when it reported its metrics.
+    is_complete: whether every front end runs.
+    measure: updates the metrics of all front ends.
+    fetch: answers a request of a key to the async result store.
+    restrict: returns the engine for calls with these limits, the same one for all front ends.
+    find_requests: returns recent requests of all front ends.
+    update_copies: returns once no front end computes a model that was changed.
+    add_counts: adds counts of copies to those of the engine.
+    calls, restarts: counters of this front end.
+    copies: number of models that the current process computes.
+    in_flight: calls that it computed when it reported its metrics.
     """
 
     name = "server"
@@ -159,7 +163,8 @@ class FrontEnd:
     def __init__(self, service: FrontEndService, settings: Settings, ports: Ports) -> None:
         self.service = service
         self._settings = settings, ports
-        self._processes = ports.processes if settings.processes != 1 else 1  # that share the cores for models
+        # Number of processes that share the cores for models.
+        self._processes = ports.processes if settings.processes != 1 else 1
         self._child: ChildProcess | None = None
         self.exited = asyncio.Event()
         self.has_responded = False
@@ -168,7 +173,7 @@ class FrontEnd:
         self.heartbeat = Heartbeat(self._is_stopped, lambda: None)
         self._measured: asyncio.Future[None] | None = None
         self._copies: bytes | None = None
-        self._tables = 0  # of models, that were sent
+        self._tables = 0  # number of the last table of models that was sent
         self._updates: dict[int, asyncio.Future[None]] = {}  # by number of the table, until the process has it
         self._queries: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # for recent requests
         self._numbers = itertools.count()

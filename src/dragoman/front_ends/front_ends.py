@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from itertools import chain
@@ -30,7 +29,7 @@ from dragoman.server_transports import (
     transport_limits,
 )
 from dragoman.settings import Settings
-from dragoman.system.sockets import address_error
+from dragoman.system.sockets import address_error, can_share_ports
 from dragoman.system.threads import cores
 from dragoman.workers.supervisor import Supervisor
 
@@ -50,8 +49,8 @@ def make_transports(engine: Engine, settings: Settings) -> ServerTransports:
     count = settings.front_ends or cores()
     if count == 1:
         return ServerTransports(engine, settings)
-    if sys.platform != "linux":
-        raise InvalidInput(f"setting 'front_ends': expected 1 on {sys.platform} (more need Linux), got {count}")
+    if not can_share_ports():
+        raise InvalidInput(f"setting 'front_ends': expected 1 (more need SO_REUSEPORT of Linux), got {count}")
     return FrontEnds(engine, settings, count)
 
 
@@ -60,11 +59,11 @@ def _processes(settings: Settings) -> int:
     if settings.front_ends != 1:
         raise InvalidInput(f"setting 'processes': expected front_ends 1, got {settings.front_ends}")
     wanted, most = settings.processes or cores(), cores()
-    if sys.platform != "linux":
-        log.warning("setting 'processes': one process is used on %s, since several need Linux", sys.platform)
+    if not can_share_ports():
+        log.warning("setting 'processes': one process is used, since more need SO_REUSEPORT of Linux")
         return 1
     if wanted > most:
-        log.warning("setting 'processes': %d are used, one per core of this machine, instead of %d", most, wanted)
+        log.warning("setting 'processes': %d used, one per core of this machine, instead of %d", most, wanted)
     return min(wanted, most)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import pickle
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -44,7 +44,11 @@ Route = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ModelCopy:
-    """A model version that front ends may compute. number: of its deployment in the engine. routes: requests for it."""
+    """A model version that front ends may compute.
+
+    number: identifies its deployment in the engine.
+    routes: the names and versions by which requests select it.
+    """
 
     number: int
     spec: ModelSpec
@@ -54,7 +58,7 @@ class ModelCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopyCounts:
-    """What a front end has counted for a copy since it reported that last. number: see `ModelCopy`."""
+    """Counts of a copy in a front end since its last report. number: see `ModelCopy`."""
 
     number: int
     calls: CallCounters
@@ -65,7 +69,9 @@ class CopyCounts:
 class FrontEndMetrics:
     """The metrics of a front end.
 
-    families: of its transports, and gauges of its copies. copies: their number. in_flight: calls that they compute.
+    families: metrics of its transports, and gauges of its copies.
+    copies: number of models that it computes.
+    in_flight: number of calls that it computes.
     """
 
     families: tuple[Family, ...]
@@ -197,6 +203,10 @@ class ModelCopies:
             if deployment is not None:
                 return deployment.stream(request)
         return self._engine.stream(request)
+
+    def deployments(self) -> Set[Deployment]:
+        """Return the copies that have loaded."""
+        return {*self._deployments.values()}
 
     # --- which models --------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dragoman.workers.channel import Channel, receive
 from dragoman.workers.child_process import set_up_child
 from dragoman.workers.frames import Frame, FrameKind, encode
 from dragoman.workers.jobs import Job, JobRunner, JobSender
+from dragoman.workers.local import GRACE_S
 from dragoman.workers.shared_blocks import close_files
 
 A = TypeVar("A")
@@ -54,8 +55,11 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
         log.debug("a front end could not start", exc_info=True)
         engine.send_control(FrameKind.ERROR, error)
         return
+    process.collect_rarely()  # before copies of models are loaded
+    collecting = asyncio.create_task(process.collect_regularly(copies.deployments, 2 * GRACE_S))
     engine.send_control(FrameKind.LOADED)
     grace_s = await engine.stopping
+    collecting.cancel()
     await copies.close()
     await transports.stop(grace_s)
 
@@ -63,9 +67,12 @@ async def _serve(sock: socket.socket, memory: tuple[int, int] | None, settings: 
 class EngineClient(JobSender, JobRunner):
     """The interface of the engine, in another process.
 
-    begin_drain: called when the server begins to drain. set_copies: called with the models that this process may
-    compute. find_requests: returns recent requests of this process. measure: returns its metrics. stopping: set to the
-    seconds that requests in flight may take when the front end is to stop; 0 if the engine's process has exited.
+    begin_drain: called when the server begins to drain.
+    set_copies: called with the models that this process may compute.
+    find_requests: returns recent requests of this process.
+    measure: returns its metrics.
+    stopping: set to the seconds that requests in flight may take when the front end is to stop; 0 if the engine's
+        process has exited.
     """
 
     limits_readers = False  # the engine and the transport do

@@ -13,8 +13,10 @@ _MAX_NESTED: Final = 100
 class CallTimes:
     """Times of one call of a model, on the monotonic clock, which `time.monotonic` returns.
 
-    started_s, ended_s: of the call. queue_s: seconds in the queue of a batcher, until `dispatched_s`.
-    batch: reason, calls and rows of its batch. computed_s, compute_s: when the model had computed, and for how long.
+    started_s, ended_s: of the call.
+    queue_s: seconds in the queue of a batcher, until `dispatched_s`.
+    batch: reason, calls and rows of its batch.
+    computed_s, compute_s: when the model had computed, and for how long.
     nested: calls of other models by this one. 0 and None: unknown.
     """
 

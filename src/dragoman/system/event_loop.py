@@ -123,7 +123,7 @@ class StopSignals:
         if self._has_terminal and not _is_terminal():
             self.stop.set()
         else:
-            log.info("SIGHUP: keys, certificates, log level and models are read anew; other settings need a restart")
+            log.info("SIGHUP: keys, certificates, log level and models are reloaded; other settings need a restart")
             self._reload()
 
 

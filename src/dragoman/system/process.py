@@ -3,12 +3,14 @@
 Only programs call this that own their process: the command line and front ends.
 """
 
+import asyncio
 import ctypes
 import gc
+import math
 import os
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +24,7 @@ _MALLOC_OPTIONS = (
 _MAX_OPEN_FILES = 1 << 16
 _SWITCH_INTERVAL_S = 0.0005
 _GC_THRESHOLDS = (20_000, 20, 10)  # Python 3.11: 700, 10, 10
+_GC_INTERVAL_S = 0.5
 
 
 def keep_freed_memory(environment: MutableMapping[str, str] | None = None) -> bool:
@@ -98,6 +101,24 @@ def collect_rarely() -> None:
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
+
+
+async def collect_regularly(find_models: Callable[[], Set[object]], delay_s: float) -> None:
+    """Collect young garbage also while few objects are created, and all of it `delay_s` after a model was unloaded.
+
+    The objects of a few calls, and a model, may hold GBs of arrays. `find_models` returns what is loaded now.
+    """
+    models, unloaded_s = find_models(), math.inf
+    while True:
+        await asyncio.sleep(_GC_INTERVAL_S)
+        before, now_s = models, time.monotonic()
+        models = find_models()
+        if before - models:
+            unloaded_s = now_s
+        is_due = now_s > unloaded_s + delay_s
+        if is_due:
+            unloaded_s = math.inf
+        gc.collect(2 if is_due else 1)
 
 
 def resource_usage() -> dict[str, float]:

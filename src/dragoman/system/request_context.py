@@ -14,7 +14,7 @@ FIELDS: Final = ("request_id", "trace_id", "span_id")
 # A client's id: printable ASCII without spaces. Others are ignored, because they would not be one word of a log line.
 _VALID: Final = re.compile(r"[!-~]{1,128}")
 
-# A generated id is this prefix, which differs between processes, and a number, of so many digits the first 9e9 times.
+# A generated id is this prefix, which differs between processes, and a number. The first 9e9 numbers have this length.
 PREFIX: Final = f"{secrets.token_hex(8)}-".encode()
 NUMBER_DIGITS: Final = 10
 # A number, the request id and perhaps the trace (five values), or the contexts of a batch.

@@ -10,7 +10,7 @@ import numpy as np
 
 # Size in bytes from which on an array gets a buffer of its own; malloc reuses smaller blocks.
 LARGE = 32 << 20
-_ALIGNMENT = 64
+ALIGNMENT = 64  # of the end of allocated memory
 
 
 class SharedBuffer(mmap.mmap):
@@ -69,8 +69,8 @@ def create_memory_file(name: str, size: int) -> int:
 
 def allocate(size: int) -> memoryview:
     """Return uninitialized memory whose end is aligned: arrays at the end of a message then need no copy."""
-    memory = _allocate(size + _ALIGNMENT)
-    start = -(memory.ctypes.data + size) % _ALIGNMENT
+    memory = _allocate(size + ALIGNMENT)
+    start = -(memory.ctypes.data + size) % ALIGNMENT
     return memory[start : start + size].data
 
 
@@ -93,6 +93,17 @@ def find_buffer(memory: memoryview) -> tuple[SharedBuffer, int] | None:
     while owner is not None and not isinstance(owner, SharedBuffer):
         owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
     return None if owner is None else (owner, _address(memory) - _address(owner))
+
+
+def discard(memory: memoryview) -> None:
+    """Free this memory if it lies in a shared buffer: its whole pages then contain zeros, and take no memory."""
+    found, page = find_buffer(memory), mmap.PAGESIZE
+    if found is not None and hasattr(mmap, "MADV_REMOVE"):
+        buffer, offset = found
+        start, end = -(-offset // page) * page, (offset + len(memory)) // page * page
+        if end > start:
+            with suppress(OSError):  # the memory is freed later, with the buffer
+                buffer.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
 def _address(memory: "memoryview | SharedBuffer") -> int:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 
 
 def listening_socket(host: str, port: int, *, backlog: int, shared: bool = False) -> socket.socket:
@@ -14,6 +15,18 @@ def listening_socket(host: str, port: int, *, backlog: int, shared: bool = False
         return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared)
     except OSError as error:
         raise address_error(error, host, port) from error
+
+
+def can_share_ports() -> bool:
+    """Return whether the system distributes the connections to a port over several processes: not all of Linux does."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except (AttributeError, OSError):  # built without it; not in this kernel or sandbox
+        return False
+    return True
 
 
 def address_error(error: OSError, host: str, port: int) -> OSError:

@@ -31,8 +31,10 @@ _random: Final = random.Random()  # noqa: S311 - ids, no secrets
 class Trace(NamedTuple):
     """The trace of a request.
 
-    `span_id`: of the span of this request; if it is not sampled, of the client's span. `flags`: two hexadecimal digits.
-    `state`: the client's `tracestate`. `parent_id`: of the client's span, or "".
+    `span_id`: of the span of this request; if it is not sampled, of the client's span.
+    `flags`: two hexadecimal digits.
+    `state`: the client's `tracestate`.
+    `parent_id`: of the client's span, or "".
     """
 
     trace_id: str

@@ -13,9 +13,10 @@ _random: Final = random.Random()  # noqa: S311 - samples, no secrets
 
 @dataclass(slots=True)
 class TraceOptions:
-    """Options of one model, or of the server; None is that of the server, or that of its start.
+    """Trace options of a model or of the server; None stands for the option of the server, or for the one at its start.
 
-    `rate`: one of so many requests is traced, none for 0. `count`: how many more requests are traced, -1 without limit.
+    rate: one of this many requests is traced, none for 0.
+    count: number of requests that are still to be traced, -1 for no limit.
     """
 
     is_on: bool | None = None

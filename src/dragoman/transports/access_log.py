@@ -28,7 +28,7 @@ class AccessLog:
     """Writes exchanges to a file, "-" for standard output.
 
     Requests never wait for it: lines that cannot be written, or for which the queue has no room, are dropped and
-    counted. A file that was moved or deleted, as by logrotate, is opened anew.
+    counted. A file that was moved or deleted, as by logrotate, is opened again.
 
     Raises InvalidInput if the file cannot be opened.
     """

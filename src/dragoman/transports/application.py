@@ -46,7 +46,7 @@ from dragoman.transports.async_results import AsyncResult, AsyncResultStore, sto
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import SAMPLED
 from dragoman.transports.encoding import compress, decompress, preferred_encoding
-from dragoman.transports.executor import LARGE, MessageExecutor, is_large, weight
+from dragoman.transports.executor import LARGE, LARGE_MESSAGE, MessageExecutor, is_large, weight
 from dragoman.transports.limits import Limits
 from dragoman.transports.response_writer import CorsResponseWriter, ResponseWriter, with_headers
 from dragoman.transports.routing import Match, Router
@@ -118,7 +118,7 @@ class Application:
         self._access = access
         self._restricted: WeakKeyDictionary[Grant, Application] = WeakKeyDictionary()
         self._models: frozenset[str] | None = None
-        self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
+        self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes), limits.max_loop_delay_s)
         self.bodies = self.executor.bodies
         self._compress_min_bytes: float = limits.compress_min_bytes if limits.compress_responses else math.inf
         self._engine = engine
@@ -330,8 +330,8 @@ class Application:
         try:
             if isinstance(progress, HttpStream):
                 await ensure_task()
-                await self._stream(progress, writer)
-                return None
+                whole = await self._stream(progress, writer)
+                return whole and self._mark_compressible(whole, True)
             request, format_response = progress.request, progress.format_response
             del progress
             is_of_model = isinstance(request.call, ModelCall)
@@ -392,31 +392,38 @@ class Application:
         if encoding is None:
             return response
         body = await compress(list(response.body), encoding, self.executor)
-        return HttpResponse(response.status, (body,), (*response.headers, ("content-encoding", encoding)))
+        return HttpResponse(response.status, body, (*response.headers, ("content-encoding", encoding)))
 
-    async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter) -> None:
+    async def _stream(self, stream: HttpStream[Any], writer: ResponseWriter) -> HttpResponse | None:
+        """Send the chunks of a stream and return None, or return the response if it is a whole one."""
         async with aclosing(self._engine.stream(stream.request)) as responses:
             # An error before the first chunk still gets a status of its own.
             first = await anext(responses, None)
-            chunk = await self.executor.format(stream.format_chunk, first) if first is not None else b""
+            if first is not None and (whole := stream.format_whole(first)) is not None:
+                return whole
+            format_chunk = stream.format_chunk
+            chunk = await self.executor.format(format_chunk, first) if first is not None else b""
             await writer.start(200, stream.headers)
             await writer.write(chunk)
             is_last = False
             while not is_last:
                 try:  # errors of the model and of the format end the stream, those of the writer the response
                     response = await anext(responses, None)
-                    if response is not None:
-                        chunk = await self.executor.format(stream.format_chunk, response)
-                    else:
+                    if response is None:
                         chunk, is_last = stream.format_last_chunk(), True
                         if stream.final_request is not None:
                             await self._engine.call(stream.final_request())
+                    elif weight(response.answer) <= LARGE_MESSAGE:  # without a coroutine, which tokens do not need
+                        chunk = format_chunk(response)
+                    else:
+                        chunk = await self.executor.format(format_chunk, response)
                 except DragomanError as error:
                     chunk, is_last = stream.format_late_error(error), True
                 except Exception:
                     chunk, is_last = stream.format_late_error(DragomanError(_internal_error().message)), True
                 await writer.write(chunk)
             await writer.end(stream.end)
+        return None
 
     async def _send_error(
         self, protocol: HttpProtocol, writer: ResponseWriter, error: DragomanError | HttpError

@@ -16,6 +16,7 @@ from dragoman.transports.bodies import GrowingBody, too_large
 from dragoman.transports.clients import address_group
 from dragoman.transports.counters import TransportCounters
 from dragoman.transports.limits import Limits
+from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")
@@ -156,6 +157,8 @@ async def _respond(application: Application, scope: Scope, writer: AsgiRequest, 
         path = relative_path(scope)
         match = application.match(scope["method"], path)
         writer.statuses = match.statuses
+        if match.is_sheddable and application.executor.loop_delay.rejects():
+            raise LOOP_LATE
         application = application.authorize(match, writer.headers, partial(_client_address, scope)).application
         if match.endpoint is not None:
             await writer.read(body)

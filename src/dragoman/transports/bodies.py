@@ -7,7 +7,7 @@ from dragoman.system.shared_memory import allocate
 # Memory allocated at first, because a client may announce any length. Pages that are not written take no memory.
 _FIRST_BYTES = 1 << 20
 _GROWTH = 4
-# Bodies up to this size have a share of the limit on top of it: one part of so many.
+# Bodies up to this size (bytes) may exceed the limit by a share of it, 1 / SMALL_SHARE.
 SMALL_BODY = 1 << 16
 SMALL_SHARE = 16
 

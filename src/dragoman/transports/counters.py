@@ -11,7 +11,7 @@ from dragoman.core.calls import Response
 from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman.protocols.wire import EngineCall
 
-# Small requests take a few microseconds to parse, so that the time of one of so many is measured and counts for all.
+# Small requests take a few microseconds to parse. Of this many, one is measured, and its time counts for all.
 SAMPLED = 64
 _CODEC_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, *SECONDS)
 _STAGES = ("parse", "format")
@@ -23,7 +23,9 @@ Statuses = defaultdict[Any, int]  # HTTP statuses or names of gRPC's
 class TransportCounters:
     """Plain numbers, which the thread of the event loop counts.
 
-    received, sent: bytes. accepted: connections. rejected: requests and connections beyond a limit, by reason.
+    received, sent: bytes.
+    accepted: connections.
+    rejected: requests and connections beyond a limit, by reason.
     unmatched: responses to requests that no protocol has an endpoint for, by status.
     """
 
@@ -48,23 +50,23 @@ class TransportCounters:
     def measure(self, protocol: str, stage: str, function: Callable[[Any], Any], weight: int) -> Callable[[Any], Any]:
         """Return a function that does the same and adds its time to a histogram, as the time of `weight` requests."""
 
-        def measured(argument: Any) -> Any:
+        def call_with_timer(argument: Any) -> Any:
             started_s = time.monotonic()
             result = function(argument)
             self.observe(protocol, stage, started_s, weight)
             return result
 
-        return measured
+        return call_with_timer
 
     def measure_endpoint(self, protocol: str, endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return an endpoint whose times to parse a request and to format its response are counted."""
         parse = self.measure(protocol, "parse", endpoint, 1)
 
-        def measured(request: Any) -> Any:
+        def endpoint_with_timer(request: Any) -> Any:
             result = parse(request)
             return self.measure_format(protocol, result, 1) if type(result) is EngineCall else result
 
-        return measured
+        return endpoint_with_timer
 
     def measure_format(self, protocol: str, call: EngineCall[Any, Any], weight: int) -> EngineCall[Any, Any]:
         """Return a call whose time to format the response is counted."""

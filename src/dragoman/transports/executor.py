@@ -17,6 +17,7 @@ from dragoman.core.tensor import Tensor
 from dragoman.protocols.wire import HttpRequest
 from dragoman.transports.bodies import BodyMemory
 from dragoman.transports.counters import TransportCounters
+from dragoman.transports.loop_delay import LoopDelay
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -37,11 +38,12 @@ class MessageExecutor:
     The transports of a server share it, with the memory of bodies and the counters.
     """
 
-    def __init__(self, bodies: BodyMemory) -> None:
+    def __init__(self, bodies: BodyMemory, max_loop_delay_s: float = 0.0) -> None:
         self.bodies = bodies
         self.counters = TransportCounters()
         self.observation: Any = None  # of requests
         self.budget = LoopBudget()
+        self.loop_delay = LoopDelay(max_loop_delay_s, self.counters.rejected)
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-messages")
 
     def metrics(self) -> Iterable[Family]:

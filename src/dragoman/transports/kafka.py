@@ -172,7 +172,7 @@ class KafkaInput:
         self._loop.call_soon_threadsafe(self._begin, message)
 
     def _settle(self) -> None:
-        """Mark finished messages, and commit up to the first that is not."""
+        """Mark messages as finished, and commit the offset before the first unfinished one."""
         while self._finished:
             message = self._finished.popleft()
             self._in_flight -= 1
@@ -305,7 +305,7 @@ def _to_http(message: Any) -> tuple[str, HttpRequest]:
 
 
 def _with_id(key: str, body: bytes) -> tuple[str, bytes]:
-    """Return the id of a request, which is the key of its message if it has one, and the body with this id."""
+    """Return the id and the body of a request; the key of its message, if any, replaces the id in the body."""
     try:
         fields = msgspec.json.decode(body, type=_Fields)
         own = msgspec.json.decode(fields["id"]) if "id" in fields else None

@@ -14,9 +14,11 @@ _WILDCARD = ("*",)
 class Cors:
     """Allowed origins, methods and headers. Without origins, no CORS header is sent.
 
-    origins: such as `https://example.org`; "*" for all. origin_regex: a regular expression that further origins match
-    as a whole. credentials: whether browsers may send credentials; responses then name the origin. methods, headers:
-    allowed besides those that need no permission; "*" for all. expose: response headers that pages may read.
+    origins: such as `https://example.org`; "*" for all.
+    origin_regex: a regular expression that further origins match as a whole.
+    credentials: whether browsers may send credentials; responses then name the origin.
+    methods, headers: allowed besides those that need no permission; "*" for all.
+    expose: response headers that pages may read.
     max_age_s: how long browsers may cache the permission.
     """
 

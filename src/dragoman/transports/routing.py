@@ -36,6 +36,11 @@ class Match(msgspec.Struct, frozen=True):
     route: str = ""
     is_public: bool = False
 
+    @property
+    def is_sheddable(self) -> bool:
+        """Whether the request may be rejected because the server is overloaded: only inference may."""
+        return self.role == "infer" and self.endpoint is not None and not self.health
+
 
 class Router:
     """The routes as a tree of path segments; fixed segments have priority over parameters.

@@ -233,7 +233,7 @@ class _ExporterFilter(logging.Filter):
         if record.thread != self._thread.ident:
             return True
         message = record.getMessage()
-        # What follows the cause of a retry only says that there are no more retries.
+        # The text after the cause only says that no retries are left.
         if message.startswith("Transient error") or not self.reason.startswith("Transient error"):
             self.reason = message
         return False

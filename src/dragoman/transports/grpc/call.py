@@ -89,7 +89,7 @@ class MessageReader:
         else:
             whole: Buffer = bytes(self._small) + part if self._small else bytes(part)
             self._small.clear()
-            self._done(whole)
+            self._on_done(whole)
         return at + size
 
     def buffer(self, size: int) -> memoryview | None:
@@ -106,9 +106,9 @@ class MessageReader:
         self.missing -= size
         if not self.missing:
             self._large = None
-            self._done(buffer.take())
+            self._on_done(buffer.take())
 
-    def _done(self, message: Buffer) -> None:
+    def _on_done(self, message: Buffer) -> None:
         self.ready.append((self._flag, message))
 
 
@@ -259,7 +259,7 @@ class GrpcCall:
         if self.deadline_s is not None:
             left_s = max(0.0, self.deadline_s - time.monotonic())
             self._timer = self._server.loop.call_later(left_s + _GRACE_S, self._expire)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_done)
 
     def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         set_context(self.context)
@@ -268,7 +268,7 @@ class GrpcCall:
     def _expire(self) -> None:
         self.fail(GrpcError("DEADLINE_EXCEEDED", "Request timeout expired"))
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             self.fail(GrpcError("CANCELLED", "the call was cancelled"))
         else:

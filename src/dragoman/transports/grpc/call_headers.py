@@ -81,9 +81,14 @@ _NOT_METADATA: Final = frozenset(("te", "content-type", "content-length"))
 
 @dataclass(frozen=True, slots=True)
 class CallHeaders:
-    """Headers of a call. `metadata`: without the fields of gRPC itself and without binary values. `encoding`: of
-    compressed messages, or "". `error`: why the call is rejected, or None. `health`: it is a health check.
-    `request_id`: the client's, or "". `statuses`: ended calls of the service by status."""
+    """Headers of a call.
+    `metadata`: without the fields of gRPC itself and without binary values.
+    `encoding`: of compressed messages, or "".
+    `error`: why the call is rejected, or None.
+    `health`: it is a health check.
+    `request_id`: the client's, or "".
+    `statuses`: ended calls of the service by status.
+    """
 
     handler: Handler | None
     metadata: Mapping[str, str]

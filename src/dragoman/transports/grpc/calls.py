@@ -21,7 +21,14 @@ from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import MessageExecutor
 from dragoman.transports.grpc.call import GrpcCall
 from dragoman.transports.grpc.call_headers import CallHeaders, parse_call_headers, trailers_only
-from dragoman.transports.grpc.handlers import GrpcError, Handler, UnaryHandler, status_error, table_handlers
+from dragoman.transports.grpc.handlers import (
+    GrpcError,
+    Handler,
+    UnaryHandler,
+    retry_metadata,
+    status_error,
+    table_handlers,
+)
 from dragoman.transports.grpc.method_calls import StreamCall, UnaryCall
 from dragoman.transports.grpc.observed import ObservedStreamCall, ObservedUnaryCall, observe_rejected
 from dragoman.transports.grpc.services import Health, Reflection
@@ -32,6 +39,7 @@ from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Http2Handler, Http2Service, Http2Stream, StreamConnection
 from dragoman.transports.limits import Limits
 from dragoman.transports.listener import Listener
+from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.observation import Observation, ObservedEngine
 
 # Health checks at a time of one connection; no other limit holds for them, so that no other client can stop them.
@@ -106,6 +114,7 @@ class Admission:
         return GrpcError(status, message)
 
 
+_LOOP_LATE = GrpcError("UNAVAILABLE", LOOP_LATE.message, retry_metadata(1.0))
 _NOT_GRPC = encode_fields([(b":status", b"415"), (b"content-length", b"0")])
 
 
@@ -158,7 +167,7 @@ class GrpcCalls:
                 call_headers = self._authorize_again(self._access, call_headers, headers, stream.connection)
             except GrpcError as denied:
                 error = denied
-        error = error or self._admission.enter(stream.connection, call_headers.health)
+        error = error or self._shed(call_headers) or self._admission.enter(stream.connection, call_headers.health)
         if error is not None:
             return self._reject(stream, call_headers, error)
         is_unary, sampler, trace = isinstance(call_headers.handler, UnaryHandler), self._sampler, None
@@ -187,17 +196,19 @@ class GrpcCalls:
             authorized: CallHeaders = note[3]
             return authorized
         version = access.version
-        authorized, expires_s = self._authorize(access, call, headers.path, connection)
+        authorized, expires_s = self._authorize(access, call, headers, connection)
         note[1:] = version, expires_s, authorized
         return authorized
 
     def _authorize(
-        self, access: AccessControl, call: CallHeaders, path: str, connection: StreamConnection
+        self, access: AccessControl, call: CallHeaders, headers: Http2Headers, connection: StreamConnection
     ) -> tuple[CallHeaders, float]:
         """Return the headers with the handler for this caller, and until when they hold. Raises GrpcError."""
         assert call.handler is not None, "an unknown method is an error"
         try:
-            grant = access.authorize(call.handler.role, call.metadata, lambda: connection.address)
+            # The authority is not metadata; over HTTP it is the field Host.
+            fields = {**call.metadata, "host": headers.authority}
+            grant = access.authorize(call.handler.role, fields, lambda: connection.address)
         except DragomanError as error:
             raise status_error(self._protocols[0], error) from error
         if not grant.is_restricted:
@@ -207,7 +218,12 @@ class GrpcCalls:
             engine = RestrictedEngine(self._engine, grant)
             handlers = make_handlers(engine, self._protocols, self.stopping, self.executor)
             self._restricted[grant] = handlers
-        return replace(call, handler=handlers[path]), grant.expires_s
+        return replace(call, handler=handlers[headers.path]), grant.expires_s
+
+    def _shed(self, call: CallHeaders) -> GrpcError | None:
+        """Return the error of a call for inference if the event loop is too late for it."""
+        is_inference = call.handler is not None and call.handler.role == "infer" and not call.health
+        return _LOOP_LATE if is_inference and self.executor.loop_delay.rejects() else None
 
     def _reject(self, stream: Http2Stream, headers: CallHeaders, error: GrpcError) -> Http2Handler:
         headers.statuses[error.status] += 1
@@ -299,7 +315,7 @@ class GrpcServer:
         self._engine = engine
         self._protocols = tuple(protocols)
         self._limits = limits
-        self._executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes))
+        self._executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes), limits.max_loop_delay_s)
         self._tls = tls
         self._access = access
         self._calls: GrpcCalls | None = None

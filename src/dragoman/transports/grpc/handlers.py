@@ -255,19 +255,16 @@ def public_error(error: Exception, request_id: str) -> DragomanError:
     return ServerError(f"internal error, request id {request_id}")
 
 
+def retry_metadata(wait_s: float) -> tuple[tuple[str, str], ...]:
+    """Return trailers after which clients retry; those with a retry policy use the second one (gRPC proposal A6)."""
+    return ("retry-after", str(math.ceil(wait_s))), ("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000)))
+
+
 def status_error(protocol: GrpcProtocol, error: DragomanError) -> GrpcError:
-    metadata: tuple[tuple[str, str], ...] = ()
-    wait_s = error.retry_after_s
-    if wait_s is not None:
-        # Clients with a retry policy follow the second one (gRPC proposal A6).
-        metadata = (("retry-after", str(math.ceil(wait_s))), ("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
+    metadata = () if error.retry_after_s is None else retry_metadata(error.retry_after_s)
     message = error.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
     return GrpcError(protocol.status(error), message, metadata)
 
 
 def chunks_of(reply: Reply) -> Sequence[Buffer]:
     return (reply,) if isinstance(reply, bytes | bytearray | memoryview) else reply
-
-
-def join_chunks(reply: Reply) -> bytes:
-    return reply if isinstance(reply, bytes) else b"".join(chunks_of(reply))

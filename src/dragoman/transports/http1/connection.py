@@ -7,17 +7,16 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError, HttpRequest, HttpResponse
 from dragoman.system.coroutines import Start
 from dragoman.system.request_context import new_context, new_number, set_context
-from dragoman.transports.application import Authorization
-from dragoman.transports.clients import TOO_MANY_CONNECTIONS, client_address
+from dragoman.transports.clients import TOO_MANY_CONNECTIONS
 from dragoman.transports.executor import LARGE_MESSAGE, LoopBudget, ReadLimiter, is_large
+from dragoman.transports.http1.admission import RequestAdmission
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.http1.request_reader import Http1Context, Http1Request, RejectedRequest, RequestReader
 from dragoman.transports.http1.response_headers import ResponseHeaderWriter
-from dragoman.transports.http1.response_writer import Http1ResponseWriter
+from dragoman.transports.http1.response_writer import Http1ResponseWriter, StreamFlushes
 from dragoman.transports.http1.timeouts import Stage, deadline_s
 from dragoman.transports.listener import Listener, end_output
 
@@ -33,14 +32,11 @@ class Http1Connection(asyncio.BufferedProtocol):
     """Passes requests to the application and its responses to the transport."""
 
     __slots__ = (
-        "_application",
-        "_authorization",
-        "_authorized_headers",
+        "_admission",
         "_body_size",
         "_budget",
         "_context",
         "_ignores_input",
-        "_is_guarded",
         "_is_health_only",
         "_is_idle",
         "_is_queued",
@@ -61,18 +57,20 @@ class Http1Connection(asyncio.BufferedProtocol):
     )
 
     def __init__(
-        self, context: Http1Context, outgoing: ResponseHeaderWriter, budget: LoopBudget, listener: Listener
+        self,
+        context: Http1Context,
+        outgoing: ResponseHeaderWriter,
+        flushes: StreamFlushes,
+        budget: LoopBudget,
+        listener: Listener,
     ) -> None:
         self.slot = 0
         self._context = context
         self._budget = budget
         self._listener = listener
-        self._application = context.application  # as the client of the current request may use it
-        self._authorization = Authorization(context.application)  # of requests with these headers
-        self._authorized_headers = NO_HEADERS
-        self._is_guarded = context.application.is_guarded
-        self._reader = RequestReader(context, self._authorize if self._is_guarded else None)
-        self._writer = Http1ResponseWriter(outgoing, context.counters, listener.loop)
+        self._admission = admission = RequestAdmission(context.application)
+        self._reader = RequestReader(context, admission.check if admission.is_needed else None)
+        self._writer = Http1ResponseWriter(outgoing, flushes, context.counters, listener.loop)
         self._writer.draining = listener.draining
         self._transport: Any = None
         self._stage = Stage.NEW
@@ -93,7 +91,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     # --- called by the transport --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = self._admission.transport = transport
         self._writer.open(transport)
         if self._ignores_input:  # the server stopped before the connection was made
             transport.close()
@@ -198,7 +196,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
         This is the shortest path, for clients that keep their connection and send one small request after the other.
         """
-        context, head = self._context, self._last_headers
+        context, head, admission = self._context, self._last_headers, self._admission
         if len(data) != head.whole or not data.startswith(head.raw):
             head = self._last_headers = context.heads.get(data[: data.find(b"\r\n\r\n") + 4], NO_HEADERS)
             if len(data) != head.whole:
@@ -209,12 +207,12 @@ class Http1Connection(asyncio.BufferedProtocol):
         try:
             match: Any = head.match
             writer.context = running.context = new_number()
-            if self._is_guarded and (error := self._authorize(head)) is not None:
+            if admission.is_needed and (error := admission.check(head)) is not None:
                 response: Any = context.application.reject(error, head.summary(writer.context))
             else:
                 body = data[head.size :]
                 request = HttpRequest(head.method, head.path, match.params, head.headers, body, head.query)
-                response = copy_context().run(self._application.begin, match, request, writer)
+                response = copy_context().run(admission.application.begin, match, request, writer)
             if type(response) is HttpResponse:
                 self._since_s = now_s = self._listener.loop.time()
                 writer.write_plain(head, response, now_s)
@@ -228,19 +226,6 @@ class Http1Connection(asyncio.BufferedProtocol):
         finally:
             running.context = ()
         return True
-
-    def _authorize(self, head: Http1Headers) -> DragomanError | None:
-        """Set the application for the client of a request; return why the request is rejected, if it is."""
-        if head is self._authorized_headers and self._authorization.is_valid():
-            return None
-        match: Any = head.match
-        try:
-            access = self._context.application.authorize(match, head.headers, partial(client_address, self._transport))
-        except DragomanError as error:
-            self._authorized_headers = NO_HEADERS
-            return error
-        self._authorization, self._authorized_headers, self._application = access, head, access.application
-        return None
 
     def _respond_later(self, responding: Any, head: Http1Headers) -> None:
         """Run a coroutine that responds; the body of the request is counted from now on."""
@@ -334,7 +319,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._advance()
 
     def _respond(self, head: Http1Headers, request: HttpRequest) -> None:
-        writer, application = self._writer, self._application
+        writer, application = self._writer, self._admission.application
         match: Any = head.match
         at_once = head.plain and not is_large(request)
         self._context.running.context = writer.context
@@ -446,5 +431,5 @@ class Http1Connection(asyncio.BufferedProtocol):
 
 def http1(context: Http1Context) -> Callable[[Listener], Http1Connection]:
     """Return the function with which a `Listener` creates HTTP/1.1 connections."""
-    outgoing, budget = ResponseHeaderWriter(), context.application.executor.budget
-    return lambda listener: Http1Connection(context, outgoing, budget, listener)
+    outgoing, flushes, budget = ResponseHeaderWriter(), StreamFlushes(), context.application.executor.budget
+    return lambda listener: Http1Connection(context, outgoing, flushes, budget, listener)

@@ -60,13 +60,13 @@ class Http1Context:
 class RequestReader:
     """Parses bytes received through `free_space` and `advance`, or `append`; `next` returns requests, or None.
 
-    `authorize` returns why a request with these headers is rejected before its body is received, or None.
+    `check` returns why a request with these headers is rejected before its body is received, or None.
     """
 
     __slots__ = (
         "_at",
-        "_authorize",
         "_body",
+        "_check",
         "_chunks",
         "_context",
         "_data",
@@ -80,10 +80,10 @@ class RequestReader:
     )
 
     def __init__(
-        self, context: Http1Context, authorize: Callable[[Http1Headers], DragomanError | None] | None = None
+        self, context: Http1Context, check: Callable[[Http1Headers], DragomanError | HttpError | None] | None = None
     ) -> None:
         self._context = context
-        self._authorize = authorize
+        self._check = check
         self._data = b""  # unparsed from _at on
         self._at = 0
         self._parser: HeaderParser | None = None  # of incomplete headers; _parsed bytes of them so far
@@ -211,7 +211,7 @@ class RequestReader:
         length, max_bytes = head.length, self._context.limits.max_body_bytes
         if head.error is not None:
             return self._reject(head, head.error)
-        if self._authorize is not None and (error := self._authorize(head)) is not None:
+        if self._check is not None and (error := self._check(head)) is not None:
             return self._reject(head, error)
         if not length:
             return Http1Request(head, b"")

@@ -1,6 +1,7 @@
 """The response writer of an HTTP/1.1 connection."""
 
 import asyncio
+import logging
 from typing import Any
 
 from dragoman.protocols.wire import Buffer, Headers, HttpResponse
@@ -10,6 +11,8 @@ from dragoman.transports.counters import TransportCounters
 from dragoman.transports.http1.headers import Http1Headers
 from dragoman.transports.http1.response_headers import CONTINUE, ResponseHeaderWriter
 
+log = logging.getLogger("dragoman.http")
+
 # Responses up to this size are joined, which is cheaper than sending several buffers.
 _SMALL = 1 << 14
 # Bytes and chunks of a stream that are collected in an iteration of the event loop before they are written.
@@ -18,17 +21,45 @@ _MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 16
 _TLS_CHUNK = 1 << 18
 
 
+class StreamFlushes:
+    """Writers with chunks that are not written yet: all are written after the tasks of this iteration, in one callback.
+
+    A step of a text engine gives a token to each of thousands of streams; a callback for each would cost 1 us more.
+    """
+
+    def __init__(self) -> None:
+        self._writers: list[Http1ResponseWriter] = []
+
+    def add(self, writer: "Http1ResponseWriter", loop: asyncio.AbstractEventLoop) -> None:
+        if not self._writers:
+            loop.call_soon(self._run)
+        self._writers.append(writer)
+
+    def _run(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            try:
+                writer.flush()
+            except Exception:
+                log.exception("HTTP/1.1 connection failed")
+                writer.abort()
+
+
 class Http1ResponseWriter:
     """Writes the responses of a connection, one after the other.
 
-    `close`: the last response announced the end of the connection. `is_paused`: the transport accepts no more.
-    `is_disconnected`: the client has disconnected, or the connection was aborted. `context`: of the current request.
+    `close`: the last response announced the end of the connection.
+    `is_paused`: the transport accepts no more.
+    `is_disconnected`: the client has disconnected, or the connection was aborted.
+    `context`: of the current request.
     """
 
     __slots__ = (
         "_can_write",
         "_counters",
+        "_flushes",
         "_head",
+        "_is_chunked",
         "_loop",
         "_outgoing",
         "_parts",
@@ -46,8 +77,13 @@ class Http1ResponseWriter:
     )
 
     def __init__(
-        self, outgoing: ResponseHeaderWriter, counters: TransportCounters, loop: asyncio.AbstractEventLoop
+        self,
+        outgoing: ResponseHeaderWriter,
+        flushes: StreamFlushes,
+        counters: TransportCounters,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._flushes = flushes
         self._counters = counters
         self.is_disconnected = False
         self.started = False
@@ -61,6 +97,7 @@ class Http1ResponseWriter:
         self._transport: Any = None
         self._head: Http1Headers | None = None
         self._can_write: asyncio.Future[None] | None = None
+        self._is_chunked = False
         self._parts: list[Buffer] = []  # of a stream, written at the end of this iteration of the event loop
         self._parts_size = 0
         self._unread = 0  # bytes that the client had not read at the last check
@@ -165,6 +202,8 @@ class Http1ResponseWriter:
 
     async def start(self, status: int, headers: Headers) -> None:
         self._check_connected()
+        head = self._head
+        self._is_chunked = head is not None and head.method != "HEAD" and not head.http10
         self._put(self._start(status, headers, None, False))
 
     async def write(self, part: Buffer) -> None:
@@ -182,34 +221,31 @@ class Http1ResponseWriter:
             self._chunk(part, b"\r\n0\r\n\r\n")
         elif self._is_chunked:
             self._put(b"0\r\n\r\n")
-        self._flush()
+        self.flush()
         if self.is_paused:
             await self._wait_until_drained()
-
-    @property
-    def _is_chunked(self) -> bool:
-        head = self._head
-        return head is not None and head.method != "HEAD" and not head.http10
 
     def _chunk(self, part: Buffer, end: bytes) -> None:
         size = len(part)
         if self._is_chunked and size <= _SMALL:
             self._put(b"".join((b"%x\r\n" % size, part, end)))
         elif self._is_chunked:
-            self._put(b"%x\r\n" % size, part, end)
+            for each in (b"%x\r\n" % size, part, end):
+                self._put(each)
         elif self._head is not None and self._head.method != "HEAD":
             self._put(part)
 
-    def _put(self, *parts: Buffer) -> None:
-        """Collect these parts for one write at the end of this iteration of the event loop."""
+    def _put(self, part: Buffer) -> None:
+        """Collect this part for one write at the end of this iteration of the event loop."""
         if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts += parts
-        self._parts_size += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            self._flushes.add(self, self._loop)
+        self._parts.append(part)
+        self._parts_size += len(part)
         if self._parts_size > _MAX_COLLECTED_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the chunks that were collected."""
         parts, size = self._parts, self._parts_size
         self.size = size
         if not parts:
@@ -226,8 +262,9 @@ class Http1ResponseWriter:
     # --- flow control and disconnection -------------------------------------------------------------------------
 
     def abort(self) -> None:
+        self.flush()
         self.is_disconnected = True
-        self._transport.abort()
+        self._loop.call_soon(self._transport.abort)  # uvloop writes at the end of this iteration of the event loop
 
     def _check_connected(self) -> None:
         """Raise CancelledError if the client has disconnected."""

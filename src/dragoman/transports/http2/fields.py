@@ -250,7 +250,7 @@ def encode_fields(fields: Iterable[Field]) -> bytes:
     return b"".join(_encode_field(name, value) for name, value in fields)
 
 
-# The header x-request-id up to the number in a generated value, and how many numbers have so many digits.
+# The header x-request-id up to the number in a generated value, and how many numbers have NUMBER_DIGITS digits.
 _REQUEST_ID: Final = b"\0%c%b%c%b" % (len(HEADER), HEADER.encode(), len(PREFIX) + NUMBER_DIGITS, PREFIX)
 _NUMBERS: Final = 10**NUMBER_DIGITS
 

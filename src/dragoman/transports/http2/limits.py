@@ -43,7 +43,7 @@ def http2_limits(limits: Limits) -> Http2Limits:
 _RESETS = 1000, 100.0
 # Frames that carry nothing (SETTINGS, small WINDOW_UPDATE, empty DATA): at once, and per second.
 _EMPTY_FRAMES = 1000, 100.0
-# How many more of them requests and responses earn.
+# How many more of them each request or response allows.
 _EARNED_BY_REQUEST, _EARNED_BY_FRAME, _BYTES_TO_EARN = 8, 4, 1 << 12
 # Early pings that responses may earn: clients measure the round-trip time by pings while they read.
 _MAX_EARNED_PINGS = 100

@@ -20,6 +20,7 @@ from dragoman.transports.http2 import frames
 from dragoman.transports.http2.fields import encode_fields, encode_request_id
 from dragoman.transports.http2.request import Http2Headers
 from dragoman.transports.http2.stream import Buffer, Http2Stream
+from dragoman.transports.loop_delay import LOOP_LATE
 from dragoman.transports.routing import Match
 
 log = logging.getLogger("dragoman.http")
@@ -83,6 +84,8 @@ class Http2Request:
         self._match = application.match(self._request_headers.method, self._request_headers.path.partition("?")[0])
         if self._stream.connection.reserved and not self._match.health:
             raise HttpError(503, TOO_MANY_CONNECTIONS.message, (("retry-after", "1"),))
+        if self._match.is_sheddable and application.executor.loop_delay.rejects():
+            raise LOOP_LATE
         self._application = application.authorize(self._match, self._headers, self._client_address).application
         if length > application.limits.max_body_bytes:
             raise too_large(application.limits.max_body_bytes)
@@ -153,13 +156,13 @@ class Http2Request:
         start = Start(self._application.answer(self._match, request, self), self._service.loop)
         self._task = start.task
         if start.task is not None:
-            start.task.add_done_callback(self._done)
+            start.task.add_done_callback(self._on_done)
         else:
             if start.error is not None:
                 log.error("a request failed", exc_info=start.error)
             self._finish()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -83,7 +83,7 @@ class Http2Handler(Protocol):
         """The server stops: respond now."""
 
     def on_closed(self, code: int) -> None:
-        """The stream was reset, or the client is gone: nothing can be sent any more."""
+        """The stream was reset or the client has disconnected, so nothing more can be sent."""
 
 
 class Http2Service(Protocol):
