@@ -186,6 +186,7 @@ def test_calls_have_defaults() -> None:
         "content_type": "application/json",
         "status": 200,
         "metadata": {},
+        "is_chunk": False,
     }
     description = field_values(ModelDescription("m", (), "p", OPEN))
     assert {"calls": frozenset(), "details": {}, "protocols": {}, "path": ""}.items() <= description.items()

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import KINDS, MOST_BIASES, check_value, format_value, number, sampling
+from dragoman.core.sampling import KINDS, check_value, format_value, number, sampling
+from dragoman.core.text_limits import MOST_BIASES
 
 MAX_INTEGER = 2**31 - 1
+TEXTS = "texts that are not empty, of at most 4096 characters each"
 
 ACCEPTED: list[tuple[str, Any, Any]] = [
     ("max_new_tokens", 1, 1),
@@ -85,11 +87,19 @@ REJECTED: list[tuple[str, list[Any], str]] = [
     ("num_beams", [0], POSITIVE),
     ("length_penalty", [-101, 101], "a number >= -100.0 and <= 100.0"),
     ("early_stopping", ["always", 1, None], 'true, false or "never"'),
-    ("stop", ["", [""], [1], ["a"] * 65, ["a" * 4097], {"a": 1}], "a list of at most 64 texts that are not empty"),
+    (
+        "stop",
+        ["", [""], [1], ["a"] * 65, ["a" * 4097], {"a": 1}],
+        f"a list of at most 64 {TEXTS}",
+    ),
     ("stop_token_ids", [[-1], [True], [0] * 257, "1", 1], "a list of at most 256 token ids"),
     ("include_stop", ["yes"], "true or false"),
     ("ignore_eos", ["yes"], "true or false"),
-    ("bad_words", [["a"] * 257, [None]], "a list of at most 256 texts that are not empty"),
+    (
+        "bad_words",
+        [["a"] * 257, [None]],
+        f"a list of at most 256 {TEXTS}",
+    ),
     (
         "logit_bias",
         [

@@ -15,6 +15,7 @@ from dragoman.core.text import Grammar
 from dragoman.generation import grammar_worker
 from dragoman.generation.grammar import GrammarService
 from dragoman.protocols.text_common.schema_keywords import remove_unenforced
+from dragoman.protocols.text_common.tools import Tools, message_or_calls
 
 
 def _byte_tokens() -> dict[int, str]:
@@ -146,6 +147,43 @@ AB = {"type": "const_string", "value": "ab"}
 def test_structural_tags(tokenizer: LLTokenizer, tags: Any, accepted: str, rejected: str) -> None:
     assert accepts(tokenizer, "structural_tag", json.dumps(tags), accepted)
     assert not accepts(tokenizer, "structural_tag", json.dumps(tags), rejected)
+
+
+def test_a_message_in_its_format_or_calls_of_tools(tokenizer: LLTokenizer) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    nested = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
+    offered = tuple(
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("weather", city), ("other", nested))
+    )
+    message = Grammar(
+        "json_schema",
+        '{"type": "object", "properties": {"x": {"$ref": "#/$defs/i"}},'
+        '"$defs": {"i": {"type": "integer"}}, "required": ["x"], "additionalProperties": false}',
+    )
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    for single in (False, True):
+        both = message_or_calls(message, Tools(offered).call_grammar(), single=single)
+        assert both is not None
+        accepted = [
+            '{"x": 5}',
+            call,
+            '{"name": "other", "parameters": {"a": null}}',
+            f"<tool_call>\n{call}\n</tool_call>",
+            f"<tool_call>{call}</tool_call>",
+        ]
+        two = f"<tool_call>{call}</tool_call>\n<tool_call>{call}</tool_call>"
+        rejected = ['{"x": "a"}', call.replace("Oslo", "Rome"), call.replace("weather", "none"), f"<tool_call>{call}"]
+        (rejected if single else accepted).append(two)
+        for text in accepted:
+            assert accepts(tokenizer, both.kind, both.text, text), text
+        for text in [*rejected, "free text", f'{call}{{"x": 5}}']:
+            assert not accepts(tokenizer, both.kind, both.text, text), text
+    pattern = message_or_calls(Grammar("regex", "[a-c]+/"), Tools(offered).call_grammar(), single=False)
+    assert pattern is not None
+    assert accepts(tokenizer, pattern.kind, pattern.text, "abc/")
+    assert accepts(tokenizer, pattern.kind, pattern.text, call)
+    assert message_or_calls(Grammar("choice", '["a"]'), Tools(offered).call_grammar(), single=False) is None
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,10 @@ async def test_readiness_of_a_model(protocols: str) -> None:
         unready = await server.request("GET", "/v1/models/NeverReady")
         assert (unready.status, unready.json) == (503, {"name": "NeverReady", "ready": False})
         assert (await server.request("GET", "/v1/models/nothing")).status == 404
+        for model in "nothing", "double":
+            verb = await server.request("GET", f"/v1/models/{model}:predict")
+            assert (verb.status, verb.headers["allow"]) == (405, "OPTIONS, POST")
+            assert verb.json == {"error": f"method GET is not allowed for '/v1/models/{model}:predict'; expected POST"}
         text = (await server.request("GET", "/v1/models/ReverseModel")).json
         assert text.get("object") == ("model" if "openai" in protocols else None)
 

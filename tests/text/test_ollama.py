@@ -1,7 +1,10 @@
 """Ollama's API: chats, prompts, embeddings, models and errors, also with its client."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import ollama
@@ -11,6 +14,23 @@ import pytest_asyncio
 from .text_server import TextServer, lines, serve
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+ECHO = """
+import numpy as np
+
+import dragoman
+from dragoman.core.calls import Embed, Embedded, Generate
+from dragoman.core.tensor import Tensor
+from dragoman.core.text import Generation, PromptInfo, Text, Token
+
+class Echo(dragoman.Model):
+    placement = "inline"
+
+    def generate(self, call: Generate) -> Generation:
+        return Generation((Text(0, 0, "a", (Token(5, "a", -0.5),), 1, "eos_token", whole="a"),), (PromptInfo("b", 1),))
+
+    def embed(self, call: Embed) -> Embedded:
+        return Embedded(Tensor.of(np.ones((len(call.inputs), 2), np.float32)), 1)
+"""
 HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}</tool_call>'
@@ -109,7 +129,7 @@ async def test_formats_and_options_reach_the_model(server: TextServer) -> None:
     sampling = server.model().calls[-1].sampling
     assert json.loads(sampling.grammar.text) == schema
     assert (sampling.repetition_penalty, sampling.top_k, sampling.seed) == (1.5, 3, 5)
-    assert response.headers["x-ignored-parameters"] == "mirostat"
+    assert response.headers["x-ignored-parameters"] == "keep_alive, mirostat"
     await server.post("/api/generate", {"model": "ReverseModel", "prompt": "a", "format": "json"})
     assert server.model().calls[-1].sampling.grammar.kind == "json_object"
 
@@ -130,6 +150,62 @@ async def test_no_messages_load_the_model(server: TextServer) -> None:
     assert (result["done_reason"], result["response"]) == ("load", "")
 
 
+async def test_keep_alive_of_the_client(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(ECHO)
+    async with (
+        serve(tmp_path, load_on_demand=True, unload_idle_s=1000.0) as server,
+        ollama.AsyncClient(host=server.url) as client,
+    ):
+
+        async def expiry_s(name: str = "a") -> float | None:
+            """Return the seconds until a model is unloaded, None if it is not loaded."""
+            models = {each.model: each for each in (await client.ps()).models}
+            if name + ":latest" not in models:
+                return None
+            model = models[name + ":latest"]
+            assert model.expires_at is not None
+            assert model.size == len(ECHO)
+            return float((model.expires_at - datetime.now(UTC)).total_seconds())
+
+        async def until_unloaded() -> None:
+            while await expiry_s() is not None:
+                await asyncio.sleep(0)
+
+        assert await expiry_s() is None
+        assert (await client.generate("a")).done_reason == "load"
+        assert await expiry_s() == pytest.approx(1000, abs=60)
+        assert await expiry_s("b") is None
+        assert (await client.generate("a", "x", keep_alive=-1)).response == "a"
+        assert await expiry_s() == pytest.approx((1 << 63) / 1e9, rel=1e-3)
+        await client.chat("a", HELLO, keep_alive="1h30m")
+        assert await expiry_s() == pytest.approx(5400, abs=60)
+        loaded = await client.embed("b", "", keep_alive=200)
+        assert (loaded.model, loaded.embeddings, loaded.prompt_eval_count) == ("b", [], None)
+        assert await expiry_s("b") == pytest.approx(200, abs=60)
+        await server.post("/api/embed", {"model": "b", "keep_alive": 0})
+        while await expiry_s("b") is not None:
+            await asyncio.sleep(0)
+        assert (await client.embeddings("b", "")).embedding == []
+        assert await expiry_s("b") == pytest.approx(1000, abs=60)
+        await client.embed("a", "x", keep_alive=300.5)
+        assert await expiry_s() == pytest.approx(300, abs=60)
+        await client.chat("a", HELLO)  # which changes nothing
+        assert await expiry_s() == pytest.approx(300, abs=60)
+        assert (await client.chat("a", [], keep_alive=0)).done_reason == "unload"
+        await until_unloaded()
+        assert (await client.generate("a", "x", keep_alive="1ms")).response == "a"
+        await until_unloaded()
+        assert [p.message.content async for p in await client.chat("a", HELLO, stream=True, keep_alive="0")] == [
+            "a",
+            "",
+        ]
+        await until_unloaded()
+        assert (await client.generate("a", keep_alive=500)).done_reason == "load"
+        assert await expiry_s() == pytest.approx(500, abs=60)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -143,10 +219,13 @@ async def test_no_messages_load_the_model(server: TextServer) -> None:
         ("chat", {"messages": HELLO, "options": {"num_predict": "x"}}, 400, "`num_predict` must be"),
         ("chat", {"messages": HELLO, "tools": [5]}, 400, "`tools[0]` must be"),
         ("chat", {"messages": HELLO, "model": "missing"}, 404, "'missing' is not found; there are ReverseModel"),
-        ("chat", {"keep_alive": 0}, 400, "`keep_alive`"),
+        ("chat", {"keep_alive": 0}, 400, "unless models are loaded on demand"),
+        ("chat", {"messages": HELLO, "keep_alive": "soon"}, 400, "`keep_alive` must be a number of seconds"),
+        ("generate", {"keep_alive": True}, 400, "`keep_alive` must be a number of seconds"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "`suffix` is not supported"),
         ("generate", {"prompt": 5}, 400, "`prompt` must be"),
-        ("embed", {"input": []}, 400, "`input` must be"),
+        ("embed", {"input": [""]}, 400, "`input` must be"),
+        ("embed", {"input": 0}, 400, "`input` must be"),
         ("embed", {"input": "a", "truncate": "yes"}, 400, "`truncate` must be true or false"),
         ("embed", {"input": "a", "dimensions": 9}, 400, "`dimensions` must be"),
         ("show", {"model": "missing"}, 404, "not found"),

@@ -609,6 +609,19 @@ async def test_tool_choice_required(server: TextServer) -> None:
 REQUIRED = f'[ {{ "name": "time", "arguments": {{}} }}, {{"name":"weather","arguments":{OSLO} }} ]'
 
 
+async def test_a_format_with_tools_allows_calls(server: TextServer) -> None:
+    for format_, choice, kind in (
+        ({"type": "json_object"}, "auto", "structural_tag"),
+        ({"type": "json_object"}, "none", "json_object"),
+        ({"type": "text"}, "auto", None),
+    ):
+        await chat(server, tools=TOOLS, tool_choice=choice, response_format=format_)
+        grammar = server.model().calls[-1].sampling.grammar
+        assert (grammar and grammar.kind) == kind
+    await chat(server, tools=TOOLS, guided_regex="a")
+    assert server.model().calls[-1].sampling.grammar == Grammar("regex", "a")  # of the whole text
+
+
 def feed_characters(text: str, choice: Any, *, cut: bool, **tools: Any) -> list[ChatChunk]:
     """Parse a text one character at a time."""
     parser = parser_for(replace(parse_tools(TOOLS, choice), **tools))
@@ -757,10 +770,10 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
             "must be a data: URL",
         ),
         ({"temperature": 2.5}, "temperature", "a number >= 0.0 and <= 2.0; got 2.5"),
-        ({"top_p": -1}, "top_p", "got -1"),
+        ({"top_p": 0}, "top_p", "a number > 0.0 and <= 1.0; got 0"),
         ({"n": 0}, "n", "strictly positive"),
         ({"max_tokens": 10**18}, "max_tokens", "strictly positive and <= 2147483647; got 1000000000000000000"),
-        ({"seed": 2**70}, "seed", f"and <= {2**64 - 1}; got"),
+        ({"seed": 2**63}, "seed", f"and <= {2**63 - 1}; got"),
         ({"n": 99}, "n", "must be <= 16; got 99"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
         ({"stop": [""]}, "stop", "not empty"),
@@ -815,6 +828,8 @@ async def test_invalid_chats_are_rejected(server: TextServer, change: Any, param
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"top_p": 0}, "top_p"),
+        ({"seed": 2**63}, "seed"),
         ({"echo": "yes"}, "echo"),
     ],
 )

@@ -219,6 +219,33 @@ async def test_a_conversation_by_the_id_of_the_previous_response(
         await client.responses.cancel(second.id)
 
 
+async def test_references_to_items_of_stored_responses(client: openai.AsyncOpenAI, server: TextServer) -> None:
+    asked: Any = [{"role": "user", "content": "one"}, {"role": "user", "content": "two", "id": "mine"}]
+    first = await client.responses.create(model="ReverseModel", input=asked)
+    answer = first.output[0].id
+    assert answer is not None
+    new: Any = {"role": "user", "content": "three"}
+    items: Any = [{"type": "item_reference", "id": "mine"}, {"id": answer}, new]
+    second = await client.responses.create(model="ReverseModel", input=items)
+    messages = server.model().calls[-1].prompts[0].messages
+    assert [m["content"] for m in messages] == ["two", first.output_text, "three"]
+    stored = (await client.responses.input_items.list(second.id, order="asc")).data
+    assert [item.id for item in stored[:2]] == ["mine", answer]
+    await client.responses.delete(second.id)  # the items are of the first response
+    await client.responses.create(model="ReverseModel", input=items)
+    following: Any = [new, {"type": "item_reference", "id": second.output[0].id}]
+    with pytest.raises(openai.NotFoundError, match=r"`input\[1\]`: item .* not found"):
+        await client.responses.create(model="ReverseModel", input=following)
+    with pytest.raises(openai.BadRequestError, match=r"in the conversation once"):
+        await client.responses.create(model="ReverseModel", input=items, previous_response_id=first.id)
+    with pytest.raises(openai.NotFoundError):  # the id of a response is none of an item, nor the reverse
+        await client.responses.create(model="ReverseModel", input=[{"type": "item_reference", "id": first.id}])
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="ReverseModel", input="a", previous_response_id=answer)
+    other = {"authorization": "Bearer another"}
+    assert (await server.post(PATH, {"model": "ReverseModel", "input": items}, other)).status == 404
+
+
 async def test_a_streamed_response_is_stored_before_its_last_event(server: TextServer) -> None:
     found = typed_events((await server.post(PATH, {"model": "ReverseModel", "input": "a", "stream": True})).body)
     stored = (await server.request("GET", f"{PATH}/{found[-1]['response']['id']}")).json
@@ -268,6 +295,8 @@ async def test_without_a_store() -> None:
         assert (await create(server, "a", store=True))["store"] is False
         result = await create(server, "a", previous_response_id="resp_1", status=400)
         assert "max_stored_responses" in result["error"]["message"]
+        result = await create(server, [{"type": "item_reference", "id": "msg_1"}], status=400)
+        assert "max_stored_responses" in result["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +306,7 @@ async def test_without_a_store() -> None:
         ({"input": 5}, "`input` must be a text"),
         ({"input": []}, "`input` must be a text"),
         ({"input": [5]}, "`input[0]` must be an object"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "`input[0]`: expected a message"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, "`input[0]`: expected a message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "must be a data: URL"),
         ({"input": [{"role": "user", "content": 5}]}, "`input[0]`: `content` must be"),
         ({"input": [{"type": "reasoning", "summary": 5}]}, "`input[0]`: `summary` must be"),
@@ -362,5 +391,12 @@ async def test_the_record_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     store.answer(SaveRecord("me", "e", b"x" * 1000))
     assert store.answer(ReadRecord("me", "d")) is None
     assert store.answer(DeleteRecord("me", "e")) is True
-    store.answer(SaveRecord("me", "f", b"x" * 3000))
+    store.answer(SaveRecord("me", "f", b"", {"part": b"x" * 3000}))
     assert (len(store), store.bytes) == (0, 0)
+    store.answer(SaveRecord("me", "g", b"g", {"part": b"p"}))
+    store.answer(SaveRecord("me", "h", b"h", {"part": b"q"}))
+    store.answer(DeleteRecord("me", "g"))
+    assert store.answer(ReadRecord("me", "part", is_part=True)) == b"q"
+    store.answer(DeleteRecord("me", "h"))
+    assert store.answer(ReadRecord("me", "part", is_part=True)) is None
+    assert store.bytes == 0

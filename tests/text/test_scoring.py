@@ -42,7 +42,11 @@ class Angles(dragoman.Model):
 
     placement = "inline"
 
+    def load(self) -> None:
+        self.calls: list[Embed] = []
+
     def embed(self, call: Embed) -> Embedded:
+        self.calls.append(call)
         angles = np.radians([float(text) for text in call.inputs if isinstance(text, str)])
         return Embedded(Tensor.of(2 * np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)), len(angles))
 
@@ -129,6 +133,21 @@ async def test_cosines_of_embeddings(server: TextServer) -> None:
     assert [each["score"] for each in result["data"]] == pytest.approx([0, 1, -1, 0.5], abs=1e-6)
     ranked = (await server.post("/rerank", {"model": "Angles", "query": "0", "documents": ["90", "0"]})).json
     assert [each["index"] for each in ranked["results"]] == [1, 0]
+
+
+async def test_embeddings_as_in_tei(server: TextServer) -> None:
+    options = {"truncate": True, "truncation_direction": "Left", "normalize": True}
+    response = await server.post("/embed", {"model": "Angles", "inputs": ["0", "90"], **options})
+    assert response.json == [pytest.approx([1, 0], abs=1e-6), pytest.approx([0, 1], abs=1e-6)]
+    call = server.model("Angles").calls[-1]
+    assert (call.inputs, call.truncate, call.truncation_side) == (("0", "90"), 0, "left")
+    response = await server.post("/models/Angles/embed", {"inputs": "180", "dimensions": 1})
+    assert response.json == [[-1.0]]
+    assert server.model("Angles").calls[-1].truncate is None
+    wrong: list[Any] = [{"inputs": []}, {"inputs": 5}, {"inputs": None}]
+    for body in (*wrong, {"normalize": False}, {"prompt_name": "query"}, {"dimensions": 3}):
+        response = await server.post("/models/Angles/embed", {"inputs": "0", **body})
+        assert (response.status, response.json["error_type"]) == (422, "Validation"), body
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ ROUTES: Mapping[str, Any] = {
     "/v1/completions": {"model": "ReverseModel", "prompt": "a b", "max_tokens": 2},
     "/v1/responses": {"model": "ReverseModel", "input": "a b", "max_output_tokens": 2},
     "/v1/embeddings": {"model": "ReverseModel", "input": "a b"},
+    "/embed": {"model": "ReverseModel", "inputs": "a b"},
     "/v1/messages": {"model": "ReverseModel", "messages": CHAT, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "ReverseModel", "messages": CHAT},
     "/api/chat": {"model": "ReverseModel", "messages": CHAT, "options": {"num_predict": 2}},

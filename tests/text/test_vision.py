@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator
@@ -21,6 +22,9 @@ with warnings.catch_warnings():
     import openai
 
     import vision_models
+    from dragoman.core.errors import Overloaded
+    from dragoman.generation.image_queue import ImageQueue
+    from dragoman.generation.loading import LocalEngine
     from dragoman.generation.vision import load_processor
     from vision_models import VisionReference, file_of, image
 
@@ -29,7 +33,9 @@ NEW = 5
 PICTURE = image(7)
 DATA = file_of(PICTURE)
 URL = f"data:image/png;base64,{DATA}"
-SETTINGS = "[model]\nparameters = {max_images = 2, threads = 1, dtype = 'float32', cache_memory = 0.05}\n"
+SETTINGS = (
+    "[model]\nparameters = {max_images = 2, image_memory = 1, threads = 1, dtype = 'float32', cache_memory = 0.05}\n"
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -166,3 +172,75 @@ async def test_images_do_not_block_other_requests(server: TextServer) -> None:
         waits.append(time.monotonic() - before_s)
     assert (await request).status == 200
     assert max(waits) < max(0.5 * (time.monotonic() - began_s), 0.2)
+
+
+async def test_the_images_of_all_requests_together_are_limited(
+    server: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one image of 2 MB is processed, another one is rejected; then it is accepted."""
+    url = f"data:image/bmp;base64,{'A' * 2_000_000}"
+    started, resume, split = threading.Event(), threading.Event(), LocalEngine.split_call
+
+    def wait(engine: LocalEngine, call: Any) -> Any:
+        if not started.is_set():
+            started.set()
+            resume.wait(20)
+        return split(engine, call)
+
+    message = chat(url)["messages"][0]
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    anthropic_message = {"role": "user", "content": [{"type": "image", "source": source}]}
+    rejected: list[tuple[str, dict[str, Any], int]] = [
+        ("/v1/chat/completions", {"messages": [message]}, 503),
+        ("/v1/chat/completions", {"messages": [message], "stream": True}, 503),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}, 503),
+        ("/v1/messages", {"messages": [anthropic_message], "max_tokens": 1}, 503),
+        ("/v1/messages/count_tokens", {"messages": [anthropic_message]}, 503),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": [source["data"]]}]}, 503),
+        ("/chat_tokenize", {"messages": [message]}, 429),
+    ]
+    monkeypatch.setattr(LocalEngine, "split_call", wait)
+    try:
+        first = asyncio.create_task(server.post("/v1/chat/completions", {"model": "eyes", "messages": [message]}))
+        await asyncio.to_thread(started.wait, 60)
+        for path, body, status in rejected:
+            response = await server.post(path, {"model": "eyes", **body})
+            assert response.status == status, (path, response.body[:200])
+            assert b"(image_memory)" in response.body, path
+        assert (await server.post("/v1/chat/completions", {**chat(), "max_tokens": 1})).status == 200
+    finally:
+        resume.set()
+    assert (await first).status == 400  # it is no image
+    for path, body, _ in rejected:
+        assert (await server.post(path, {"model": "eyes", **body})).status in (400, 422), path
+
+
+async def test_the_memory_of_processed_images_is_limited() -> None:
+    images = ImageQueue(100)
+    with images.reserve(60) as first:
+        first(1000)  # alone it may have any size
+        with pytest.raises(Overloaded), images.reserve(1):
+            pass
+    with images.reserve(60), images.reserve(30) as second, pytest.raises(Overloaded):
+        second(20)
+    with images.reserve(60), images.reserve(40):
+        pass
+
+
+async def test_a_cancelled_call_holds_the_queue_until_its_images_are_processed() -> None:
+    images, resume, ended = ImageQueue(100), threading.Event(), list[int]()
+
+    def wait() -> None:
+        resume.wait(60)
+        ended.append(1)
+
+    first = asyncio.create_task(images.run(wait))
+    await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.create_task(images.run(ended.append, 2))
+    await asyncio.sleep(0)
+    assert not first.done()
+    resume.set()
+    await second
+    assert (first.cancelled(), ended) == (True, [1, 2])
+    images.close()

@@ -167,7 +167,7 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
-    """Compute one embedding for each text or list of token ids, truncated as by Score; None: long ones are rejected."""
+    """Compute one embedding for each text or list of token ids. Truncation is as for `Score`."""
 
     inputs: tuple[str | tuple[int, ...], ...]
     truncate: int | None = None
@@ -175,12 +175,13 @@ class Embed(msgspec.Struct, ModelCall[Embedded], frozen=True):
 
 
 class Handled(msgspec.Struct, frozen=True):
-    """The response of a custom handler, sent to the client as it is."""
+    """The response of a custom handler, sent to the client as it is; with `is_chunk` one chunk of a streamed body."""
 
     content: bytes
     content_type: str = "application/json"
     status: int = 200
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    is_chunk: bool = False
 
 
 class Handle(msgspec.Struct, ModelCall[Handled], frozen=True, kw_only=True):
@@ -213,11 +214,10 @@ class ClassLabels:
 class ModelDescription:
     """Metadata of a model: its served versions, platform, signature, supported calls and further details.
 
-    `protocols` are settings for protocols, by their names. `path` is the model's file or folder, or "".
-    `max_batch_size` is the largest batch in rows, 0 if calls are not merged, and `max_batch_wait_s` how long a batch
-    waits for more rows. `streams`: its response to Infer is a stream. `caches`: repeated calls are answered from a
-    cache. `labels` are the class labels of outputs. `sequences`: it is stateful. `handlers`: its custom handlers, e.g.
-    "POST /invocations".
+    path: the model's file or folder, or "". protocols: settings for protocols, by their names.
+    max_batch_size: largest batch in rows, 0 if calls are not merged. max_batch_wait_s: its wait for more rows.
+    streams: its response to Infer is a stream. caches: repeated calls are answered from a cache.
+    sequences: it is stateful. labels: class labels of outputs. handlers: its custom handlers, "POST /path".
     """
 
     name: str
@@ -318,11 +318,12 @@ class Describe(ServerCall[ModelDescription]):
     """Return the metadata of the model of the request.
 
     Without a model name it is the one that answers calls of type `able`, or, if no model does or the default
-    model does not, of type `otherwise`.
+    model does not, of type `otherwise`. With `load` it is loaded if it was unloaded meanwhile.
     """
 
     able: type[ModelCall[Any]] | None = None
     otherwise: type[ModelCall[Any]] | None = None
+    load: bool = False
 
 
 @dataclass(frozen=True, slots=True)

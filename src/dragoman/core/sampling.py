@@ -4,19 +4,20 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
+from dragoman.core.text_limits import (
+    MOST_BIASES,
+    MOST_STOPS,
+    MOST_TOKEN_IDS,
+    MOST_TOP,
+    MOST_WORD_CHARACTERS,
+    MOST_WORDS,
+)
 
-# Limits of memory and time per request, for all protocols.
-MOST_STOPS = 64
-MOST_TOKEN_IDS = 256
-MOST_WORDS = 256
-MOST_BIASES = 1024
-MOST_TOP = 20
-_MOST_CHARACTERS = 4096
 GREEDY_BELOW = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
 _MOST_INTEGER = (1 << 31) - 1
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
@@ -31,12 +32,14 @@ class InvalidValueError(ValueError):
 class ValueKind:
     """A kind of value: its description, and `convert`, which converts a value or raises InvalidValueError.
 
-    `schema` is its JSON Schema; empty if that accepts anything.
+    `schema` is its JSON Schema; empty if that accepts anything. `unnamed_most` is a maximum that the description does
+    not name; the error of a larger value does.
     """
 
     description: str
     convert: Callable[[Any], Any]
     schema: Mapping[str, Any] = field(default_factory=dict)
+    unnamed_most: float | None = None
 
 
 def check_value(name: str, value: Any, kind: ValueKind) -> Any:
@@ -44,10 +47,8 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
     try:
         return kind.convert(value)
     except InvalidValueError:
-        most = kind.schema.get("maximum")
-        is_large = isinstance(value, int | float) and most is not None and value > most
-        is_named = is_large and (str(most) in kind.description or f"{most:g}" in kind.description)
-        limit = f" and <= {most}" if is_large and not is_named else ""
+        most = kind.unnamed_most
+        limit = f" and <= {most}" if isinstance(value, int | float) and most is not None and value > most else ""
         raise InvalidInput(f"`{name}` must be {kind.description}{limit}; got {format_value(value)}") from None
 
 
@@ -82,7 +83,7 @@ def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
     schema = {"type": "integer", "minimum": least, "maximum": most}
     if most >= _MOST_INTEGER:
         text = "an integer that is strictly positive" if least == 1 else f"an integer >= {least}"
-        return ValueKind(text, convert, schema)
+        return ValueKind(text, convert, schema, most)
     return ValueKind(f"an integer >= {least} and <= {most}", convert, schema)
 
 
@@ -101,7 +102,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
     schema = {"type": "number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)}}
     if above and least == 0 and most >= 1e6:
-        return ValueKind("a number that is strictly positive", convert, schema)
+        return ValueKind("a number that is strictly positive", convert, schema, most if math.isfinite(most) else None)
     return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), convert, schema)
 
 
@@ -118,13 +119,14 @@ def texts(most: int) -> ValueKind:
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list | tuple) or len(found) > most:
             raise InvalidValueError
-        if not all(isinstance(text, str) and 0 < len(text) <= _MOST_CHARACTERS for text in found):
+        if not all(isinstance(text, str) and 0 < len(text) <= MOST_WORD_CHARACTERS for text in found):
             raise InvalidValueError
         return tuple(found)
 
-    one = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
+    one = {"type": "string", "minLength": 1, "maxLength": MOST_WORD_CHARACTERS}
     schema = {"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]}
-    return ValueKind(f"a list of at most {most} texts that are not empty", convert, schema)
+    text = f"a list of at most {most} texts that are not empty, of at most {MOST_WORD_CHARACTERS} characters each"
+    return ValueKind(text, convert, schema)
 
 
 def text() -> ValueKind:
@@ -182,7 +184,8 @@ def _early_stopping() -> ValueKind:
 
 def _top_k() -> ValueKind:
     whole = integer(-1)
-    return ValueKind(f"{whole.description} (-1 and 0: all)", lambda value: max(0, whole.convert(value)), whole.schema)
+    text = f"{whole.description} (-1 and 0: all)"
+    return replace(whole, description=text, convert=lambda value: max(0, whole.convert(value)))
 
 
 def truncation_side() -> ValueKind:

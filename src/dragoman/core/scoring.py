@@ -15,8 +15,9 @@ class Scored(msgspec.Struct, frozen=True):
 class Score(msgspec.Struct, ModelCall[Scored], frozen=True):
     """Score how well the second text of each pair fits the first.
 
-    `raw`: without the activation function. `truncate`: tokens that longer pairs are cut to, 0: the model's maximum.
-    `truncation_side`: where tokens are removed, "left" or "right", or "" for the side of the tokenizer.
+    raw: do not apply the activation function.
+    truncate: number of tokens to which longer pairs are cut; 0 for the model's maximum, None to reject them.
+    truncation_side: where tokens are removed, "left" or "right"; "" for the side of the tokenizer.
     """
 
     pairs: tuple[tuple[str, str], ...]

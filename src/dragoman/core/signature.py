@@ -15,7 +15,8 @@ class TensorSpec:
 
     `shape` has -1 for a free axis; None means any rank. `datatype` None means any. `accepts` lists further
     datatypes that the model takes unconverted. An optional input may be missing from a call; an optional output
-    is computed only on request. `content_type` is the default codec of the input; "" leaves it to the model.
+    is computed only on request, and with `open_outputs` may be missing even then. `content_type` is the default codec
+    of the input; "" leaves it to the model.
 
     Raises TypeError if the datatype is not a `Datatype`, such as `dragoman.FP32`.
     """

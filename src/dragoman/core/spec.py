@@ -80,10 +80,12 @@ class SiblingModels(Protocol):
 class LaunchOptions:
     """Where the worker processes of a model come from: the table `[model.placement]`.
 
-    launcher: `local`, `join`, `command` or another plug-in. command: the command line that starts a worker.
-    script: file with the first lines of each job, as `#SBATCH` lines. resources: what a scheduler gives each worker.
+    launcher: `local`, `join`, `command` or another plug-in.
+    command: the command line that starts a worker.
+    script: file with the first lines of each job, as `#SBATCH` lines.
+    resources: what a scheduler gives each worker.
     drain_s: how long before its time limit a worker gets no further calls.
-    files: `shared`: workers find the model's files under the same paths; `send`: the server sends them once per host.
+    files: `shared` if workers find the model's files under the same paths, `send` if the server sends them.
     replicas, min_replicas: the most and the fewest workers; equal unless their number follows the load (elastic).
     min_ready: number of workers with which the model is ready; 0 if calls may wait for the first one.
     devices: GPUs of this machine, one for each worker of launcher `local`.
@@ -131,6 +133,8 @@ class LaunchOptions:
 
 # Among the details of a loaded model of Triton: its configuration, if the model has completed it.
 COMPLETED_CONFIG = "triton_config"
+# Among the details of a loaded model of MLServer: `platform` and `versions` of its metadata, as in its settings.
+STATED_METADATA = "stated_metadata"
 
 # Model names and versions: safe in a URL and as the name of a folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,255}", re.ASCII)

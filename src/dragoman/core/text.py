@@ -78,25 +78,30 @@ class Sampling:
 
     max_new_tokens: None for the rest of the context. Larger values are rejected, or reduced if `shorten` is set.
     min_new_tokens: no end-of-text token before this number of tokens.
-    do_sample: sample from the distribution after temperature, top_k (0: all), top_p, min_p and typical_p;
-    otherwise argmax. seed: if None, one is generated and returned.
+    do_sample: sample from the distribution after temperature, top_k (0: all), top_p, min_p and typical_p; otherwise
+        argmax.
+    seed: if None, one is generated and returned.
     repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and completion (1: off).
-    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the completion, once or per
-    occurrence.
-    n: completions per prompt. best_of: number of candidates, ranked by mean log-probability (0: n). num_beams:
-    beam search; length_penalty is the exponent of the length that divides a beam's score, early_stopping as in
-    the transformers library (False, True or "never").
-    stop: strings that end the completion; include_stop keeps them in the text. stop_token_ids: tokens that end it.
-        ignore_eos: continue after the end-of-text token. bad_words: strings whose token sequences are forbidden.
-    logit_bias: added to the logits, by token id. allowed_token_ids: only these tokens are chosen (empty: any).
-    top_logprobs: number of top tokens returned per token. prompt_logprobs: log-probabilities of the prompt's
-    tokens with this number of top tokens each (None: off).
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the completion, once or per occurrence.
+    n: completions per prompt.
+    best_of: number of candidates, ranked by mean log-probability (0: n).
+    num_beams: beam search; length_penalty is the exponent of the length that divides a beam's score, early_stopping as
+        in the transformers library (False, True or "never").
+    stop: strings that end the completion; include_stop keeps them in the text.
+    stop_token_ids: tokens that end it.
+    ignore_eos: continue after the end-of-text token.
+    bad_words: strings whose token sequences are forbidden.
+    logit_bias: added to the logits, by token id.
+    allowed_token_ids: only these tokens are chosen (empty: any).
+    top_logprobs: number of top tokens returned per token.
+    prompt_logprobs: log-probabilities of the prompt's tokens with this number of top tokens each (None: off).
     truncate: keep only this number of the prompt's tokens (None: all, 0: those that fit into the context together with
-    max_new_tokens), the last ones for the truncation_side "left", the first ones for "right".
+        max_new_tokens), the last ones for the truncation_side "left", the first ones for "right".
     prompt_token_ids: return the ids of the prompt's tokens.
     skip_special_tokens, spaces_between_special_tokens: how tokens are decoded.
-    grammar: constraint on the completion. adapter: name of a LoRA adapter ("" for none). adapters: those of the
-    prompts, one each, instead of `adapter`.
+    grammar: constraint on the completion.
+    adapter: name of a LoRA adapter ("" for none).
+    adapters: those of the prompts, one each, instead of `adapter`.
     model_defaults: names of fields that the request leaves to the model, whose own defaults then replace these.
     """
 

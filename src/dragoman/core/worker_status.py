@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class WorkerStatus:
     """A worker process of a model, or one that is awaited.
 
-    host: its machine, "" for the server's. state: idle, busy, hung, unavailable or waiting, for a `reason`.
-    calls: number of calls that it has. mean_s: running estimate of the time per call in seconds, 0 while unknown.
+    host: its machine, "" for the server's.
+    state: idle, busy, hung, unavailable or waiting, for a `reason`.
+    calls: number of calls that it has.
+    mean_s: running estimate of the time per call in seconds, 0 while unknown.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: load and unload them while it generates, within limits of memory."""
+"""LoRA adapters of a model: load and unload them while the model generates, within memory limits."""
 
 import re
 import threading
@@ -34,8 +34,9 @@ class AdapterLimits:
 
 @dataclass(eq=False, slots=True)
 class _Adapter:
-    """An adapter, in memory or only known. key: name of its weights in the engine, a new one whenever they are read.
+    """A known adapter, whose weights may be in memory.
 
+    key: name of its weights in the engine; a new one each time the weights are read.
     uses: number of calls that need the weights.
     """
 
@@ -62,7 +63,7 @@ class AdapterStore:
         self._adapters: dict[str, _Adapter] = {}
         self._in_memory: dict[str, _Adapter] = {}  # by key, also those that were replaced and are still used
         self._generation = 0
-        self._lock = threading.Lock()  # of the fields above, held for moments only
+        self._lock = threading.Lock()  # protects the fields above; held only briefly
         self._loading = threading.Lock()
 
     # --- management --------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class AdapterStore:
                     f"(adapter_memory), got {-(-adapter.size >> 20)} MiB"
                 )
             weights = read_adapter(adapter.name, adapter.folder, self._limits.max_adapter_rank)
-            for other in self._evicted(adapter):
+            for other in self._choose_evictions(adapter):
                 execute(partial(_remove, other.key))
             self._generation += 1
             adapter.key = f"{adapter.name}:{self._generation}"
@@ -182,7 +183,7 @@ class AdapterStore:
                     self.names[:] = sorted(self._adapters)
         self._drop_unused()
 
-    def _evicted(self, adapter: _Adapter) -> list[_Adapter]:
+    def _choose_evictions(self, adapter: _Adapter) -> list[_Adapter]:
         """Return adapters to remove from memory: the one that is replaced, then the least recently used ones.
 
         Raises Overloaded if that is not enough.

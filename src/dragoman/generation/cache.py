@@ -239,7 +239,7 @@ class CacheManager:
 
     def load_prefix(self, sequence: Sequence) -> int:
         """Copy the cached prefix of a sequence into its slot; return the number of its tokens."""
-        stores = self._stores_prefixes and not sequence.features  # equal tokens may stand for other images
+        stores = self._stores_prefixes and not sequence.features  # equal tokens may be placeholders of different images
         blocks = self.prefixes.find(sequence.tokens, sequence.adapter) if stores else []
         if blocks:
             keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))

@@ -9,8 +9,8 @@ from dragoman.generation.runner import Runner
 
 
 @dataclass(slots=True)
-class _State:
-    """Number of the tokens of a sequence whose keys and values are in a slot of the draft model's cache."""
+class _DraftState:
+    """A sequence in the draft model's cache: its slot, and the number of tokens whose keys and values are computed."""
 
     slot: int
     computed: int = 0
@@ -25,7 +25,7 @@ class DraftModel:
     def __init__(self, runner: Runner, slots: int, budget: int, chunk: int) -> None:
         self._runner, self._chunk = runner, chunk
         self._cache = KeyValueCache(runner.shape, budget, runner.dtype, runner.device)
-        self._states: dict[Hashable, _State] = {}
+        self._states: dict[Hashable, _DraftState] = {}
         self._free = list(range(slots - 1, -1, -1))
 
     def propose(self, sequences: Sequence[tuple[Hashable, Sequence[int], int]]) -> list[list[int]]:
@@ -77,7 +77,7 @@ class DraftModel:
         if sequence not in self._states:
             if not self._free:
                 return False
-            self._states[sequence] = _State(self._free.pop())
+            self._states[sequence] = _DraftState(self._free.pop())
         slots = 1 + max(state.slot for state in self._states.values())
         length = max(len(tokens) + count, self._cache.length)
         if not self._cache.fits(slots, length):

@@ -215,8 +215,7 @@ class GenerationEngine:
         started = [sequence]
         for slot in job.spare:
             self._memory.move(sequence.slot, slot, sequence.computed)
-            place = (sequence.prompt, sequence.adapter, slot, sequence.computed)
-            started.append(Sequence(list(sequence.tokens), *place, features=sequence.features))
+            started.append(sequence.branch(list(sequence.tokens), slot))
         job.sequences, job.spare = list(started), []
         for choice, each in enumerate(started):
             job.choices[each] = choice
@@ -337,14 +336,12 @@ class GenerationEngine:
             for text in job.search.texts():
                 job.sink.text(text)
             return
-        before = job.sequences
-        slots = [*(each.slot for each in before), *job.spare]
-        computed = before[0].computed
-        self._memory.gather([slots[parent] for parent in parents], slots, computed)
+        first = job.sequences[0]
+        slots = [*(each.slot for each in job.sequences), *job.spare]
+        self._memory.gather([slots[parent] for parent in parents], slots, first.computed)
         job.spare = []
-        place, features = (len(job.request.tokens), before[0].adapter), before[0].features
         job.sequences = [
-            Sequence([*job.request.tokens, *tokens], *place, slot, computed, features=features)
+            first.branch([*job.request.tokens, *tokens], slot)
             for slot, tokens in zip(slots, job.search.running, strict=True)
         ]
 

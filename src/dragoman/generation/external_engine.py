@@ -162,13 +162,7 @@ class ExternalEngine:
                 vocabulary.token(prompt.tokens[0], None),
                 *(vocabulary.token(each.token, each.logprob, each.top) for each in step.tokens.prefill),
             ]
-        reported = (
-            step.tokens.cached,
-            tuple(prefill),
-            None,
-        )  # the time in the engine's queue is unknown
-        about = (*reported, prompt.checked_s, prompt.length, prompt.returned_ids, *prompt.distribution)
-        return PromptInfo(prompt.text, len(prompt.tokens), *about)
+        return prompt.info(step.tokens.cached, prefill, None)
 
 
 def _texts(step: _Update, ended: dict[int, list[CompletionWriter]]) -> list[Text]:

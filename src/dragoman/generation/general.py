@@ -62,10 +62,12 @@ class SequenceState:
 
 
 @dataclass(slots=True)
-class SequenceStates:
+class GeneralMemory:
     """Memory of the general path: the states of sequences by slot, within `capacity` bytes.
 
-    fixed: bytes of a sequence without tokens; each: bytes of a token; budget: tokens of all sequences.
+    fixed: bytes of a sequence without tokens.
+    each: bytes of a token.
+    budget: number of tokens of all sequences together.
     """
 
     capacity: int
@@ -75,7 +77,7 @@ class SequenceStates:
     of: dict[int, SequenceState] = field(default_factory=dict)
 
     @property
-    def cache(self) -> "SequenceStates":
+    def cache(self) -> "GeneralMemory":
         return self
 
     @property
@@ -116,10 +118,11 @@ class SequenceStates:
 
 
 class GeneralRunner:
-    """A model with any architecture that transformers can generate with, used by one thread.
+    """A model of any architecture that transformers can generate with, used by one thread.
 
-    Its logits are compared with those of `generate` when it is loaded. If the model's cache does not give them, each
-    step computes all tokens again. Raises ModelFailed if that does not give them either.
+    At load its logits are compared with those of `generate`. If they differ with the model's own cache, each step
+    computes
+    all tokens again. Raises ModelFailed if they differ then, too.
     """
 
     native = False
@@ -144,7 +147,7 @@ class GeneralRunner:
         """How tokens are computed: "cache" with the model's own cache, or "no cache"."""
         return "cache" if self._caches else "no cache"
 
-    def run(self, cache: SequenceStates, rows: Rows[BatchRow]) -> torch.Tensor:
+    def run(self, cache: GeneralMemory, rows: Rows[BatchRow]) -> torch.Tensor:
         """Compute the rows one after the other; return the wanted logits in order, [wanted, vocabulary], FP32."""
         with torch.inference_mode(), self._adaptive_threads or nullcontext():
             return torch.cat([self._compute(cache, row) for row in rows])
@@ -158,7 +161,7 @@ class GeneralRunner:
 
     def _measure_s(self, threads: int) -> float:
         torch.set_num_threads(threads)
-        states, tokens = SequenceStates(1 << 62, 0, 0, 1 << 30), self._tokens()
+        states, tokens = GeneralMemory(1 << 62, 0, 0, 1 << 30), self._tokens()
         begin_s = time.perf_counter()
         self.run(states, [BatchRow(0, 0, tokens, prompt=len(tokens))])
         self.run(states, [BatchRow(0, len(tokens), tokens[:1], prompt=len(tokens))])
@@ -166,7 +169,7 @@ class GeneralRunner:
 
     # --- forward pass ------------------------------------------------------------------------------------
 
-    def _compute(self, states: SequenceStates, row: BatchRow) -> torch.Tensor:
+    def _compute(self, states: GeneralMemory, row: BatchRow) -> torch.Tensor:
         self.adapters.assign([row.adapter])
         state = states.of.get(row.slot)
         if row.start and state is not None and state.arguments is not None and len(state.tokens) == row.start:
@@ -265,7 +268,7 @@ class GeneralRunner:
                 log.warning("model type %s, cache=%s: it raised", self.config.model_type, self._caches, exc_info=True)
                 problem = "its own code in transformers failed; the log has the details"
                 continue
-            wrong = [each for each in differences if not each < TOLERANCE[self.dtype]]  # also one that is not a number
+            wrong = [each for each in differences if not each < TOLERANCE[self.dtype]]  # also true for NaN
             if not wrong:
                 return sizes
             problem = f"its logits differ by {wrong[0]:.2g} from those of transformers"
@@ -294,7 +297,7 @@ class GeneralRunner:
         Another sequence advances in the same steps, so that a model that keeps states outside of its cache is found.
         """
         prompt = len(tokens) - steps
-        states = SequenceStates(1 << 62, 0, 0, 1 << 30)
+        states = GeneralMemory(1 << 62, 0, 0, 1 << 30)
         text = self._tokens()
         other = BatchRow(1, 0, text[2:], prompt=len(text) - 2)
         first = BatchRow(0, 0, tokens[:prompt], prompt=prompt, features=features)

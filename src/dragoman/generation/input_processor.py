@@ -161,9 +161,7 @@ class InputProcessor:
         return [replace(each, checked_s=checked_s) for each in prompts]
 
     def _tokens(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int], Features]:
-        if isinstance(prompt, Chat) and prompt.drops_turns:
-            prompt = self._drop_turns(prompt, sampling)
-        text, tokens, features = self.vocabulary.encode(prompt, bounded=sampling.truncate is None)
+        text, tokens, features = self._encode(prompt, sampling)
         if not tokens:
             raise InvalidInput("prompt: expected at least one token, got an empty prompt")
         if sampling.truncate is not None:
@@ -173,22 +171,33 @@ class InputProcessor:
             tokens = tokens[:count] if sampling.truncation_side == "right" else tokens[-count:]
         return text, tokens, features
 
-    def _drop_turns(self, chat: Chat, sampling: Sampling) -> Chat:
-        """Return the conversation without its oldest turns, as few as possible so that it fits with the new tokens; at
-        least the last turn stays."""
-        most = self._most_prompt_tokens(sampling)
+    def _encode(self, prompt: Prompt, sampling: Sampling) -> tuple[str, list[int], Features]:
+        """Return the text, the tokens and the features of a prompt.
 
-        def fits(shorter: Chat) -> bool:
+        A conversation may lose its oldest turns, as few as possible so that it fits with the new tokens; at least the
+        last turn stays.
+        """
+        bounded = sampling.truncate is None
+        last = len(prompt.turns) - 1 if isinstance(prompt, Chat) and prompt.drops_turns else 0
+        if not isinstance(prompt, Chat) or last < 1:
+            return self.vocabulary.encode(prompt, bounded=bounded)
+        chat, most = prompt, self._most_prompt_tokens(sampling)
+        fitting: tuple[str, list[int], Features] | None = None  # of the fewest turns dropped so far
+
+        def fits(dropped: int) -> bool:
+            nonlocal fitting
             try:
-                return len(self.vocabulary.encode(shorter, bounded=True)[1]) <= most
+                encoding = self.vocabulary.encode(chat.without_turns(dropped) if dropped else chat, bounded=True)
             except TooLong:
                 return False
+            if len(encoding[1]) > most:
+                return False
+            fitting = encoding
+            return True
 
-        last = len(chat.turns) - 1
-        if last < 1 or fits(chat):
-            return chat
-        count = 1 + bisect_left(range(1, last), True, key=lambda dropped: fits(chat.without_turns(dropped)))
-        return chat.without_turns(count)
+        if not fits(0):
+            bisect_left(range(1, last), True, key=fits)
+        return fitting or self.vocabulary.encode(chat.without_turns(last), bounded=bounded)
 
     def _most_prompt_tokens(self, sampling: Sampling) -> int:
         """Return the number of prompt tokens that fit into the context with the new tokens, at least 1."""

@@ -18,10 +18,12 @@ from dragoman.generation.vision import NO_FEATURES, Features
 class BatchRow(NamedTuple):
     """Tokens of one sequence in a step.
 
-    start: position of the first token in the sequence. wanted: number of last tokens whose logits are returned.
-    adapter: name of the LoRA adapter, "" for none. prompt: number of tokens of the sequence's prompt. drafts: number of
-    last tokens that are drafts; then each token is computed as if it were alone in its step. features: those of the
-    prompt's images, as arguments of the model.
+    start: position of the first token in the sequence.
+    wanted: number of last tokens whose logits are returned.
+    adapter: name of the LoRA adapter, "" for none.
+    prompt: number of tokens of the sequence's prompt.
+    drafts: number of last tokens that are drafts; then each token is computed as if it were alone in its step.
+    features: those of the prompt's images, as arguments of the model.
     """
 
     slot: int
@@ -38,9 +40,11 @@ class BatchRow(NamedTuple):
 class Sequence:
     """Tokens of a prompt and its completion.
 
-    computed: number of tokens whose keys and values are in the cache's `slot`. cached: how many of these came from the
-    prefix cache. A sequence with one pending token is decoding; with several, (the rest of) its prompt is computed.
-    drafts: tokens that may follow, computed in the same step. written: number of tokens in the slot, with drafts.
+    computed: number of tokens whose keys and values are in the cache's `slot`.
+    cached: how many of these came from the prefix cache. A sequence with one pending token is decoding; with several,
+        (the rest of) its prompt is computed.
+    drafts: tokens that may follow, computed in the same step.
+    written: number of tokens in the slot, with drafts.
     """
 
     tokens: list[int]
@@ -53,6 +57,10 @@ class Sequence:
     written: int = 0
     rate: DraftRate = field(default_factory=DraftRate)
     features: Features = field(default_factory=dict)
+
+    def branch(self, tokens: list[int], slot: int) -> "Sequence":
+        """Return a sequence of these tokens whose computed states are copied to another slot."""
+        return Sequence(tokens, self.prompt, self.adapter, slot, self.computed, features=self.features)
 
     @property
     def pending(self) -> int:
@@ -75,11 +83,16 @@ class ResultSink(Protocol):
 class PromptRequest:
     """Validated request for one prompt of a call.
 
-    index: position of the prompt in the call. text, tokens: the prompt. length: maximum number of new tokens.
-    seed: None without sampling. guides: creates a grammar guide for each completion. bad: forbidden words as tokens.
-    checked_s: seconds taken to validate and tokenize the call. encoded: the prompt is read by an encoder, so that the
-    completion is a text of its own. adapter: the LoRA weights in memory to apply, "" for none. features: those of
-    BatchRow.
+    index: position of the prompt in the call.
+    text, tokens: the prompt.
+    length: maximum number of new tokens.
+    seed: None without sampling.
+    guides: creates a grammar guide for each completion.
+    bad: forbidden words as tokens.
+    checked_s: seconds taken to validate and tokenize the call.
+    encoded: the prompt is read by an encoder, so that the completion is a text of its own.
+    adapter: the LoRA weights in memory to apply, "" for none.
+    features: those of BatchRow.
     """
 
     index: int
@@ -101,15 +114,21 @@ class PromptRequest:
         """Tokens that the completion continues."""
         return () if self.encoded else self.tokens
 
-    @property
-    def returned_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt's tokens, if they were requested."""
-        return self.tokens if self.sampling.prompt_token_ids else ()
-
-    @property
-    def distribution(self) -> tuple[float, float]:
-        """Temperature, 0 for greedy decoding, and top_p."""
-        return self.sampling.temperature if self.sampling.do_sample else 0.0, self.sampling.top_p
+    def info(self, cached: int, prefill: abc.Sequence[Token], waited_s: float | None) -> PromptInfo:
+        """Return what is reported about the prompt; waited_s: None if the time in the queue is unknown."""
+        sampling = self.sampling
+        return PromptInfo(
+            self.text,
+            len(self.tokens),
+            cached,
+            tuple(prefill),
+            waited_s,
+            self.checked_s,
+            self.length,
+            self.tokens if sampling.prompt_token_ids else (),
+            sampling.temperature if sampling.do_sample else 0.0,
+            sampling.top_p,
+        )
 
     @property
     def width(self) -> int:
@@ -122,8 +141,10 @@ class PromptRequest:
 class GenerationJob:
     """A prompt in the scheduler, with its sequences and their writers.
 
-    writers: empty until the prompt is computed. search: the beam search, instead of writers. since_s: arrival on the
-    monotonic clock. waited_s: seconds in the queue, negative until the first step.
+    writers: empty until the prompt is computed.
+    search: the beam search, instead of writers.
+    since_s: arrival on the monotonic clock.
+    waited_s: seconds in the queue, negative until the first step.
     """
 
     request: PromptRequest
@@ -181,10 +202,8 @@ class GenerationJob:
         """Report the prompt's information once."""
         if not self.info_sent:
             self.info_sent = True
-            request = self.request
-            progress = (self.sequences[0].cached, tuple(self.prefill), max(0.0, self.waited_s))
-            prompt = (request.text, len(request.tokens), *progress, request.checked_s, request.length)
-            self.sink.info(request.index, PromptInfo(*prompt, request.returned_ids, *request.distribution))
+            info = self.request.info(self.sequences[0].cached, self.prefill, max(0.0, self.waited_s))
+            self.sink.info(self.request.index, info)
 
     def begin(self, sequence: Sequence, choice: TokenChoice) -> None:
         """Start the slow part of `take` in another thread."""

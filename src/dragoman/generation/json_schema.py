@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: white space and properties are bounded, and those without a finite JSON text rejected."""
+"""Prepare JSON schemas for grammars: bound white space and properties, reject schemas without finite instances."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
     schema that applies several schemas to one object is returned unchanged, since each would exclude the others.
     """
     try:
-        return _closed(schema)
+        return _close(schema)
     except _Combined:
         return schema
 
@@ -64,7 +64,7 @@ class _Combined(Exception):
     """Several schemas apply to one object."""
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+def _close(schema: dict[str, Any]) -> dict[str, Any]:
     properties = schema.get("properties")
     names = schema.keys() & {"properties", "required"}
     if "allOf" in schema or (names and any(name in schema for name in _COMBINATIONS)):
@@ -72,11 +72,11 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     closed = dict(schema)
     for name in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(schema.get(name), dict):
-            closed[name] = {key: _closed_value(value) for key, value in schema[name].items()}
+            closed[name] = {key: _close_value(value) for key, value in schema[name].items()}
     for name in ("anyOf", "oneOf", "prefixItems", "items", "additionalProperties"):
         if name in schema:
             value = schema[name]
-            closed[name] = [*map(_closed_value, value)] if isinstance(value, list) else _closed_value(value)
+            closed[name] = [*map(_close_value, value)] if isinstance(value, list) else _close_value(value)
     if isinstance(properties, dict) and properties and schema.keys().isdisjoint(_BOUNDS):
         required = schema.get("required", [])
         if isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required):
@@ -84,8 +84,8 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     return closed
 
 
-def _closed_value(value: Any) -> Any:
-    return _closed(value) if isinstance(value, dict) else value
+def _close_value(value: Any) -> Any:
+    return _close(value) if isinstance(value, dict) else value
 
 
 def _checked_options(options: Any) -> dict[str, Any]:

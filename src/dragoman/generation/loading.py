@@ -21,10 +21,11 @@ from dragoman.generation.async_engine import AsyncEngine
 from dragoman.generation.cache import CacheManager
 from dragoman.generation.draft_model import DraftModel
 from dragoman.generation.engine import GenerationEngine, SequenceMemory
-from dragoman.generation.general import GeneralRunner, SequenceStates
+from dragoman.generation.general import GeneralMemory, GeneralRunner
 from dragoman.generation.generation_config import default_sampling, end_tokens
 from dragoman.generation.grammar_compiler import MINIMA as GRAMMAR_MINIMA
 from dragoman.generation.grammar_compiler import GrammarLimits
+from dragoman.generation.image_queue import DEFAULT_MIB
 from dragoman.generation.input_processor import EngineLimits, InputProcessor
 from dragoman.generation.job import PromptRequest
 from dragoman.generation.pretrained import (
@@ -67,6 +68,7 @@ class EngineOptions(GrammarLimits):
     generation_config: use the sampling defaults in generation_config.json, where the API leaves them to the model.
     adapter_folder: folder, relative to the model's, from which clients may load adapters.
     max_images, max_image_bytes, max_image_pixels: number of images of a prompt, and bytes and pixels of all together.
+    image_memory: MiB of the images of all calls together, which `TextModel` limits.
     max_adapters, adapter_memory, max_adapter_rank: number of adapters in memory, MiB of their files, and rank of one.
     """
 
@@ -92,6 +94,7 @@ class EngineOptions(GrammarLimits):
     max_images: int = _IMAGES.count
     max_image_bytes: int = _IMAGES.file_bytes
     max_image_pixels: int = _IMAGES.pixels
+    image_memory: int = DEFAULT_MIB
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": ("auto", *DTYPES), "quantization": tuple(QUANTIZATIONS)}
@@ -110,6 +113,7 @@ _MINIMA: Mapping[str, float] = {
     "max_images": 0,
     "max_image_bytes": 1,
     "max_image_pixels": 1,
+    "image_memory": 1,
     **GRAMMAR_MINIMA,
 }
 
@@ -209,7 +213,7 @@ def _engine(
     if isinstance(runner, Runner):
         memory = CacheManager(runner.shape, budget, prefix, runner.dtype, runner.device, clears=not runner.native)
     else:
-        memory = SequenceStates(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
+        memory = GeneralMemory(_cache_bytes(runner, options), runner.fixed_bytes, runner.bytes_per_token, budget)
     vision = runner.vision if isinstance(runner, GeneralRunner) else None
     vocabulary = Vocabulary(folder, runner.config.vocab_size, vision)
     ends = end_tokens(folder, vocabulary)
@@ -319,9 +323,9 @@ def _load_runner(folder: Path, options: EngineOptions, device: str) -> tuple[Run
 def _memory_limits(
     runner: Runner | GeneralRunner, pretrained: Pretrained, options: EngineOptions, extra: int
 ) -> tuple[EngineLimits, int, int]:
-    """Return the limits, and the capacities of the key-value cache and the prefix cache in tokens.
+    """Return the engine's limits, and the capacities of the key-value cache and of the prefix cache in tokens.
 
-    extra: further bytes per token of the key-value cache.
+    extra: bytes per token of the key-value cache in addition to those of the model, for a draft model.
     """
     most = pretrained.context
     if most is not None and options.max_context > most:

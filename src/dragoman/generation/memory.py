@@ -1,4 +1,4 @@
-"""Memory that the C library keeps after large pieces of work."""
+"""Return memory that the C library retains after large allocations."""
 
 import contextlib
 import ctypes

@@ -79,7 +79,7 @@ def load_pretrained(folder: Path, dtype: str, device_name: str) -> Pretrained:
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
     quantization = getattr(config, "quantization_config", None) or {}
     is_dequantized = quantized_files.is_readable(quantization)
-    if inside or is_dequantized:  # weights of few bits, which are computed in the shorter dtype
+    if inside or is_dequantized:  # quantized weights, whose products are computed in the shorter dtype
         config.dtype = torch.bfloat16
     used_dtype = DTYPES[dtype] if dtype != "auto" else _default_dtype(config, device)
     has_vision = not inside and takes_images(folder)

@@ -94,7 +94,7 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return ((values.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
-def _scaled(
+def _apply_scales(
     values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, group: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return (values - zero) * scale as FP32 [N, K]. scale and zero: [N or 1, G]; group: the group of each input."""
@@ -110,7 +110,7 @@ def _scaled(
     return shifted * expand(scale)
 
 
-def _scaled_blocks(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+def _apply_block_scales(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """Return values [N, K] by the scale of their block, [N/block[0], K/block[1]] rounded up."""
     rows, columns = (-(-length // size) for length, size in zip(values.shape, block, strict=True))
     if scale.shape != (rows, columns):
@@ -140,7 +140,7 @@ def _dequantize_gptq(layer: Tensors, settings: Settings) -> torch.Tensor:
     group = layer["g_idx"].long() if "g_idx" in layer else None
     if group is not None and (len(group) != values.shape[1] or bool((group < 0).any())):
         raise ValueError("one group for each input is needed")
-    return _scaled(values, layer["scales"].t(), zeros, group)
+    return _apply_scales(values, layer["scales"].t(), zeros, group)
 
 
 def _dequantize_awq(layer: Tensors, settings: Settings) -> torch.Tensor:
@@ -153,7 +153,7 @@ def _dequantize_awq(layer: Tensors, settings: Settings) -> torch.Tensor:
         _unpack(layer[name], 4).view(len(layer[name]), -1, 8)[:, :, order].flatten(1).t()
         for name in ("qweight", "qzeros")
     )
-    return _scaled(values, layer["scales"].t(), zeros)
+    return _apply_scales(values, layer["scales"].t(), zeros)
 
 
 def _dequantize_fp8(layer: Tensors, settings: Settings) -> torch.Tensor:
@@ -162,7 +162,7 @@ def _dequantize_fp8(layer: Tensors, settings: Settings) -> torch.Tensor:
     if scale.numel() == 1:
         return layer["weight"].float() * scale.float().reshape(1, 1)
     rows, columns = settings.get("weight_block_size") or (128, 128)
-    return _scaled_blocks(layer["weight"], scale, (rows, columns))
+    return _apply_block_scales(layer["weight"], scale, (rows, columns))
 
 
 def _dequantize_compressed(layer: Tensors, settings: Settings) -> torch.Tensor:
@@ -180,8 +180,8 @@ def _dequantize_compressed(layer: Tensors, settings: Settings) -> torch.Tensor:
     if "weight_packed" not in layer:
         block = _block(settings)
         if block is not None and zero is None and scale.numel() > 1:
-            return _scaled_blocks(layer["weight"], scale, block)
-        return _scaled(layer["weight"], scale, zero, group)
+            return _apply_block_scales(layer["weight"], scale, block)
+        return _apply_scales(layer["weight"], scale, zero, group)
     packed = layer["weight_packed"]
     rows, columns = layer["weight_shape"].tolist()
     bits = _bits(settings, packed, columns)
@@ -191,7 +191,7 @@ def _dequantize_compressed(layer: Tensors, settings: Settings) -> torch.Tensor:
         zero = _unpack(zero.t(), bits)[:, :rows].t().float() - offset
     if len(values) != rows:
         raise ValueError("weight_shape does not fit")
-    return _scaled(values, scale, zero, None if group is None else group.long())
+    return _apply_scales(values, scale, zero, None if group is None else group.long())
 
 
 def _groups(settings: Settings) -> list[Settings]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from dragoman.core.metrics import Family, Sample
 
-# A step computes at most this number of rows with drafts: so many take little more time than one.
+# Maximum number of rows, drafts included, of a step with drafts: this many take little more time than one row.
 _MAX_ROWS = 8
 # N-grams of fewer tokens are not searched; only the last tokens of a long text are.
 _MIN_NGRAM, _WINDOW = 2, 8192

@@ -58,7 +58,7 @@ class _Writer:
             return _ANY_TEXT
         if kind == "triggered_tags":
             _require(is_last and not end, "triggered_tags: expected them at the end")
-            return self._triggered(form)
+            return self._triggered_tags(form)
         symbols = self._symbols(str(kind), form, is_last=is_last and not end)
         return f"{symbols} {literal(end)}" if end else symbols
 
@@ -69,9 +69,9 @@ class _Writer:
             case "json_schema":
                 return f"%json {with_bounded_space(json.dumps(form.get('json_schema')))}"
             case "regex":
-                return self._nested({"lark_grammar": f"start: /{_regex(_text(form, 'pattern'))}/"})
+                return self._add_grammar({"lark_grammar": f"start: /{_regex(_text(form, 'pattern'))}/"})
             case "grammar":
-                return self._nested({"lark_grammar": to_lark(_text(form, "grammar"))})
+                return self._add_grammar({"lark_grammar": to_lark(_text(form, "grammar"))})
             case "sequence":
                 *before, last = _list(form, "elements")
                 return " ".join(
@@ -82,7 +82,7 @@ class _Writer:
             case "tag":
                 return self._tag(form, "", is_last=is_last)
             case "tags_with_separator":
-                return self._separated(form)
+                return self._separated_tags(form)
             case "optional" | "plus" | "star" | "repeat":
                 return f"({self.write(form.get('content'), is_last=False)}){_repetition(kind, form)}"
         raise ValueError(f"structural tags: expected a format of type {_KINDS}, got {kind!r}")
@@ -94,7 +94,7 @@ class _Writer:
         _require(isinstance(end, str), 'tag: expected text as "end"')
         return f"{literal(begin)} {self.write(tag.get('content'), is_last=is_last, end=end)}"
 
-    def _triggered(self, form: Mapping[str, Any]) -> str:
+    def _triggered_tags(self, form: Mapping[str, Any]) -> str:
         """Return free text in which each trigger begins one of the tags."""
         triggers, tags = _list(form, "triggers"), _list(form, "tags")
         _require(all(isinstance(each, str) and each for each in triggers), "triggers: expected non-empty texts")
@@ -114,7 +114,7 @@ class _Writer:
             return first if form.get("at_least_one") else f"({some} | {_ANY_TEXT})"
         return f"{f'{first} ' if form.get('at_least_one') else ''}{some}* {_ANY_TEXT}"
 
-    def _separated(self, form: Mapping[str, Any]) -> str:
+    def _separated_tags(self, form: Mapping[str, Any]) -> str:
         one = self._choice([self._tag(tag, "", is_last=False) for tag in _list(form, "tags")])
         separator = form.get("separator", "")
         _require(isinstance(separator, str), "tags_with_separator: expected text as separator")
@@ -129,7 +129,7 @@ class _Writer:
         self.rules.append(f"{name}{attributes}: {body}")
         return name
 
-    def _nested(self, grammar: dict[str, str]) -> str:
+    def _add_grammar(self, grammar: dict[str, str]) -> str:
         name = f"grammar_{len(self.grammars)}"
         self.grammars.append({"name": name, **grammar})
         return f"@{name}"

@@ -14,15 +14,13 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Proce
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
+from dragoman.core.text_limits import MOST_IMAGE_RATIO, MOST_JPEG_SCANS
 
 # Formats of images: none of them makes Pillow start a program.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # Modes of Pillow with 8 bits for each channel, which a conversion to RGB keeps.
 _MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
-# Ratio of the sides of an image: processors that scale the shorter side would make a huge image of a thin one.
-_MAX_RATIO = 200
-# Passes over the pixels of a progressive JPEG, of which encoders write about ten. Each may be a few bytes of the file.
-_MAX_SCANS, _SCAN = 100, b"\xff\xda"
+_SCAN = b"\xff\xda"
 _SAMPLE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a b c"}]}]
 _PROBE = "dragoman-probe"
 
@@ -164,12 +162,12 @@ class VisionProcessor:
             if remaining < 0:
                 limit, size = self._limits.pixels, f"{image.width} x {image.height}"
                 raise InvalidInput(f"{where}: expected at most {limit} pixels in all (max_image_pixels), got {size}")
-            if max(image.size) > _MAX_RATIO * min(image.size):
+            if max(image.size) > MOST_IMAGE_RATIO * min(image.size):
                 size = f"{image.width} x {image.height}"
-                raise InvalidInput(f"{where}: expected sides in a ratio of at most {_MAX_RATIO}, got {size}")
+                raise InvalidInput(f"{where}: expected sides in a ratio of at most {MOST_IMAGE_RATIO}, got {size}")
             scans = file.count(_SCAN) if image.info.get("progressive") else 0
-            if scans > _MAX_SCANS:
-                raise InvalidInput(f"{where}: expected a JPEG of at most {_MAX_SCANS} scans, got {scans}")
+            if scans > MOST_JPEG_SCANS:
+                raise InvalidInput(f"{where}: expected a JPEG of at most {MOST_JPEG_SCANS} scans, got {scans}")
             if image.mode not in _MODES:
                 raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
             image = ImageOps.exif_transpose(image)

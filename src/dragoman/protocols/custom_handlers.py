@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from dragoman.core.calls import DescribeModels, Handle, Handled, ModelDescription, Request, Response
-from dragoman.core.errors import InvalidOutput
+from dragoman.core.errors import DragomanError, InvalidOutput
 from dragoman.core.paths import match_handler
 from dragoman.protocols.wire import (
     Endpoint,
@@ -18,11 +18,26 @@ from dragoman.protocols.wire import (
     HttpProtocol,
     HttpRequest,
     HttpResponse,
+    HttpStream,
     Policy,
     PreliminaryCall,
     Route,
 )
 from dragoman.system.request_context import HEADER
+
+
+def handler_stream(call: EngineCall[Handled, HttpResponse]) -> HttpStream[Handled]:
+    """Return a call of a handler that may stream its response; an error after the first chunk ends the connection."""
+    return HttpStream(
+        call.request,
+        lambda response: response.answer.content,
+        _raise,
+        format_whole=lambda response: None if response.answer.is_chunk else call.format_response(response),
+    )
+
+
+def _raise(error: DragomanError) -> bytes:
+    raise error
 
 
 def handler_call(
@@ -56,10 +71,11 @@ _OPEN_INFERENCE = "/v2"
 
 
 def prefer_handlers(protocols: Sequence[HttpProtocol], policy: Policy, *, needs_keys: bool) -> list[HttpProtocol]:
-    """Return the protocols with routes at which custom handlers take precedence, as in MLServer.
+    """Return the protocols with custom handlers taking precedence over their routes, as in MLServer.
 
-    MLServer's own paths begin with /v2; they keep their precedence, and so do health checks, which are answered beyond
-    the limits and without a key. With keys only routes for the role infer are changed.
+    Paths below /v2 keep their precedence, as they do in MLServer. So do health checks, which are answered beyond the
+    limits
+    and without a key. If there are API keys, only routes for the role infer are changed.
     """
     methods: dict[str, set[str]] = defaultdict(set)
     for protocol in protocols:

@@ -1,6 +1,6 @@
 """Inputs and outputs of models as nested JSON lists, without names or with them; shared by LMI and KServe's V1."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,6 @@ def columns_of(rows: list[dict[str, Any]], model: ModelDescription, field: str) 
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def named_tensors(values: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
-    """Return the tensors of values by the names of inputs; a single row may lack its first axis."""
-    specs = {spec.name: spec for spec in model.signature.inputs}
-    return {name: with_row_axis(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in values.items()}
-
-
 def single_tensor(value: Any, model: ModelDescription, field: str = "inputs") -> Mapping[str, Tensor]:
     """Return the tensor of the model's only input; a single row may lack its first axis."""
     spec = only_input(model, field)
@@ -95,6 +89,16 @@ def with_row_axis(tensor: Tensor, spec: TensorSpec | None) -> Tensor:
     if rank is None or tensor.data.ndim != rank - 1:
         return tensor
     return Tensor(tensor.data.reshape(1, *tensor.shape), tensor.datatype)
+
+
+def named_tensors(
+    values: Mapping[str, Any],
+    model: ModelDescription,
+    adapt: Callable[[Tensor, TensorSpec | None], Tensor] = with_row_axis,
+) -> Mapping[str, Tensor]:
+    """Return the tensors of values by the names of inputs, adapted to the shapes of these."""
+    specs = {spec.name: spec for spec in model.signature.inputs}
+    return {name: adapt(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in values.items()}
 
 
 def _plain_lists(value: Any, name: str) -> Any:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import orjson
 
-from dragoman.core.calls import Request, Response
+from dragoman.core.calls import Ready, Request, Response
 from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.formats.policy import Buffer as Buffer
@@ -77,7 +77,8 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     An error before the first chunk has a status of its own: `format_error` formats it, or the protocol's own error
     format if that is None. A later one is sent in the stream, formatted by `format_late_error`. A stream without an
     error ends with `format_last_chunk()`; `end` follows in either case. Before that chunk is sent, the engine gets the
-    request of `final_request`, if there is one.
+    request of `final_request`, if there is one. `format_whole` formats a first chunk that is the whole response, and
+    returns None for another one.
     """
 
     request: Request[A]
@@ -88,6 +89,7 @@ class HttpStream(msgspec.Struct, Generic[A], frozen=True):
     format_error: Callable[[DragomanError], HttpResponse] | None = None
     format_last_chunk: Callable[[], bytes] = bytes
     final_request: Callable[[], Request[Any]] | None = None
+    format_whole: Callable[[Response[A]], HttpResponse | None] = lambda _: None
 
 
 class PreliminaryCall(msgspec.Struct, Generic[A], frozen=True):
@@ -276,9 +278,30 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> HttpR
     return HttpResponse(status, (orjson.dumps(value),), (JSON_TYPE, *headers))
 
 
-def format_readiness(name: str, *, is_ready: bool) -> HttpResponse:
-    """Format the readiness of a model as KServe's V1 protocol does."""
-    return json_response({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+def error_formatter(
+    table: Sequence[tuple[type[DragomanError], int]],
+) -> Callable[[DragomanError | HttpError], HttpResponse]:
+    """Return a function that formats an error as `{"error": message}`, with the status of this table, or 500."""
+
+    def format_error(error: DragomanError | HttpError) -> HttpResponse:
+        if isinstance(error, HttpError):
+            return json_response({"error": error.message}, error.status, error.headers)
+        (status,) = find_error_row(error, table) or (500,)
+        return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
+
+    return format_error
+
+
+def read_readiness(name: str) -> EngineCall[bool, HttpResponse] | HttpResponse:
+    """Return the readiness of a model as KServe's V1 protocol does; its paths that end in a verb need POST."""
+    if name.endswith((":predict", ":explain")):
+        error = f"method GET is not allowed for '/v1/models/{name[:256]}'; expected POST"
+        return json_response({"error": error}, 405, (("allow", "OPTIONS, POST"),))
+
+    def format_response(response: Response[bool]) -> HttpResponse:
+        return json_response({"name": name, "ready": response.answer}, 200 if response.answer else 503)
+
+    return EngineCall(Request(Ready(), name), format_response)
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------

@@ -241,11 +241,13 @@ def gate(code: Code, config: KernelConfig, gates: Value, output: Value) -> None:
 class AttentionHead:
     """One row (token) and one key-value head, with the query heads that share it.
 
-    position: of the token in its sequence; it attends to positions from `first` to its own. qkv: its queries, keys and
-    values [qkv_heads, head_size], FP32. rotary: cosines and signed sines of its position, [2, head_size].
-    keys, values: those of the head in the cache, [length, head_size]. output: [query_heads, head_size].
-    norms: weights of the query norm and the key norm. query, scores: scratch memory of the thread; `scores` has 16
-    numbers of padding at both ends.
+    position: of the token in its sequence; it attends to positions from `first` to its own.
+    qkv: its queries, keys and values [qkv_heads, head_size], FP32.
+    rotary: cosines and signed sines of its position, [2, head_size].
+    keys, values: those of the head in the cache, [length, head_size].
+    output: [query_heads, head_size].
+    norms: weights of the query norm and the key norm.
+    query, scores: scratch memory of the thread; `scores` has 16 numbers of padding at both ends.
     """
 
     head: Value

@@ -43,7 +43,7 @@ class StepCode:
 
 
 class BlockLinear:
-    """Linear layer with its weight in the layout of the kernels, the only copy of it.
+    """Linear layer with its weight in the layout of the kernels, which is the only copy of the weight.
 
     weights: blocks of 64 columns. bias: [padded columns], FP32. The result of a row is bitwise independent of the other
     rows and the number of threads.

@@ -37,13 +37,13 @@ def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def dequantize(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the weights that products use in the place of these, FP32."""
+    """Return the FP32 values of the weights after quantization."""
     integers, scales = quantize(weight, bits)
     return (integers.view(len(weight), -1, GROUP) * scales.float()[..., None]).view(weight.shape)
 
 
 def dequantize_layers(model: Any, bits: int) -> None:
-    """Replace the weights of a decoder's linear layers by those that the kernels use, in the model's dtype."""
+    """Replace the weights of a decoder's linear layers by their values after quantization, in the model's dtype."""
     layers = [each for each in model.model.layers.modules() if isinstance(each, nn.Linear)]
     for layer in (*layers, model.lm_head):
         weight = dequantize(layer.weight, bits).to(layer.weight.dtype)

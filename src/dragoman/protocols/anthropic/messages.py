@@ -105,5 +105,5 @@ def error_object(kind: str, message: str) -> dict[str, Any]:
 
 
 def type_of_status(status: int) -> str:
-    """Return the type of an error of HTTP itself."""
+    """Return Anthropic's error type for an HTTP status."""
     return _OTHER_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")

@@ -23,7 +23,7 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
 from dragoman.protocols.wire import Policy
 
-_CALL_ID = "toolu_"  # templates get the id without it: those of Mistral accept only short ones
+_CALL_ID = "toolu_"  # removed from ids for chat templates: those of Mistral accept only short ids
 _LEAST_BUDGET = 1024
 # A line of Claude Code that changes with each request, so that no prefix of the prompt would be cached.
 _BILLING = "x-anthropic-billing-header"
@@ -45,7 +45,8 @@ PARAMETERS: Mapping[str, Parameter] = {
     "max_tokens": sets("max_new_tokens", integer(1)),
     "stop_sequences": sets("stop"),
     "temperature": sets("temperature", number(0.0, 1.0)),
-    **{name: COMMON[name] for name in ("top_p", "top_k", "min_p", "repetition_penalty", "seed", "adapter")},
+    "top_p": sets("top_p"),
+    **{name: COMMON[name] for name in ("top_k", "min_p", "repetition_penalty", "seed", "adapter")},
     "stream": option("stream", flag()),
 }
 
@@ -66,7 +67,7 @@ def parse_message_request(
         "chat_template_kwargs": _variables(parameters),
         **_tool_choice(options.get("tool_choice")),
     }
-    if messages[-1]["role"] == "assistant":  # its beginning is given
+    if messages[-1]["role"] == "assistant":  # the model continues its last message
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     conversation, tools = parse_conversation(chat, policy)
     format_ = get_object(options, "output_config").get("format")

@@ -37,9 +37,9 @@ class RequestHistory(Protocol):
 
 
 def with_console(protocols: Sequence[HttpProtocol], history: RequestHistory | None = None) -> list[HttpProtocol]:
-    """Return the protocols and the console, with the requests of a history if there is one.
+    """Return the protocols and the console, with recent requests if there is a history.
 
-    `GET /` is the console for clients that accept `text/html`, as browsers do. Others get the response of the
+    `GET /` is the console for clients that accept `text/html`, such as browsers. Other clients get the response of the
     protocol that has this path.
     """
     changed = [replace(p, routes=tuple(_for_browsers(route) for route in p.routes)) for p in protocols]

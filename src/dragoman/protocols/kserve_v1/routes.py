@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Ready, Request, Response
+from dragoman.core.calls import Describe, Infer, Inference, ModelDescription, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
     DragomanError,
@@ -24,12 +24,13 @@ from dragoman.core.signature import TensorSpec
 from dragoman.core.tensor import Tensor, numpy_numbers
 from dragoman.formats.json_document import parse_document
 from dragoman.formats.json_text import json_chunks
-from dragoman.protocols.custom_handlers import handler_call
+from dragoman.protocols.custom_handlers import handler_call, handler_stream
 from dragoman.protocols.json_arrays import (
     call_parameters,
     columns_of,
     format_values,
     is_object_list,
+    named_tensors,
     only_input,
     parse_tensor,
 )
@@ -42,14 +43,12 @@ from dragoman.protocols.wire import (
     HttpProtocol,
     HttpRequest,
     HttpResponse,
+    HttpStream,
     Policy,
     PreliminaryCall,
     Route,
-    error_headers,
-    find_error_row,
-    format_readiness,
-    json_response,
-    replace_surrogates,
+    error_formatter,
+    read_readiness,
 )
 
 _FIELDS = ("instances", "inputs")
@@ -69,6 +68,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (DeadlineExceeded, 504),
     (ServerError, 500),
 )
+format_error = error_formatter(_STATUS)
 
 
 class KServeV1:
@@ -87,10 +87,10 @@ class KServeV1:
             raise HttpError(405, "method POST is not allowed here; expected a path that ends in ':predict'", _ALLOW)
         path = f"/v1/models/{name}:{verb}"
 
-        def infer(response: Response[ModelDescription]) -> EngineCall[Any, HttpResponse]:
+        def infer(response: Response[ModelDescription]) -> EngineCall[Any, HttpResponse] | HttpStream[Any]:
             if f"POST {path}" in response.answer.handlers:
                 call = handler_call(http, self._policy, name, path=path)
-                return msgspec.structs.replace(call, request=_with_event(call.request, http))
+                return handler_stream(msgspec.structs.replace(call, request=_with_event(call.request, http)))
             if verb == "explain":
                 raise NotSupported("this model does not support explanations; expected ':predict'")
             rows = parse_predict_request(http, response.answer, self._policy)
@@ -105,9 +105,8 @@ class KServeV1:
         predictions = next(iter(values.values())) if len(values) == 1 else _rows(values, outputs, instead)
         return HttpResponse(200, json_chunks({"predictions": predictions}), (JSON_TYPE,))
 
-    def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse]:
-        name = http.params["name"]
-        return EngineCall(Request(Ready(), name), lambda r: format_readiness(name, is_ready=r.answer))
+    def ready(self, http: HttpRequest) -> EngineCall[bool, HttpResponse] | HttpResponse:
+        return read_readiness(http.params["name"])
 
 
 def protocol(policy: Policy) -> HttpProtocol:
@@ -119,14 +118,6 @@ def protocol(policy: Policy) -> HttpProtocol:
     )
     errors = messages.errors([status for _, status in _STATUS])
     return HttpProtocol("KServe V1", routes, format_error, errors=errors)
-
-
-def format_error(error: DragomanError | HttpError) -> HttpResponse:
-    """KServe: a 4xx or 5xx status and the body `{"error": message}`."""
-    if isinstance(error, HttpError):
-        return json_response({"error": error.message}, error.status, error.headers)
-    (status,) = find_error_row(error, _STATUS) or (500,)
-    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
 
 
 def _with_event(request: Request[Any], http: HttpRequest) -> Request[Any]:
@@ -159,22 +150,17 @@ def _parse_instances(value: Any, model: ModelDescription) -> Mapping[str, Tensor
     if isinstance(value, dict | str | int | float | None):
         raise InvalidInput(f"'instances': expected a list of rows, got {format_value(value)}")
     if is_object_list(value):
-        return _parse_named(columns_of(value, model, "instances"), model)
+        return named_tensors(columns_of(value, model, "instances"), model, _as_column)
     return _parse_only(value, model, "instances")
 
 
 def _parse_columns(value: Any, model: ModelDescription) -> Mapping[str, Tensor]:
-    return _parse_named(value, model) if isinstance(value, dict) else _parse_only(value, model, "inputs")
+    return named_tensors(value, model, _as_column) if isinstance(value, dict) else _parse_only(value, model, "inputs")
 
 
 def _parse_only(value: Any, model: ModelDescription, field: str) -> Mapping[str, Tensor]:
     spec = only_input(model, field)
     return {spec.name: parse_tensor(value, spec, spec.name)}
-
-
-def _parse_named(columns: Mapping[str, Any], model: ModelDescription) -> Mapping[str, Tensor]:
-    specs = {spec.name: spec for spec in model.signature.inputs}
-    return {name: _as_column(parse_tensor(v, specs.get(name), name), specs.get(name)) for name, v in columns.items()}
 
 
 def _as_column(tensor: Tensor, spec: TensorSpec | None) -> Tensor:

@@ -157,9 +157,11 @@ READERS: Mapping[str, Callable[[HttpRequest, ModelDescription, Policy], Infer]] 
 
 
 def names_format(http: HttpRequest) -> bool:
-    """Return whether the content type of the request, or one that the client accepts, is a format of arrays other than
-    JSON and, of a request, CSV."""
-    accepted = _accepted(http.headers.get("accept", ""))
+    """Return whether the request names a format for arrays, by its content type or its Accept header.
+
+    JSON does not count, nor does CSV as the content type of the request.
+    """
+    accepted = _accepted_type(http.headers.get("accept", ""))
     return media_type(http) in READERS.keys() - {"text/csv"} or accepted not in ("", "application/json")
 
 
@@ -169,10 +171,10 @@ def names_format(http: HttpRequest) -> bool:
 def _writer(accept: str, request_type: str) -> Callable[[Response[Inference], Policy], HttpResponse]:
     """Return the formatter of the first content type that the client accepts; by default JSON, or for tensor formats
     that of the request, as DJL does."""
-    return _WRITERS[_accepted(accept) or (request_type if request_type in _IN_KIND else "application/json")]
+    return _WRITERS[_accepted_type(accept) or (request_type if request_type in _IN_KIND else "application/json")]
 
 
-def _accepted(accept: str) -> str:
+def _accepted_type(accept: str) -> str:
     """Return the first content type of an Accept header that responses may have; "" if there is none."""
     kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
     return next((kind for kind in kinds if kind in _WRITERS), "")

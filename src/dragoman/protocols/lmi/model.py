@@ -30,10 +30,13 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class LmiModel:
-    """The settings of a model. `formatter`: the operator's choice, "" for none; `custom`: a function of the operator.
+    """The LMI settings of a model.
 
-    `rolling`: a single text is answered in the rolling-batch schema; `streams`: the dynamic-batch schema streams;
-    `trtllm`: the defaults of sampling are those of LMI with TensorRT-LLM.
+    formatter: the operator's output formatter, "" for none.
+    custom: a formatter that is a function of the operator.
+    rolling: whether a single text is answered in the rolling-batch schema.
+    streams: whether the dynamic-batch schema streams.
+    trtllm: whether sampling has the defaults of LMI with TensorRT-LLM.
     """
 
     name: str

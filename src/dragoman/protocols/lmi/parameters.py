@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.sampling import MOST_STOPS, InvalidValueError, ValueKind, flag, text, texts
+from dragoman.core.sampling import InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
+from dragoman.core.text_limits import MOST_STOPS
 from dragoman.protocols.text_common.parameters import (
     GRAMMAR,
     GUIDED,

@@ -14,6 +14,7 @@ from msgspec import structs
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Sampling
+from dragoman.core.text_limits import LMI_INPUTS
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.lmi.parameters import ADAPTERS, parse_generation_parameters
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
@@ -38,7 +39,6 @@ _NO_OBJECT = (
 )
 _MOST_FORM_BYTES = 16 << 20
 _MOST_FORM_LINES = 1 << 16
-_MOST_INPUTS = 256
 _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
 
@@ -234,8 +234,8 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
             "Invalid request payload. The 'inputs' field does not contain any content. "
             f"Received payload {format_value(body)}"
         )
-    if len(texts) > _MOST_INPUTS:
-        raise InvalidInput(f"`inputs` must have at most {_MOST_INPUTS} texts; got {len(texts)}")
+    if len(texts) > LMI_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {LMI_INPUTS} texts; got {len(texts)}")
     return tuple(texts), listed
 
 

@@ -11,6 +11,7 @@ from dragoman.core.calls import Embed, Embedded, Generate, ModelDescription, Res
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Generation, Text, Token
+from dragoman.core.text_limits import MOST_TEXTS
 from dragoman.protocols.lmi.formats import LmiErrors, to_json
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.lmi.request import media_type, other_model
@@ -39,7 +40,6 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
 )
 
-_MOST_INPUTS = 2048
 _KINDS = ("", "application/json", "application/x-www-form-urlencoded")  # curl calls JSON the last of these
 
 
@@ -77,9 +77,9 @@ def _embeddings_body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None
 
 
 def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> None:
-    if not all(texts) or len(texts) > _MOST_INPUTS:
+    if not all(texts) or len(texts) > MOST_TEXTS:
         raise InvalidInput(
-            f"`inputs` must be a text, or at most {_MOST_INPUTS} texts, none empty; got {format_value(body['inputs'])}"
+            f"`inputs` must be a text, or at most {MOST_TEXTS} texts, none empty; got {format_value(body['inputs'])}"
         )
     reject_unknown(_unknown(body), ("inputs",), policy)
 

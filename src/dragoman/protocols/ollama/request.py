@@ -1,12 +1,13 @@
 """Requests of Ollama's API: options, chats and prompts."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import (
-    MOST_TOP,
     InvalidValueError,
     ValueKind,
     flag,
@@ -27,6 +28,7 @@ from dragoman.protocols.text_common.parameters import (
     get_object,
     option,
     parse_parameters,
+    reject_unused,
     sets,
 )
 from dragoman.protocols.text_common.tools import Tools
@@ -58,15 +60,35 @@ def _format() -> ValueKind:
     return ValueKind('"json" or a JSON schema', convert)
 
 
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(rf"(\d{{1,18}}(?:\.\d{{0,18}})?|\.\d{{1,18}})({'|'.join(_UNIT_S)})", re.ASCII)
+_DURATION = re.compile(rf"[+-]?(0|({_PART.pattern}){{1,16}})", re.ASCII)
+
+
+def _keep_alive() -> ValueKind:
+    def convert(value: Any) -> float:
+        if isinstance(value, str) and _DURATION.fullmatch(value):
+            seconds = sum(float(number) * _UNIT_S[unit] for number, unit in _PART.findall(value))
+            value = -seconds if value.startswith("-") else seconds
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InvalidValueError
+        return math.inf if value < 0 or value > _MOST else float(value)
+
+    return ValueKind('a number of seconds or a duration such as "5m", negative to keep the model', convert)
+
+
+_MOST = (1 << 31) - 1
+KEEP_ALIVE = option("keep_alive", _keep_alive())
 _SHARED: Mapping[str, Parameter] = {
     "model": option("model", text()),
     "stream": option("stream", flag()),
     "think": option("think", _think()),
     "options": option("options", json_object()),
     "logprobs": option("logprobs", flag()),
-    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "top_logprobs": sets("top_logprobs"),
     "format": sets("grammar", _format()),
-    **{name: option(name, anything()) for name in ("keep_alive", "shift")},
+    "keep_alive": KEEP_ALIVE,
+    "shift": option("shift", anything()),
     "truncate": option("truncate", flag()),
 }
 CHAT: Mapping[str, Parameter] = {
@@ -81,7 +103,6 @@ GENERATE: Mapping[str, Parameter] = {
     "raw": option("raw", flag()),
     **{name: option(name, anything()) for name in ("suffix", "template", "context", "images")},
 }
-_MOST = (1 << 31) - 1
 # Negative values of these mean none.
 _OPTIONAL = ("num_predict", "seed", "repeat_last_n")
 OPTIONS: Mapping[str, Parameter] = {
@@ -89,11 +110,9 @@ OPTIONS: Mapping[str, Parameter] = {
     "seed": sets("seed", integer(0)),
     "temperature": sets("temperature", number(0.0, 2.0)),
     "repeat_penalty": sets("repetition_penalty"),
-    **{
-        name: COMMON[name]
-        for name in ("top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop")
-    },
-    # They concern the memory of Ollama's engine.
+    "top_p": sets("top_p"),
+    **{name: COMMON[name] for name in ("top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop")},
+    # Options of the memory of Ollama's engine, which have no effect here.
     **{name: option(name, anything()) for name in ("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread")},
 }
 
@@ -138,13 +157,23 @@ def parse_generate_request(body: Mapping[str, Any], policy: Policy) -> tuple[Cha
 
 
 def is_load(body: Mapping[str, Any]) -> bool:
-    """Return whether a body asks to load the model only: it has neither messages nor a prompt."""
+    """Return whether a body only asks to load the model: it has neither messages nor a prompt."""
     return not body.get("messages") and not body.get("prompt")
+
+
+def parse_fields(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
+    """Parse the fields of a body; `keep_alive` has an effect only if models are loaded on demand."""
+    parsed = parse_parameters(body, table, policy)
+    if "keep_alive" not in parsed.options or policy.load_on_demand:
+        return parsed
+    reject_unused(["keep_alive"], policy)
+    del parsed.options["keep_alive"]
+    return replace(parsed, ignored=(*parsed.ignored, "keep_alive"))
 
 
 def _parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
     """Parse the fields of a body together with its `options`."""
-    parsed = parse_parameters(body, table, policy)
+    parsed = parse_fields(body, table, policy)
     values = dict(get_object(parsed.options, "options"))
     for name in _OPTIONAL:
         if isinstance(values.get(name), int) and values[name] < 0:

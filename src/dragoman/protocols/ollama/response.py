@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
@@ -31,6 +31,11 @@ class OllamaFormatter:
         self._call: ToolCall | None = None  # not complete yet
         self._arguments: list[str] = []
         self._calls = 0
+
+    @property
+    def model(self) -> str:
+        """The name of the model, after the first chunk."""
+        return self._reader.model
 
     def complete(self, response: Response[Generation]) -> dict[str, Any]:
         """Return the whole response."""
@@ -102,8 +107,9 @@ class OllamaFormatter:
         return {"done": True, "done_reason": reason, **{name: value for name, value in durations.items() if value}}
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def now(later_s: float = 0.0) -> str:
+    """Return the time now, or some seconds later."""
+    return (datetime.now(UTC) + timedelta(seconds=later_s)).isoformat().replace("+00:00", "Z")
 
 
 def error_object(message: str) -> dict[str, Any]:

@@ -21,10 +21,20 @@ from dragoman.core.calls import (
     Response,
 )
 from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
+from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.text import Chat, Generation
+from dragoman.core.text_limits import MOST_TEXTS
 from dragoman.protocols.ollama import messages
-from dragoman.protocols.ollama.request import is_load, parse_chat_request, parse_generate_request
+from dragoman.protocols.ollama.request import (
+    CHAT,
+    GENERATE,
+    KEEP_ALIVE,
+    is_load,
+    parse_chat_request,
+    parse_fields,
+    parse_generate_request,
+)
 from dragoman.protocols.ollama.response import OllamaFormatter, error_object, now
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
@@ -34,7 +44,6 @@ from dragoman.protocols.text_common.parameters import (
     build_request,
     object_body,
     option,
-    parse_parameters,
 )
 from dragoman.protocols.wire import (
     JSON_TYPE,
@@ -53,10 +62,11 @@ from dragoman.protocols.wire import (
 )
 
 _LATEST = ":latest"
-_MOST_INPUTS = 2048
+_CENTURIES_S = (1 << 63) / 1e9  # the longest duration in Go
 _EMBED: Mapping[str, Parameter] = {
     "dimensions": option("dimensions", integer(1)),
-    **{name: option(name, anything()) for name in ("model", "input", "prompt", "options", "keep_alive")},
+    **{name: option(name, anything()) for name in ("model", "input", "prompt", "options")},
+    "keep_alive": KEEP_ALIVE,
     "truncate": option("truncate", flag()),
 }
 _Parse = Callable[[Mapping[str, Any], Policy], tuple[ChatRequest, str | Chat]]
@@ -94,6 +104,7 @@ class Ollama:
             call = Generate(prompts=(prompt,), sampling=request.sampling, stream=stream)
             format_error = parameters.error_formatter(write_error)
             sent = build_request(call, http, self._policy, model)
+            idle_s = parameters.options.get("keep_alive")
             if stream:
                 return HttpStream(
                     sent,
@@ -102,26 +113,34 @@ class Ollama:
                     headers=(("content-type", messages.LINES), *parameters.headers),
                     format_error=format_error,
                     format_last_chunk=formatter.format_last_chunk,
+                    final_request=None if idle_s is None else lambda: Request(KeepLoaded(idle_s), formatter.model),
                 )
 
             def reply(response: Response[Generation]) -> HttpResponse:
                 return json_response(formatter.complete(response), 200, parameters.headers)
 
-            return EngineCall(sent, reply, format_error)
+            return _keep(EngineCall(sent, reply, format_error), idle_s)
 
         return resolve_model(body, http, then)
 
     def _load(self, body: Mapping[str, Any], model: str, *, is_chat: bool) -> EndpointResult:
-        """Respond to a request without a prompt, which loads the model."""
-        if body.get("keep_alive") in (0, "0", "0s"):
-            raise InvalidInput("`keep_alive` must not be 0 without a prompt: unload with the repository API")
+        """Respond to a request without a prompt, which loads the model, or unloads it if `keep_alive` is 0."""
+        parameters = parse_fields(body, CHAT if is_chat else GENERATE, self._policy)
+        if "keep_alive" in parameters.ignored and not body["keep_alive"]:
+            raise InvalidInput("`keep_alive` must not be 0 without a prompt, unless models are loaded on demand")
+        idle_s = parameters.options.get("keep_alive")
+        is_unload = idle_s == 0
 
-        def reply(response: Response[ModelDescription]) -> HttpResponse:
+        def reply(response: Response[Any]) -> HttpResponse:
             empty: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-            name = response.answer.name
-            return json_response({"model": name, "created_at": now(), **empty, "done": True, "done_reason": "load"})
+            reason = "unload" if is_unload else "load"
+            name = response.answer.name if isinstance(response.answer, ModelDescription) else model
+            value = {"model": name, "created_at": now(), **empty, "done": True}
+            return json_response({**value, "done_reason": reason}, 200, parameters.headers)
 
-        return EngineCall(Request(Describe(Generate), model), reply)
+        if is_unload and model:
+            return EngineCall(Request(KeepLoaded(0.0), model), reply)
+        return _keep(EngineCall(Request(Describe(Generate, load=True), model), reply), idle_s)
 
     # --- embeddings ------------------------------------------------------------------------------------------
 
@@ -129,18 +148,19 @@ class Ollama:
         return self._embed(http, "input", lambda vectors, common: {**common, "embeddings": vectors})
 
     def embeddings(self, http: HttpRequest) -> EndpointResult:
-        return self._embed(http, "prompt", lambda vectors, _: {"embedding": vectors[0]})
+        return self._embed(http, "prompt", lambda vectors, _: {"embedding": vectors[0] if len(vectors) else []})
 
     def _embed(
         self, http: HttpRequest, field: str, format_vectors: Callable[[Any, dict[str, Any]], dict[str, Any]]
     ) -> EndpointResult:
         body, started_ns = self._body(http), time.monotonic_ns()
-        parameters = parse_parameters(body, _EMBED, self._policy)
+        parameters = parse_fields(body, _EMBED, self._policy)
         value = body.get(field)
-        texts: list[Any] = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(text, str) and text for text in texts):
+        texts: list[Any] = value if isinstance(value, list) else [value]
+        is_empty = value in (None, "", [])
+        if not is_empty and (len(texts) > MOST_TEXTS or not all(isinstance(text, str) and text for text in texts)):
             raise InvalidInput(
-                f"`{field}` must be a text, or a list of 1 to {_MOST_INPUTS} texts, none empty; "
+                f"`{field}` must be a text, or a list of at most {MOST_TEXTS} texts, none empty; "
                 f"got {format_value(value)}"
             )
         size = parameters.options.get("dimensions")
@@ -153,9 +173,15 @@ class Ollama:
             result = orjson.dumps(format_vectors(vectors, common), option=orjson.OPT_SERIALIZE_NUMPY)
             return HttpResponse(200, (result,), (JSON_TYPE, *parameters.headers))
 
+        def load(response: Response[ModelDescription]) -> HttpResponse:
+            return json_response(format_vectors([], {"model": response.answer.name}), 200, parameters.headers)
+
         def then(model: str) -> EndpointResult:
+            idle_s = parameters.options.get("keep_alive")
+            if is_empty:
+                return _keep(EngineCall(Request(Describe(Embed, load=True), model), load), idle_s)
             call = Embed(tuple(texts), 0 if parameters.options.get("truncate", True) else None)
-            return EngineCall(build_request(call, http, self._policy, model), reply)
+            return _keep(EngineCall(build_request(call, http, self._policy, model), reply), idle_s)
 
         return resolve_model(body, http, then)
 
@@ -165,8 +191,19 @@ class Ollama:
         return EngineCall(Request(DescribeModels()), self._list)
 
     def _list(self, response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
-        models = [self._card(model) for model in response.answer if model.calls & {Generate, Embed}]
-        return json_response({"models": models})
+        return json_response({"models": [self._card(model) for model in response.answer if _is_text_model(model)]})
+
+    def running(self, http: HttpRequest) -> EndpointResult:
+        def describe(listed: Response[tuple[LoadedModel, ...]]) -> EndpointResult:
+            loaded = {each.name: each for each in listed.answer}
+
+            def reply(response: Response[tuple[ModelDescription, ...]]) -> HttpResponse:
+                models = [model for model in response.answer if model.name in loaded and _is_text_model(model)]
+                return json_response({"models": [{**self._card(m), **_residence(loaded[m.name])} for m in models]})
+
+            return EngineCall(Request(DescribeModels()), reply)
+
+        return PreliminaryCall(Request(ListLoaded()), describe)
 
     def _card(self, model: ModelDescription) -> dict[str, Any]:
         return {
@@ -178,8 +215,6 @@ class Ollama:
             "details": _details(model),
             "capabilities": _capabilities(model),
             "context_length": model.details.get("max_context") or 0,
-            "expires_at": self._started,
-            "size_vram": 0,
         }
 
     def show(self, http: HttpRequest) -> EndpointResult:
@@ -219,6 +254,19 @@ class Ollama:
         return {**body, "model": name.removesuffix(_LATEST) if isinstance(name, str) else name}
 
 
+def _keep(call: EngineCall[Any, HttpResponse], idle_s: float | None) -> EndpointResult:
+    """Return a call after which the model stays loaded for so long."""
+    if idle_s is None:
+        return call
+
+    def then(response: Response[Any]) -> EndpointResult:
+        result, answer = call.format_response(response), response.answer
+        name = answer.name if isinstance(answer, ModelDescription) else response.model
+        return EngineCall(Request(KeepLoaded(idle_s), name), lambda _: result)
+
+    return PreliminaryCall(call.request, then, call.format_error)
+
+
 def _details(model: ModelDescription) -> dict[str, Any]:
     level = model.details.get("quantization")
     family = str(model.details.get("model_type") or model.platform)
@@ -230,6 +278,15 @@ def _details(model: ModelDescription) -> dict[str, Any]:
         "parameter_size": "",
         "quantization_level": str((level if level != "none" else None) or model.details.get("dtype") or ""),
     }
+
+
+def _is_text_model(model: ModelDescription) -> bool:
+    return bool(model.calls & {Generate, Embed})
+
+
+def _residence(model: LoadedModel) -> dict[str, Any]:
+    """Return the bytes of a loaded model, and when it is unloaded; for "never" a date centuries ahead, as in Ollama."""
+    return {"size": model.file_bytes, "size_vram": 0, "expires_at": now(min(model.unload_in_s, _CENTURIES_S))}
 
 
 def _capabilities(model: ModelDescription) -> list[str]:
@@ -251,7 +308,7 @@ def protocol(policy: Policy) -> HttpProtocol:
         Route("POST", "/api/embeddings", at.embeddings, role="infer", operation=messages.EMBEDDINGS),
         Route("POST", "/api/show", at.show, role="read", operation=messages.SHOW),
         Route("GET", "/api/tags", at.tags, role="read", operation=messages.TAGS),
-        Route("GET", "/api/ps", at.tags, role="read", operation=messages.RUNNING),
+        Route("GET", "/api/ps", at.running, role="read", operation=messages.RUNNING),
         Route("GET", "/api/version", at.version, role="read", operation=messages.VERSION),
     )
     return HttpProtocol("Ollama", routes, write_error, errors=messages.ERRORS)

@@ -1,13 +1,13 @@
 """Parts of the Open Inference Protocol that REST and gRPC share: extensions and their parameters."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dragoman.core.calls import Authorize, ConcurrentCalls, Infer, ModelDescription, Ready, Request, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.signature import Shape, TensorSpec
-from dragoman.core.spec import COMPLETED_CONFIG
+from dragoman.core.spec import COMPLETED_CONFIG, STATED_METADATA
 from dragoman.core.tensor import Parameters
 from dragoman.formats.shared_regions import RegionSlice, pop_slice, require_regions
 from dragoman.protocols.wire import EngineCall, Policy
@@ -64,22 +64,19 @@ def configuration(model: ModelDescription) -> Mapping[str, Any] | None:
     return None if settings is None else settings["config"]
 
 
-_VERSIONS = "versions"
-
-
 def public_details(model: ModelDescription) -> Mapping[str, Any]:
     """Return the details of a model that its metadata has, with the names of tensors of unknown datatype."""
-    details = {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, _VERSIONS)}
+    details = {name: value for name, value in model.details.items() if name not in (COMPLETED_CONFIG, STATED_METADATA)}
     for side, specs in (("inputs", model.signature.inputs), ("outputs", model.signature.outputs)):
         if untyped := [spec.name for spec in specs if spec.datatype is None]:
             details[f"untyped_{side}"] = untyped
     return details
 
 
-def metadata_versions(model: ModelDescription) -> Sequence[str]:
-    """Return the versions in the metadata: those that the model itself states, as in MLServer, or the served ones."""
-    stated: Sequence[str] = model.details.get(_VERSIONS) or model.versions
-    return stated
+def platform_and_versions(model: ModelDescription) -> dict[str, Any]:
+    """Return two fields of the metadata: as the settings of a model of MLServer state them, or as it is served."""
+    stated: Mapping[str, Any] | None = model.details.get(STATED_METADATA)
+    return {"platform": model.platform, "versions": model.versions} if stated is None else dict(stated)
 
 
 # OIP cannot describe a tensor of any rank. Its shape in the metadata is (-1,); over REST this parameter marks it.

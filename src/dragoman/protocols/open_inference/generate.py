@@ -20,8 +20,6 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.core.sampling import (
-    MOST_STOPS,
-    MOST_WORDS,
     InvalidValueError,
     ValueKind,
     check_value,
@@ -33,6 +31,7 @@ from dragoman.core.sampling import (
     texts,
 )
 from dragoman.core.text import Generation, Sampling, Text
+from dragoman.core.text_limits import MOST_STOPS, MOST_WORDS
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.protocols.open_inference import messages, rest
 from dragoman.protocols.open_inference.extensions import parse_deadline
@@ -56,7 +55,6 @@ from dragoman.protocols.wire import (
     JSON_TYPE,
     EndpointResult,
     EngineCall,
-    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
@@ -64,8 +62,7 @@ from dragoman.protocols.wire import (
     Policy,
     PreliminaryCall,
     Route,
-    error_headers,
-    find_error_row,
+    error_formatter,
     json_response,
     replace_surrogates,
 )
@@ -152,6 +149,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (DeadlineExceeded, 504),
     (ModelFailed, 424),
 )
+format_error = error_formatter(_STATUS)
 
 
 class OpenInferenceGenerate:
@@ -312,11 +310,3 @@ def protocol(policy: Policy) -> HttpProtocol:
         )
     errors = messages.errors([status for _, status in _STATUS])
     return HttpProtocol("Open Inference generate", tuple(routes), format_error, errors=errors)
-
-
-def format_error(error: DragomanError | HttpError) -> HttpResponse:
-    """OIP: `{"error": message}`; 422 invalid request, 424 failed generation, 429 overloaded, 500 anything else."""
-    if isinstance(error, HttpError):
-        return json_response({"error": error.message}, error.status, error.headers)
-    (status,) = find_error_row(error, _STATUS) or (500,)
-    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))

@@ -53,7 +53,7 @@ def infer_call(body: Mapping[str, Any], model: ModelDescription, policy: Policy)
             continue
         elif isinstance(value, dict | list):
             where = "Converting keyword: 'parameters': " * (name in (nested or {}))
-            raise InvalidInput(f"{where}parameter '{name}' has invalid type.{_expected(model)}")
+            raise InvalidInput(f"{where}parameter '{name}' has invalid type.{_expected_types(model)}")
         else:
             parameters[name] = value
     id_ = body.get("id")
@@ -66,7 +66,7 @@ def infer_call(body: Mapping[str, Any], model: ModelDescription, policy: Policy)
     return call, id_ if isinstance(id_, str) else ""
 
 
-def _expected(model: ModelDescription) -> str:
+def _expected_types(model: ModelDescription) -> str:
     names = ", ".join(f"'{spec.name}'" for spec in model.signature.inputs)
     return f" It should be either 'int', 'bool', or 'string'; the inputs of the model are {names or 'unknown'}"
 
@@ -86,7 +86,7 @@ def _input(spec: TensorSpec, value: Any) -> dict[str, Any]:
 
 
 def _fill_shape(name: str, shape: Shape, count: int) -> tuple[int, ...]:
-    """Return the shape of so many elements: the last free axis takes those that the fixed axes leave, others are 1."""
+    """Return the shape of `count` elements: the last free axis takes what fixed axes leave, other free axes are 1."""
     filled: list[int] = []
     is_taken = False
     for length in reversed(shape):
@@ -125,7 +125,7 @@ def _flatten(value: Any) -> list[Any]:
 
 
 def generate_response(response: Response[Inference], id_: str, policy: Policy) -> bytes:
-    """Return the outputs and parameters of a response as one JSON object; an output of one element is no list."""
+    """Return the outputs and parameters of a response as one JSON object; an output of one element is not a list."""
     inference = response.answer
     body: dict[str, Any] = {"id": id_} if id_ else {}
     body["model_name"] = response.model

@@ -176,8 +176,7 @@ def _model_metadata(request: GrpcRequest) -> EngineCall[ModelDescription, bytes]
     def to_message(model: ModelDescription) -> Any:
         return m.ModelMetadataResponse(
             name=model.name,
-            versions=oip.metadata_versions(model),
-            platform=model.platform,
+            **oip.platform_and_versions(model),
             inputs=_tensor_metadata(model.signature.inputs),
             outputs=_tensor_metadata(model.signature.outputs),
         )

@@ -157,7 +157,7 @@ INDEX = Operation(
     is_body_required=False,
 )
 STATUS = Operation("Show models and workers", {200: {JSON: ServerStatus}})
-LOAD = Operation("Load a model, or load it anew", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
+LOAD = Operation("Load or reload a model", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
 UNLOAD = Operation("Unload a model", {200: {}}, {JSON: ControlBody | None}, is_body_required=False)
 
 

@@ -30,7 +30,7 @@ def config_message(model: ModelDescription) -> Any:
     first axis.
     """
     given = configuration(model)
-    return _generated(model) if given is None else _completed(config_from_json(given, "config.pbtxt"), model)
+    return _make_config(model) if given is None else _complete_config(config_from_json(given, "config.pbtxt"), model)
 
 
 def check(spec: ModelSpec) -> None:
@@ -41,9 +41,9 @@ def check(spec: ModelSpec) -> None:
         raise ModelFailed(f"setting 'protocols.triton.config': expected a configuration: {error}") from error
 
 
-def _completed(config: Any, model: ModelDescription) -> Any:
+def _complete_config(config: Any, model: ModelDescription) -> Any:
     """Return the configuration of a file with Triton's defaults for the fields that it leaves out."""
-    generated = _generated(model)
+    generated = _make_config(model)
     config.name = model.name
     for field in ("input", "output", "instance_group"):
         if not getattr(config, field):
@@ -65,7 +65,7 @@ def _completed(config: Any, model: ModelDescription) -> Any:
     return config
 
 
-def _generated(model: ModelDescription) -> Any:
+def _make_config(model: ModelDescription) -> Any:
     """Return the ModelConfig of a model without `config.pbtxt`."""
     platform, backend = _PLATFORMS.get(model.platform.partition("_")[0], (model.platform, model.platform))
     signature, skipped_axes = model.signature, 1 if model.max_batch_size else 0

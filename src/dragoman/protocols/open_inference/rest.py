@@ -54,8 +54,8 @@ from dragoman.protocols.open_inference.derivatives import derivative_request, in
 from dragoman.protocols.open_inference.extensions import (
     check_unload_parameters,
     metadata_tensors,
-    metadata_versions,
     parse_version_weights,
+    platform_and_versions,
     public_details,
 )
 from dragoman.protocols.open_inference.messages import (
@@ -80,7 +80,6 @@ from dragoman.protocols.wire import (
     JSON_TYPE,
     EngineCall,
     Headers,
-    HttpError,
     HttpProtocol,
     HttpRequest,
     HttpResponse,
@@ -90,10 +89,8 @@ from dragoman.protocols.wire import (
     Route,
     bearer_token,
     control_token,
-    error_headers,
-    find_error_row,
+    error_formatter,
     json_response,
-    replace_surrogates,
 )
 
 _STATUS_PATH = "/v2/repository/status"
@@ -113,6 +110,7 @@ _STATUS: Sequence[tuple[type[DragomanError], int]] = (
     (DeadlineExceeded, 504),
     (ServerError, 500),
 )
+format_error = error_formatter(_STATUS)
 
 
 class OpenInferenceRest:
@@ -248,10 +246,9 @@ class OpenInferenceRest:
             return _message(
                 ModelMetadata(
                     model.name,
-                    model.platform,
-                    _metadata(model.signature.inputs),
-                    _metadata(model.signature.outputs),
-                    versions=metadata_versions(model),
+                    inputs=_metadata(model.signature.inputs),
+                    outputs=_metadata(model.signature.outputs),
+                    **platform_and_versions(model),
                     parameters={"content_type": content_type} if content_type else {},
                     details=public_details(model),
                 )
@@ -339,14 +336,6 @@ def protocol(policy: Policy) -> HttpProtocol:
         ]
     errors = messages.errors([status for _, status in _STATUS])
     return HttpProtocol("Open Inference (V2)", tuple(routes), format_error, fallback=endpoints.handle, errors=errors)
-
-
-def format_error(error: DragomanError | HttpError) -> HttpResponse:
-    """OIP: a 4xx or 5xx status and the body `{"error": message}`, on every path."""
-    if isinstance(error, HttpError):
-        return json_response({"error": error.message}, error.status, error.headers)
-    (status,) = find_error_row(error, _STATUS) or (500,)
-    return json_response({"error": replace_surrogates(error.message)}, status, error_headers(error))
 
 
 def _format_event(response: HttpResponse) -> bytes:

@@ -63,13 +63,13 @@ def routes(policy: Policy) -> list[Route]:
         name, path = require_text(options, "lora_name"), require_text(options, "lora_path")
         replaces, is_pinned = options.get("load_inplace", False), options.get("pinned", False)
         request = build_request(LoadAdapter(name, path, replaces, is_pinned), http, policy, options.get("model", ""))
-        return after_authorization(http, EngineCall(request, lambda _: _done(name, "added", headers)))
+        return after_authorization(http, EngineCall(request, lambda _: _success(name, "added", headers)))
 
     def unload(http: HttpRequest) -> PreliminaryCall[None]:
         options, headers = _options(http, _UNLOAD, policy)
         name = require_text(options, "lora_name")
         request = build_request(UnloadAdapter(name), http, policy, options.get("model", ""))
-        return after_authorization(http, EngineCall(request, lambda _: _done(name, "removed", headers)))
+        return after_authorization(http, EngineCall(request, lambda _: _success(name, "removed", headers)))
 
     done = {200: {"text/plain": None}}
     loading = Operation("Load a LoRA adapter", done, {JSON: AdapterToLoad})
@@ -86,5 +86,5 @@ def _options(http: HttpRequest, table: Mapping[str, Parameter], policy: Policy) 
     return parsed.options, (*_TEXT, *parsed.headers)
 
 
-def _done(name: str, what: str, headers: Any) -> HttpResponse:
+def _success(name: str, what: str, headers: Any) -> HttpResponse:
     return HttpResponse(200, (f"Success: LoRA adapter '{name}' {what} successfully.".encode(),), headers)

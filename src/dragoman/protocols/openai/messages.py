@@ -173,6 +173,15 @@ def rerank(parameters: Mapping[str, Parameter], tei: Mapping[str, Parameter]) ->
     )
 
 
+def embed_as_tei(parameters: Mapping[str, Parameter]) -> Operation:
+    """Return the description of embeddings in the form of TEI."""
+    body = body_schema(parameters, inputs=parameters["inputs"].kind.schema)
+    errors = {status: {JSON: TeiError} for status in (422, 424)}
+    return Operation(
+        "Compute embeddings as text-embeddings-inference", {200: {JSON: list[list[float]]}, **errors}, {JSON: body}
+    )
+
+
 def score(parameters: Mapping[str, Parameter]) -> Operation:
     """Return the description of the scores of pairs."""
     return Operation("Score pairs of texts", {200: {JSON: PairScores}}, {JSON: body_schema(parameters)})

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,12 +13,13 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation
+from dragoman.core.text_limits import MOST_MESSAGES
 from dragoman.protocols.openai.response_format import ResponseFormatter, new_id
 from dragoman.protocols.openai.responses import (
-    MOST_ITEMS,
     build_request,
     input_items,
     parse_response_parameters,
+    referenced_id,
 )
 from dragoman.protocols.text_common import parameters as common
 from dragoman.protocols.text_common.openai_format import resolve_model
@@ -55,16 +57,52 @@ class Responses:
         parameters = parse_response_parameters(body, self._policy)
         items = input_items(parameters.options.get("input"))
         previous = parameters.options.get("previous_response_id")
+
+        def respond(history: Sequence[Mapping[str, Any]]) -> EndpointResult:
+            def then(resolved: Sequence[Mapping[str, Any]]) -> EndpointResult:
+                is_new = [referenced_id(item) is None for item in items]
+                return self._respond(body, http, parameters, history, resolved, is_new)
+
+            return self._resolve(http, history, items, then)
+
         if previous is None:
-            return self._respond(body, http, parameters, (), items)
+            return respond(())
         if not self._has_store:
             raise InvalidInput(f"`previous_response_id`: {_OFF}; send the earlier items as `input`")
+        return self._read(
+            http, previous, lambda record: respond([*record["input"], *record["response"]["output"]]), _missing
+        )
 
-        def then(record: Mapping[str, Any]) -> EndpointResult:
-            history = [*record["input"], *record["response"]["output"]]
-            return self._respond(body, http, parameters, history, items)
+    def _resolve(
+        self,
+        http: HttpRequest,
+        history: Sequence[Mapping[str, Any]],
+        items: Sequence[Mapping[str, Any]],
+        then: Callable[[Sequence[Mapping[str, Any]]], EndpointResult],
+    ) -> EndpointResult:
+        """Replace references by the stored items, one after the other, then continue with `then`."""
+        references = {i: id_ for i, item in enumerate(items) if (id_ := referenced_id(item)) is not None}
+        if references and not self._has_store:
+            raise InvalidInput(f"`input[{min(references)}]`: {_OFF}; send the item")
+        known = {id_ for item in (*history, *items) if referenced_id(item) is None and (id_ := _id_of(item))}
+        for i, id_ in references.items():
+            if id_ in known:
+                raise InvalidInput(f"`input[{i}]`: item {format_value(id_)} must be in the conversation once; got two")
+            known.add(id_)
+        resolved, remaining = list(items), iter(references.items())
 
-        return self._read(http, previous, then)
+        def resolve_next() -> EndpointResult:
+            i, id_ = next(remaining, (-1, ""))
+            if i < 0:
+                return then(resolved)
+
+            def continue_with(item: Mapping[str, Any]) -> EndpointResult:
+                resolved[i] = item
+                return resolve_next()
+
+            return self._read(http, id_, continue_with, lambda id_: _missing_item(i, id_), is_part=True)
+
+        return resolve_next()
 
     def _respond(
         self,
@@ -73,9 +111,10 @@ class Responses:
         parameters: ParsedParameters,
         history: Sequence[Mapping[str, Any]],
         items: Sequence[Mapping[str, Any]],
+        is_new: Sequence[bool],
     ) -> EndpointResult:
-        if len(history) + len(items) > MOST_ITEMS:
-            raise InvalidInput(f"`input` and the earlier items must be at most {MOST_ITEMS}; got more")
+        if len(history) + len(items) > MOST_MESSAGES:
+            raise InvalidInput(f"`input` and the earlier items must be at most {MOST_MESSAGES}; got more")
         chat = build_request(parameters, history, items, self._policy)
         stored = self._has_store and parameters.options.get("store", True)
         stream = parameters.options.get("stream", False)
@@ -83,9 +122,11 @@ class Responses:
         headers, format_error = chat.parameters.headers, chat.parameters.error_formatter(self._write_error)
 
         def save() -> Request[None]:
-            all_items = [*history, *map(_with_id, items)]
-            value = orjson.dumps({"response": formatter.value, "input": all_items})
-            return Request(SaveRecord(_owner(http), formatter.value["id"], value))
+            new = [*map(_with_id, items)]
+            value = orjson.dumps({"response": formatter.value, "input": [*history, *new]})
+            # For requests that refer to them. Items that this one refers to belong to another response.
+            parts = {_id_of(item): orjson.dumps(item) for item in (*compress(new, is_new), *formatter.value["output"])}
+            return Request(SaveRecord(_owner(http), formatter.value["id"], value, parts))
 
         def reply(response: Response[Generation]) -> EndpointResult:
             result = json_response(formatter.complete(response), 200, headers)
@@ -113,7 +154,7 @@ class Responses:
     def retrieve(self, http: HttpRequest) -> EndpointResult:
         if parse_qs(http.query).get("stream", ["false"])[-1] not in ("", "false", "False"):
             raise InvalidInput("`stream` must be false: stored responses are not streamed")
-        return self._read(http, http.params["id"], lambda record: json_response(record["response"]))
+        return self._read(http, http.params["id"], lambda record: json_response(record["response"]), _missing)
 
     def input_items(self, http: HttpRequest) -> EndpointResult:
         query = parse_qs(http.query)
@@ -133,13 +174,13 @@ class Responses:
             )
             return json_response({"object": "list", "data": page, **ids, "has_more": start + len(page) < len(items)})
 
-        return self._read(http, http.params["id"], then)
+        return self._read(http, http.params["id"], then, _missing)
 
     def cancel(self, http: HttpRequest) -> EndpointResult:
         def then(record: Mapping[str, Any]) -> EndpointResult:
             raise InvalidInput("only responses created with `background`: true can be cancelled; close the connection")
 
-        return self._read(http, http.params["id"], then)
+        return self._read(http, http.params["id"], then, _missing)
 
     def delete(self, http: HttpRequest) -> EndpointResult:
         id_ = http.params["id"]
@@ -151,13 +192,21 @@ class Responses:
 
         return EngineCall(Request(DeleteRecord(_owner(http), id_)), reply)
 
-    def _read(self, http: HttpRequest, id_: str, then: Callable[[Any], EndpointResult]) -> EndpointResult:
-        def found(response: Response[bytes | None]) -> EndpointResult:
+    def _read(
+        self,
+        http: HttpRequest,
+        id_: str,
+        then: Callable[[Any], EndpointResult],
+        missing: Callable[[str], HttpError],
+        *,
+        is_part: bool = False,
+    ) -> EndpointResult:
+        def continue_with(response: Response[bytes | None]) -> EndpointResult:
             if response.answer is None:
-                raise _missing(id_)
+                raise missing(id_)
             return then(orjson.loads(response.answer))
 
-        return PreliminaryCall(Request(ReadRecord(_owner(http), id_)), found)
+        return PreliminaryCall(Request(ReadRecord(_owner(http), id_, is_part)), continue_with)
 
 
 def _owner(http: HttpRequest) -> str:
@@ -167,6 +216,18 @@ def _owner(http: HttpRequest) -> str:
 
 def _missing(id_: str) -> HttpError:
     return HttpError(404, f"response {format_value(id_)} not found: it does not exist, or is no longer stored")
+
+
+def _missing_item(at: int, id_: str) -> HttpError:
+    return HttpError(
+        404, f"`input[{at}]`: item {format_value(id_)} not found: it is not of a stored response, or no longer stored"
+    )
+
+
+def _id_of(item: Mapping[str, Any]) -> str:
+    """Return the id of an item, "" if it has none."""
+    id_ = item.get("id")
+    return id_ if isinstance(id_, str) else ""
 
 
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,13 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import (
-    MOST_TOP,
     InvalidValueError,
     ValueKind,
     flag,
     format_value,
-    integer,
     text,
 )
+from dragoman.core.text_limits import MOST_MESSAGES
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object, one_of
 from dragoman.protocols.text_common.openai_format import COMMON, anything
@@ -30,10 +29,9 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
 from dragoman.protocols.wire import Policy
 
-MOST_ITEMS = 4096
-_CALL_ID = "call_"  # templates get the id without it: those of Mistral accept only short ones
+_CALL_ID = "call_"  # removed from ids for chat templates: those of Mistral accept only short ids
 _TEXT_PARTS = frozenset({"input_text", "output_text", "summary_text", "reasoning_text", "text"})
-# Fields that are returned as they were sent, without an effect.
+# Fields without an effect: the response returns them as they were sent.
 ECHOED = (
     "metadata",
     "user",
@@ -65,7 +63,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     },
     "structured_outputs": GUIDED["structured_outputs"],
     "max_output_tokens": sets("max_new_tokens"),
-    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "top_logprobs": sets("top_logprobs"),
     "stream_options": option("stream_options", json_object()),
     "input": option("input", anything()),
     "instructions": option("instructions", text()),
@@ -140,14 +138,22 @@ def input_items(value: Any) -> list[dict[str, Any]]:
     """Return the items of `input`, a text or a list. Raises InvalidInput."""
     if isinstance(value, str) and value:
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
-    if not isinstance(value, list) or not 0 < len(value) <= MOST_ITEMS:
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_MESSAGES:
         raise InvalidInput(
-            f"`input` must be a text that is not empty, or a list of 1 to {MOST_ITEMS} items; got {format_value(value)}"
+            f"`input` must be a text that is not empty, or a list of 1 to {MOST_MESSAGES} items; "
+            f"got {format_value(value)}"
         )
     for i, item in enumerate(value):
         if not isinstance(item, dict):
             raise InvalidInput(f"`input[{i}]` must be an object; got {format_value(item)}")
     return value
+
+
+def referenced_id(item: Mapping[str, Any]) -> str | None:
+    """Return the id of the stored item that an item stands for, None if it is none that refers to another."""
+    is_reference = item.get("type", None if "role" in item else "item_reference") == "item_reference"
+    id_ = item.get("id")
+    return id_ if is_reference and isinstance(id_, str) else None
 
 
 class _Conversation:
@@ -199,9 +205,7 @@ class _Conversation:
 
 
 def _expected_item(item: Mapping[str, Any]) -> str:
-    expected = "a message with `role` and `content`, function_call, function_call_output or reasoning"
-    if item.get("type") == "item_reference":
-        expected += " (references to items are not supported: send the item)"
+    expected = "a message with `role` and `content`, function_call, function_call_output, reasoning or item_reference"
     return f"expected {expected}; got {format_value(item)}"
 
 

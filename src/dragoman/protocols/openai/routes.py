@@ -16,17 +16,17 @@ from dragoman.core.calls import (
     Generate,
     InFlight,
     ModelDescription,
-    Ready,
     Request,
     Response,
     ServerDescription,
 )
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, truncation_side
+from dragoman.core.text_limits import MOST_TEXTS
 from dragoman.protocols.openai import adapters, messages
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
-from dragoman.protocols.openai.scoring import RERANK, SCORE, TEI, Scoring
+from dragoman.protocols.openai.scoring import RERANK, SCORE, TEI, TEI_EMBED, Scoring
 from dragoman.protocols.text_common import messages as text_messages
 from dragoman.protocols.text_common.chat import parse_chat_request
 from dragoman.protocols.text_common.completions import parse_completion_request
@@ -60,11 +60,9 @@ from dragoman.protocols.wire import (
     PreliminaryCall,
     Route,
     error_headers,
-    format_readiness,
     json_response,
+    read_readiness,
 )
-
-_MOST_INPUTS = 2048
 
 
 def _format() -> ValueKind:
@@ -121,10 +119,10 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
         case [*items] if items:
             if all(map(is_token_id, items)):
                 return (tuple(items),)
-            if len(items) <= _MOST_INPUTS and all(_is_input(item) for item in items):
+            if len(items) <= MOST_TEXTS and all(_is_input(item) for item in items):
                 return tuple(item if isinstance(item, str) else tuple(item) for item in items)
     raise InvalidInput(
-        f"`input` must be a text, or a list of at most {_MOST_INPUTS} texts or lists of token ids, none empty; "
+        f"`input` must be a text, or a list of at most {MOST_TEXTS} texts or lists of token ids, none empty; "
         f"got {format_value(value)}"
     )
 
@@ -160,7 +158,7 @@ class OpenAi:
             matching = next((card for card in cards if card["id"] == name), None)
             if matching is not None:
                 return json_response(matching)
-            return EngineCall(Request(Ready(), name), lambda ready: format_readiness(name, is_ready=ready.answer))
+            return read_readiness(name)
 
         return PreliminaryCall(Request(DescribeModels()), find)
 
@@ -243,6 +241,10 @@ def protocol(policy: Policy) -> HttpProtocol:
     routes += [
         Route("POST", f"{base}/rerank", scoring.rerank, role="infer", operation=rerank)
         for base in ("", "/v1", "/v2", "/models/{model}")
+    ]
+    routes += [
+        Route("POST", f"{base}/embed", scoring.embed, role="infer", operation=messages.embed_as_tei(TEI_EMBED))
+        for base in ("", "/models/{model}")
     ]
     routes += [
         Route("POST", f"{base}/score", scoring.score, role="infer", operation=messages.score(SCORE))

@@ -1,4 +1,4 @@
-"""Rerank and score: the shapes of Cohere, Jina, vLLM and Text Embeddings Inference (TEI)."""
+"""Rerank and score: the shapes of Cohere, Jina, vLLM and Text Embeddings Inference (TEI); embeddings as in TEI."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 
 from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, RateLimited
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text, truncation_side
 from dragoman.core.scoring import Score, Scored
-from dragoman.protocols.text_common.embeddings import normalize_vectors
+from dragoman.core.text_limits import MOST_TEXTS
+from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
 from dragoman.protocols.text_common.openai_format import (
     Envelope,
     anything,
@@ -29,6 +31,7 @@ from dragoman.protocols.text_common.parameters import (
     parse_parameters,
 )
 from dragoman.protocols.wire import (
+    JSON_TYPE,
     EndpointResult,
     EngineCall,
     HttpError,
@@ -41,7 +44,6 @@ from dragoman.protocols.wire import (
     replace_surrogates,
 )
 
-_MOST_TEXTS = 2048
 _Pair = tuple[str, str]
 # Formats the scores of all pairs, with the number of tokens and the name of the model.
 _Reply = Callable[[Sequence[float], int, str], HttpResponse]
@@ -52,16 +54,14 @@ def _texts() -> ValueKind:
     """A list of texts, or of objects with a `text`."""
 
     def convert(value: Any) -> list[str]:
-        if not isinstance(value, list) or not 0 < len(value) <= _MOST_TEXTS:
+        if not isinstance(value, list) or not 0 < len(value) <= MOST_TEXTS:
             raise InvalidValueError
         found: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
         if not all(isinstance(each, str) and each for each in found):
             raise InvalidValueError
         return found
 
-    return ValueKind(
-        f"a list of 1 to {_MOST_TEXTS} texts that are not empty", convert, {"type": "array", "minItems": 1}
-    )
+    return ValueKind(f"a list of 1 to {MOST_TEXTS} texts that are not empty", convert, {"type": "array", "minItems": 1})
 
 
 def _text_or_texts() -> ValueKind:
@@ -108,6 +108,13 @@ TEI: Mapping[str, Parameter] = {
     "raw_scores": option("raw_scores", flag()),
     "return_text": option("return_text", flag()),
 }
+TEI_EMBED: Mapping[str, Parameter] = {
+    **{name: TEI[name] for name in ("model", "truncate", "truncation_direction")},
+    "inputs": option("inputs", _text_or_texts()),
+    "normalize": option("normalize", flag()),
+    "dimensions": option("dimensions", integer(1)),
+    "prompt_name": option("prompt_name", text()),
+}
 # Names of the two sides of pairs.
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 SCORE: Mapping[str, Parameter] = {
@@ -118,7 +125,7 @@ SCORE: Mapping[str, Parameter] = {
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """Pairs to score, and how the response is formatted."""
+    """A parsed request: the pairs to score, and the function that formats the response."""
 
     pairs: Sequence[_Pair]
     reply: _Reply
@@ -147,12 +154,42 @@ class Scoring:
         body = object_body(http.body, self._policy)
         return self._score(body, http, self._parse_score(body))
 
+    def embed(self, http: HttpRequest) -> EndpointResult:
+        """Return embeddings as in TEI: a list of vectors of length 1."""
+        try:
+            return self._embed(http)
+        except InvalidInput as error:
+            return write_tei_error(error)
+
+    def _embed(self, http: HttpRequest) -> EndpointResult:
+        body = object_body(http.body, self._policy)
+        parameters = parse_parameters(body, TEI_EMBED, self._policy)
+        options = parameters.options
+        if not options.get("normalize", True):
+            raise InvalidInput("`normalize` must be true, since models return vectors of length 1; got false")
+        if "prompt_name" in options:
+            raise InvalidInput("`prompt_name` is not supported: send `inputs` that begin with the prompt")
+        texts = tuple(_require_texts(options, "inputs"))
+        call = Embed(texts, 0 if options.get("truncate") else None, options.get("truncation_side", ""))
+        size = options.get("dimensions")
+
+        def reply(response: Response[Embedded]) -> HttpResponse:
+            vectors = np.asarray(response.answer.vectors.data, np.float32)
+            vectors = normalize_vectors(vectors) if size is None else shorten_vectors(vectors, size)
+            value = orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY)
+            return HttpResponse(200, (value,), (JSON_TYPE, *parameters.headers))
+
+        def then(model: str) -> EndpointResult:
+            return EngineCall(build_request(call, http, self._policy, model), reply, write_tei_error)
+
+        return resolve_model(body, http, then)
+
     # --- requests --------------------------------------------------------------------------------------------
 
     def _parse_rerank(self, body: Mapping[str, Any]) -> _Scoring:
         parameters = parse_parameters(body, RERANK, self._policy)
         options = parameters.options
-        query, documents = _query(options), _required(options, "documents")
+        query, documents = _query(options), _require_texts(options, "documents")
         shows = options.get("return_documents", True)
 
         def reply(scores: Sequence[float], tokens: int, model: str) -> HttpResponse:
@@ -171,7 +208,7 @@ class Scoring:
     def _parse_tei(self, body: Mapping[str, Any]) -> _Scoring:
         parameters = parse_parameters(body, TEI, self._policy)
         options = parameters.options
-        query, texts = _query(options), _required(options, "texts")
+        query, texts = _query(options), _require_texts(options, "texts")
         shows = options.get("return_text", False)
 
         def reply(scores: Sequence[float], tokens: int, model: str) -> HttpResponse:
@@ -252,7 +289,7 @@ def _query(options: Mapping[str, Any]) -> str:
     return str(query)
 
 
-def _required(options: Mapping[str, Any], name: str) -> list[str]:
+def _require_texts(options: Mapping[str, Any], name: str) -> list[str]:
     if name not in options:
         raise InvalidInput(f"`{name}` must be a list of texts; got none")
     found: list[str] = options[name]

@@ -44,12 +44,12 @@ def protocol(
     """
 
     @cache
-    def described() -> dict[str, Any]:
+    def server_document() -> dict[str, Any]:
         return document((*protocols, ours), version, root_path, is_guarded)
 
     @cache
     def text() -> bytes:
-        return msgspec.json.encode(described())
+        return msgspec.json.encode(server_document())
 
     def server_endpoint(_: HttpRequest) -> HttpResponse:
         return HttpResponse(200, (text(),), (JSON_TYPE,))
@@ -58,7 +58,7 @@ def protocol(
         model_version = http.params.get("version", "")
         return EngineCall(
             Request(Describe(), http.params["model"], model_version),
-            lambda r: json_response(model_document(described(), r.answer, model_version)),
+            lambda r: json_response(model_document(server_document(), r.answer, model_version)),
         )
 
     routes = [

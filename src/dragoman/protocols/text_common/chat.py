@@ -8,8 +8,9 @@ import orjson
 
 from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import MOST_TOP, check_value, flag, format_value, integer
+from dragoman.core.sampling import check_value, flag, format_value
 from dragoman.core.text import Chat, Sampling
+from dragoman.core.text_limits import MOST_MESSAGES, MOST_TEMPLATE_CHARACTERS
 from dragoman.formats.json_scan import count_values
 from dragoman.protocols.text_common.chat_response import ChatFormatter
 from dragoman.protocols.text_common.images import content_of, parse_image
@@ -32,15 +33,13 @@ from dragoman.protocols.text_common.parameters import (
     option,
     sets,
 )
-from dragoman.protocols.text_common.tools import Tools, parse_tools
+from dragoman.protocols.text_common.tools import Tools, message_or_calls, parse_tools
 from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
 
-_MOST_MESSAGES = 4096
-_LONGEST_TEMPLATE = 65_536
 _LONGEST_EFFORT = 32
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
 # Parameters for the format of a message's text.
-_MESSAGE_FORMATS = frozenset({"response_format", "text.format", "output_config.format"})
+_MESSAGE_FORMATS = frozenset({"response_format", "text.format", "output_config.format", "format"})
 # vLLM also accepts these among the variables of a template.
 _AMONG_VARIABLES = ("chat_template", "add_generation_prompt", "continue_final_message")
 # Parameters of `parse_conversation`, besides `add_special_tokens`.
@@ -59,7 +58,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     **COMMON,
     "max_completion_tokens": sets("max_new_tokens"),
     "logprobs": option("logprobs", flag()),
-    "top_logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "top_logprobs": sets("top_logprobs"),
     "include_reasoning": option("include_reasoning", flag()),
     **CONVERSATION,
 }
@@ -87,8 +86,8 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
     variables = dict(get_object(body, "chat_template_kwargs"))
     body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
     messages = body.get("messages")
-    if not isinstance(messages, list) or not 0 < len(messages) <= _MOST_MESSAGES:
-        raise InvalidInput(f"`messages` must be a list of 1 to {_MOST_MESSAGES} messages; got {format_value(messages)}")
+    if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
+        raise InvalidInput(f"`messages` must be a list of 1 to {MOST_MESSAGES} messages; got {format_value(messages)}")
     _check_arguments(messages, policy)
     tools = parse_tools(body.get("tools"), body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
@@ -122,9 +121,9 @@ def _template(value: Any, policy: Policy) -> str:
             "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
             "others with --trust-request-chat-template"
         )
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEMPLATE:
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_TEMPLATE_CHARACTERS:
         raise InvalidInput(
-            f"`chat_template` must be a text of 1 to {_LONGEST_TEMPLATE} characters; got {format_value(value)}"
+            f"`chat_template` must be a text of 1 to {MOST_TEMPLATE_CHARACTERS} characters; got {format_value(value)}"
         )
     return value
 
@@ -164,6 +163,7 @@ def build_chat_request(
         parameters.names["grammar"] = "tools"
     elif tools.offered:  # the markup of calls may consist of special tokens, as Mistral's
         fields.setdefault("skip_special_tokens", False)
+        parameters = _add_calls(tools, parameters, policy)
     options["splits_reasoning"] = "grammar" not in fields
     return ChatRequest(chat, parameters.sampling(policy, **defaults), tools, parameters)
 
@@ -198,6 +198,19 @@ def _formats_without_effect(parameters: ParsedParameters, policy: Policy) -> lis
             f"`{name}` must not be given with a `tool_choice` that requires a call: the call is the whole text"
         )
     return [name]
+
+
+def _add_calls(tools: Tools, parameters: ParsedParameters, policy: Policy) -> ParsedParameters:
+    """Return the parameters with the format of a message, if there is one, extended by calls of the tools."""
+    fields = parameters.fields
+    if "grammar" not in fields or parameters.names["grammar"] not in _MESSAGE_FORMATS:
+        return parameters
+    call, unenforced = enforceable("tools", tools.call_grammar(), policy, strict=tools.is_strict)
+    both = message_or_calls(fields["grammar"], call, single=tools.single)
+    if both is None:
+        return parameters
+    fields["grammar"] = both
+    return replace(parameters, ignored=(*parameters.ignored, *unenforced))
 
 
 def _check_logprobs(parameters: ParsedParameters) -> None:

@@ -10,7 +10,7 @@ from dragoman.core.sampling import InvalidValueError, ValueKind
 from dragoman.core.text import FinishReason, Generation, Token
 from dragoman.protocols.text_common.chat import ChatRequest
 from dragoman.protocols.text_common.completion_parser import CompletionParser
-from dragoman.protocols.text_common.openai_format import Usage
+from dragoman.protocols.text_common.openai_format import TokenUsage
 from dragoman.protocols.text_common.tools import Reasoning, ToolCallDelta
 
 
@@ -46,7 +46,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def join_system_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages with the system messages at the start joined to one: many templates accept no more."""
+    """Return the messages with all leading system messages joined into one: many templates accept only one."""
     count = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
     if count < 2:
         return list(messages)
@@ -62,7 +62,7 @@ class ChatReader:
         self._splits_reasoning = request.parameters.options["splits_reasoning"]
         self._parser: CompletionParser | None = None
         self.model = ""
-        self.usage = Usage()
+        self.usage = TokenUsage()
         self.finish: FinishReason = ""
         self.stop: str | int | None = None
         self.has_calls = False

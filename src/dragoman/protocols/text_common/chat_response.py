@@ -9,14 +9,14 @@ from dragoman.protocols.text_common.completion_parser import CompletionParser
 from dragoman.protocols.text_common.openai_format import (
     REASONS,
     Envelope,
-    Usage,
+    TokenUsage,
     format_logprob,
     format_prompt_logprobs,
     format_prompt_token_ids,
     format_token_ids,
     stop_reason,
 )
-from dragoman.protocols.text_common.parameters import EVENT_STREAM, event
+from dragoman.protocols.text_common.parameters import EVENT_STREAM
 from dragoman.protocols.text_common.tools import ChatChunk, Tools, collect_calls, merge_deltas
 from dragoman.protocols.wire import Headers, HttpResponse, json_response
 
@@ -31,7 +31,7 @@ class ChatFormatter:
         value = options.get("stream_options", {})
         self._ends_with_usage = value.get("include_usage", False)
         self._always_usage = self._ends_with_usage and value.get("continuous_usage_stats", False)
-        self._usage = Usage()
+        self._usage = TokenUsage()
         self._envelope = Envelope.new("chatcmpl", "chat.completion")
         self._chunks = Envelope("chatcmpl", "chat.completion.chunk", self._envelope.id, self._envelope.created)
         # TGI's client requires all fields in each delta; OpenAI's client concatenates what comes, roles too.
@@ -158,7 +158,7 @@ class ChatFormatter:
             about["usage"] = self._usage.to_json()
         elif self._ends_with_usage:
             about["usage"] = None
-        return event(self._chunks.around(model, [choice], **about))
+        return self._chunks.event(model, choice, about)
 
 
 def _reasoning(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from dragoman.core.text import Text
+from dragoman.core.text_limits import MOST_CALL_START_CHARACTERS
 from dragoman.protocols.text_common.harmony import HarmonyParser, harmony_head
 from dragoman.protocols.text_common.reasoning import ReasoningParser
 from dragoman.protocols.text_common.tool_formats import FORMATS
@@ -20,18 +21,17 @@ from dragoman.protocols.text_common.tools import (
 # The output if a call is required: `[{"name": ..., "arguments": {...}}, ...]`, in this order.
 _CALL_START = re.compile(r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.\-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 _SEPARATORS = " \t\r\n[]},"
-_MAX_CALL_START = 4096
 
 
 class PlainText:
-    """No tools: all text is for the user."""
+    """Parser for chats without tools: all text is for the user."""
 
     def feed(self, text: str, *, last: bool, cut: bool) -> ChatChunk:
         return ChatChunk((text,) if text else ())
 
 
 class NamedCall:
-    """One function must be called: the text is its arguments."""
+    """Parser for a required call of one function: the text is the arguments."""
 
     def __init__(self, name: str) -> None:
         self._call: ToolCall | None = new_call(name)
@@ -48,7 +48,7 @@ class NamedCall:
 
 
 class RequiredCalls:
-    """A call is required: the text is a list of calls, which may be truncated."""
+    """Parser for required calls: the text is a JSON list of calls, which may be truncated."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -85,7 +85,7 @@ class RequiredCalls:
             self._text = self._text.lstrip(_SEPARATORS)
             start = _CALL_START.match(self._text)
             if start is None or start[1] not in self._tools.names or (self._count and self._tools.single):
-                self._is_other = start is not None or len(self._text) > _MAX_CALL_START
+                self._is_other = start is not None or len(self._text) > MOST_CALL_START_CHARACTERS
                 self._text = "" if self._is_other else self._text
                 return
             self._text, self._end_finder = self._text[start.end() :], JsonEndFinder()

@@ -5,15 +5,16 @@ from typing import Any
 
 from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
-from dragoman.core.sampling import MOST_TOP, flag, format_value, integer
+from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.text import Generation, Prompt, PromptInfo, RawPrompt, Text, Token
+from dragoman.core.text_limits import MOST_PROMPT_IDS, MOST_PROMPTS
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
     REASONS,
     Envelope,
     FormatError,
-    Usage,
+    TokenUsage,
     anything,
     error_event,
     format_prompt_logprobs,
@@ -28,7 +29,6 @@ from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
     Parameter,
     build_request,
-    event,
     is_token_id,
     option,
     sets,
@@ -44,7 +44,7 @@ from dragoman.protocols.wire import (
     json_response,
 )
 
-# So many tokens in a row that are not found in the text never will be.
+# After this many successive tokens that were not found in the text, the search for offsets ends.
 _MOST_LOST = 64
 _HALF = "\N{REPLACEMENT CHARACTER}"
 
@@ -97,14 +97,13 @@ def prefill_offset(text: str, tokens: Sequence[Token]) -> int:
     return at
 
 
-_MOST_PROMPTS = 256
 _MOST_NEW = 16  # OpenAI: unless the request says otherwise
 PARAMETERS: Mapping[str, Parameter] = {
     **COMMON,
     "prompt": option("prompt", anything()),
     "best_of": sets("best_of"),
     "max_tokens": sets("max_new_tokens", integer(0)),
-    "logprobs": sets("top_logprobs", integer(0, MOST_TOP)),
+    "logprobs": sets("top_logprobs"),
     "echo": option("echo", flag()),
     "suffix": option("suffix", anything()),
 }
@@ -157,17 +156,18 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
     match value:
         case str():
             return (value,)
-        case [*items] if items and len(items) <= _MOST_PROMPTS * 1024:
-            if all(isinstance(item, str) for item in items) and len(items) <= _MOST_PROMPTS:
+        case [*items] if items and len(items) <= MOST_PROMPT_IDS:
+            if all(isinstance(item, str) for item in items) and len(items) <= MOST_PROMPTS:
                 return tuple(items)
             if all(is_token_id(item) for item in items):
                 return (tuple(items),)
-            if len(items) <= _MOST_PROMPTS and all(
+            if len(items) <= MOST_PROMPTS and all(
                 isinstance(item, list) and item and all(map(is_token_id, item)) for item in items
             ):
                 return tuple(tuple(item) for item in items)
     raise InvalidInput(
-        f"`prompt` must be a text, a list of at most {_MOST_PROMPTS} texts, token ids or lists of them; "
+        f"`prompt` must be a text, a list of at most {MOST_PROMPTS} texts or lists of token ids, "
+        f"or a list of at most {MOST_PROMPT_IDS} token ids; "
         f"got {format_value(value)}"
     )
 
@@ -187,7 +187,7 @@ class CompletionFormatter:
         value = options.get("stream_options", {})
         self._ends_with_usage = value.get("include_usage", False)
         self._always_usage = self._ends_with_usage and value.get("continuous_usage_stats", False)
-        self._usage = Usage()
+        self._usage = TokenUsage()
         self._envelope = Envelope.new("cmpl", "text_completion")
         self._infos: tuple[PromptInfo, ...] = ()
         self._offsets: dict[int, Offsets] = {}
@@ -206,7 +206,7 @@ class CompletionFormatter:
                 more: dict[str, Any] = {"usage": None} if self._ends_with_usage else {}
                 if self._always_usage:
                     more = {"usage": self._usage.to_json()}
-                chunks.append(event(self._envelope.around(response.model, [self._choice(text, text.text)], **more)))
+                chunks.append(self._envelope.event(response.model, self._choice(text, text.text), more))
         return b"".join(chunks)
 
     def format_last_chunk(self) -> bytes:

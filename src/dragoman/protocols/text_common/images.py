@@ -12,9 +12,9 @@ def image_part(data: str, media_type: str = "image/png") -> dict[str, Any]:
 
 
 def parse_image(value: Any, where: str) -> dict[str, Any]:
-    """Return the part of a prompt for `image_url`, an object with `url` or a URL.
+    """Return the part of a prompt for `image_url`, an object with `url` or a URL. Raises InvalidInput.
 
-    Nothing is fetched: a server that opens URLs of its clients reaches what they cannot. Raises InvalidInput.
+    Only data: URLs are accepted. If the server fetched other URLs, clients could reach hosts that only the server can.
     """
     url = value.get("url") if isinstance(value, dict) else value
     if isinstance(url, str):
@@ -29,7 +29,7 @@ def parse_image(value: Any, where: str) -> dict[str, Any]:
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a content of parsed parts: a text, or the parts if there are images."""
+    """Return the content of a message from its parsed parts: a text, or the parts if there are images."""
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
 from dragoman.core.calls import DescribeModels, ModelDescription, Request, Response
 from dragoman.core.errors import (
     DeadlineExceeded,
@@ -61,10 +63,9 @@ REASONS: Mapping[FinishReason, str | None] = {
 }
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _HALF = "\N{REPLACEMENT CHARACTER}"
-_SEED = integer(-(1 << 63), (1 << 64) - 1)
+_SEED = integer(-(1 << 63), (1 << 63) - 1)
 _SAME = (
     "n",
-    "top_p",
     "stop",
     "presence_penalty",
     "frequency_penalty",
@@ -111,18 +112,18 @@ def truncation() -> ValueKind:
         return max(0, count)
 
     schema = {**tokens.schema, "not": {"const": 0}}
-    return ValueKind("an integer that is strictly positive, or -1: as many as fit", convert, schema)
+    text = "an integer that is strictly positive, or -1: as many as fit"
+    return replace(tokens, description=text, convert=convert, schema=schema)
 
 
 # Including vLLM's extra parameters. The last ones have no effect.
 COMMON: Mapping[str, Parameter] = {
     **{name: sets(name) for name in _SAME},
     "temperature": sets("temperature", number(0.0, 2.0)),
+    "top_p": sets("top_p", number(0.0, 1.0, above=True)),
     "max_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
-    "seed": sets(
-        "seed", ValueKind(_SEED.description, lambda value: _SEED.convert(value) & ((1 << 64) - 1), _SEED.schema)
-    ),
+    "seed": sets("seed", replace(_SEED, convert=lambda value: _SEED.convert(value) & ((1 << 64) - 1))),
     "include_stop_str_in_output": sets("include_stop"),
     "truncate_prompt_tokens": sets("truncate", truncation()),
     "return_token_ids": sets("prompt_token_ids"),
@@ -148,10 +149,11 @@ def parse_parameters(body: Mapping[str, Any], table: Mapping[str, Parameter], po
 
 
 def resolve_options(fields: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0, and what the request does not
-    name is left to the model.
+    """Resolve OpenAI's parameters together: sampling is on unless the temperature is 0.
 
-    The width of a beam search is `best_of`, else `n`, as in vLLM's earlier API.
+    Parameters that the request does not name are left to the model's defaults. As in vLLM's earlier API, the width of a
+    beam
+    search is `best_of`, else `n`.
     """
     if options.get("use_beam_search"):
         fields.setdefault("num_beams", max(2, fields.get("n", 1), fields.get("best_of", 0)))
@@ -201,7 +203,7 @@ def stop_reason(text: Text) -> str | int | None:
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """Counts prompt tokens and generated tokens."""
 
     prompt: int = 0
@@ -214,7 +216,8 @@ class Usage:
         return sum(self.generated.values())
 
     def add(self, generation: Generation) -> None:
-        self.read(generation.prompts)
+        if generation.prompts:
+            self.read(generation.prompts)
         for text in generation.texts:
             self.generated[text.prompt, text.choice] = text.generated
 
@@ -233,6 +236,9 @@ class Usage:
         }
 
 
+_NO_CHOICES = b"]}\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """The fields that every response and every chunk begins with."""
@@ -241,6 +247,7 @@ class Envelope:
     kind: str
     id: str = ""
     created: int = 0
+    _starts: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # of chunks, by model
 
     @classmethod
     def new(cls, prefix: str, kind: str) -> "Envelope":
@@ -250,7 +257,15 @@ class Envelope:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": model}
         return {**head, "system_fingerprint": "fp_dragoman", "choices": choices, **more}
 
-    def ending(self, model: str, usage: Usage) -> bytes:
+    def event(self, model: str, choice: Any, more: Mapping[str, Any]) -> bytes:
+        """Format a chunk of a stream with one choice, as `around`; what all chunks begin with is encoded once."""
+        start = self._starts.get(model)
+        if start is None:
+            start = self._starts[model] = event(self.around(model, ())).removesuffix(_NO_CHOICES)
+        end = b"]," + orjson.dumps(more)[1:] + b"\n\n" if more else b"]}\n\n"
+        return b"%b%b%b" % (start, orjson.dumps(choice), end)
+
+    def ending(self, model: str, usage: TokenUsage) -> bytes:
         """Format the last chunk of a stream, with the usage of all of it."""
         return event(self.around(model, [], usage=usage.to_json()))
 

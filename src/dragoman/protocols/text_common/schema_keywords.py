@@ -71,7 +71,7 @@ class _Removal:
         self.has_one_of = self.changed = False
 
     def reduce(self, schema: dict[str, Any]) -> dict[str, Any]:
-        dropped = dict.fromkeys(self._dropped(schema))
+        dropped = dict.fromkeys(self._keywords_to_drop(schema))
         reduced = {name: value for name, value in schema.items() if name not in dropped}
         self.changed = self.changed or bool(dropped)
         if isinstance(schema.get("oneOf"), list):
@@ -92,7 +92,7 @@ class _Removal:
     def _reduce_any(self, value: Any) -> Any:
         return self.reduce(value) if isinstance(value, dict) else value
 
-    def _dropped(self, schema: Mapping[str, Any]) -> Iterator[str]:
+    def _keywords_to_drop(self, schema: Mapping[str, Any]) -> Iterator[str]:
         """Yield the keywords of a schema to drop, and note those whose absence allows more texts."""
         for name in _NOT_ENFORCED:
             if name in schema:
@@ -105,9 +105,9 @@ class _Removal:
         if isinstance(schema.get("pattern"), str) and _has_unsupported_part(schema["pattern"]):
             self.names["pattern"] = None
             yield "pattern"
-        yield from self._dropped_counts(schema)
+        yield from self._counts_to_drop(schema)
 
-    def _dropped_counts(self, schema: Mapping[str, Any]) -> Iterator[str]:
+    def _counts_to_drop(self, schema: Mapping[str, Any]) -> Iterator[str]:
         """Yield bounds on the number of properties: with optional ones, only those that hold anyway are enforced."""
         properties, required = _properties(schema), schema.get("required")
         required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []

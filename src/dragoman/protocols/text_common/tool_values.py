@@ -169,9 +169,11 @@ class ParameterMarkup:
     """Markup of the parameters of a call.
 
     next: matches a key up to its value, or the end of the call, without a `key`; if it matched `string`, that says
-    whether the value is text. maybe_next: matches what may become that. end: matches the end of a value; maybe_end:
-    what may become that, at most `longest_end` characters. breaks_lines: a line break after the key and before the end
-    of the value is not part of it.
+        whether the value is text.
+    maybe_next: matches what may become that.
+    end: matches the end of a value.
+    maybe_end: what may become that, at most `longest_end` characters.
+    breaks_lines: a line break after the key and before the end of the value is not part of it.
     """
 
     next: re.Pattern[str]

@@ -10,8 +10,8 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
+from dragoman.core.text_limits import MOST_TOOLS
 
-_MOST_TOOLS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
 TOOL_NAMES = "with a name of 1 to 128 letters, digits, _ . or -"
 
@@ -56,25 +56,63 @@ class Tools:
             return Grammar("json_schema", json.dumps(self.parameters(self.only)))
         if not self.required:
             return None
+        limit = {"maxItems": 1} if self.single else {}
+        choices, schemas = self._calls("arguments")
+        schema = {"type": "array", "minItems": 1, **limit, "items": {"anyOf": choices}, "$defs": schemas}
+        return Grammar("json_schema", json.dumps(schema))
+
+    def call_grammar(self) -> Grammar:
+        """Return the grammar of one call that the model may make."""
+        choices, schemas = self._calls("arguments", "parameters")
+        return Grammar("json_schema", json.dumps({"anyOf": choices, "$defs": schemas}))
+
+    def _calls(self, *keys: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the schemas of a call, with its arguments under each of some keys, and of the arguments by tool."""
         choices = [
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", "arguments"],
+                "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}},
+                "required": ["name", key],
                 "additionalProperties": False,
             }
+            for key in keys
             for name in sorted(self.names)
         ]
-        limit = {"maxItems": 1} if self.single else {}
-        schemas = {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in self.names}
-        schema = {"type": "array", "minItems": 1, **limit, "items": {"anyOf": choices}, "$defs": schemas}
-        return Grammar("json_schema", json.dumps(schema))
+        return choices, {name: _relocate(self.parameters(name), f"#/$defs/{name}") for name in self.names}
 
     def parameters(self, name: str) -> Any:
         """Return the schema of a tool's arguments."""
         tool = next(tool for tool in self.offered if tool["function"]["name"] == name)
         # OpenAI: without parameters it takes none.
         return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def message_or_calls(message: Grammar, call: Grammar, *, single: bool) -> Grammar | None:
+    """Return the grammar of a message or calls, as an object alone or in the markup of Hermes and Qwen.
+
+    None for a message whose grammar cannot be a part of another one.
+    """
+    match message.kind:
+        case "json_schema":
+            content = {"type": "json_schema", "json_schema": json.loads(message.text)}
+        case "json_object":
+            content = {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "regex":
+            content = {"type": "regex", "pattern": message.text}
+        case _:
+            return None
+    line = {"type": "optional", "content": {"type": "const_string", "value": "\n"}}
+    plain = {"type": "json_schema", "json_schema": json.loads(call.text)}
+    tag = {"begin": "<tool_call>", "content": {"type": "sequence", "elements": [line, plain, line]}}
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [{**tag, "end": "</tool_call>"}],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": single,
+    }
+    form = {"type": "or", "elements": [content, plain, calls]}
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
 
 
 def _relocate(schema: Any, path: str) -> Any:
@@ -156,8 +194,8 @@ def parse_tools(value: Any, choice: Any) -> Tools:
         if choice not in (None, "none", "auto"):
             raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {format_value(choice)}")
         return Tools()
-    if not isinstance(value, list) or len(value) > _MOST_TOOLS:
-        raise InvalidInput(f"`tools` must be a list of at most {_MOST_TOOLS} functions; got {format_value(value)}")
+    if not isinstance(value, list) or len(value) > MOST_TOOLS:
+        raise InvalidInput(f"`tools` must be a list of at most {MOST_TOOLS} functions; got {format_value(value)}")
     offered = tuple(_tool(tool, i) for i, tool in enumerate(value))
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:

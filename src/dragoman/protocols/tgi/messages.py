@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.text_limits import TGI_INPUTS
 from dragoman.protocols.text_common.messages import MESSAGES, TokenIds
 from dragoman.protocols.text_common.parameters import body_schema
-from dragoman.protocols.tgi.request import MOST_INPUTS, PARAMETERS
+from dragoman.protocols.tgi.request import PARAMETERS
 from dragoman.protocols.wire import EVENT_STREAM, JSON, ErrorResponses, Operation
 
 
@@ -49,7 +50,7 @@ def errors(statuses: Sequence[int]) -> ErrorResponses:
 
 
 _TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_INPUTS}]}
+_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": TGI_INPUTS}]}
 _CHAT = body_schema({}, messages=MESSAGES)
 
 

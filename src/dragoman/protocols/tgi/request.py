@@ -11,6 +11,7 @@ from dragoman.core.calls import DescribeModels, ModelDescription, Request, Respo
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, integer, number, text, texts
 from dragoman.core.text import Chat, Generation, RawPrompt, Sampling, Text, Token
+from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS, TGI_TOP
 from dragoman.protocols.text_common.chat import PARAMETERS as PARAMETERS_OF_CHAT
 from dragoman.protocols.text_common.chat import get_flag, parse_conversation
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
@@ -61,14 +62,8 @@ def resolve_model(
     return PreliminaryCall(Request(DescribeModels()), choose)
 
 
-# Defaults of TGI's launcher.
-MOST_BEST_OF = 2
-MOST_STOP_SEQUENCES = 4
-MOST_TOP_TOKENS = 5
-MOST_INPUTS = 4
-
 PARAMETERS: Mapping[str, Parameter] = {
-    "best_of": sets("n", integer(1, MOST_BEST_OF)),
+    "best_of": sets("n", integer(1, TGI_BEST_OF)),
     "temperature": sets("temperature", number(0.0, 1e6, above=True)),
     "repetition_penalty": sets("repetition_penalty"),
     "frequency_penalty": sets("frequency_penalty"),
@@ -78,14 +73,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     "do_sample": sets("do_sample"),
     "max_new_tokens": sets("max_new_tokens"),
     "return_full_text": option("return_full_text", flag()),
-    "stop": sets("stop", texts(MOST_STOP_SEQUENCES)),
-    "stop_sequences": sets("stop", texts(MOST_STOP_SEQUENCES)),
+    "stop": sets("stop", texts(TGI_STOPS)),
+    "stop_sequences": sets("stop", texts(TGI_STOPS)),
     "truncate": sets("truncate"),
     "watermark": option("watermark", flag()),
     "details": option("details", flag()),
     "decoder_input_details": option("decoder_input_details", flag()),
     "seed": sets("seed"),
-    "top_n_tokens": sets("top_logprobs", integer(0, MOST_TOP_TOKENS)),
+    "top_n_tokens": sets("top_logprobs", integer(0, TGI_TOP)),
     "grammar": sets("grammar", GRAMMAR),
     "adapter_id": sets("adapter"),
 }
@@ -178,8 +173,8 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
         raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {format_value(value)}")
     if not inputs or not all(inputs):
         raise InvalidInput("`inputs` cannot be empty")
-    if len(inputs) > MOST_INPUTS:
-        raise InvalidInput(f"`inputs` must have at most {MOST_INPUTS} texts; got {len(inputs)}")
+    if len(inputs) > TGI_INPUTS:
+        raise InvalidInput(f"`inputs` must have at most {TGI_INPUTS} texts; got {len(inputs)}")
     bare = not get_flag(body, "add_special_tokens", otherwise=True)
     return tuple(map(RawPrompt, inputs) if bare else inputs), isinstance(value, list)
 
@@ -197,8 +192,8 @@ def _check_together(parameters: ParsedParameters, *, stream: bool, listed: bool)
         raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
     if stream and listed:
         raise InvalidInput("`inputs` must be a text when streaming tokens; got a list")
-    if len(fields.get("stop", ())) > MOST_STOP_SEQUENCES:
-        raise InvalidInput(f"`stop` supports up to {MOST_STOP_SEQUENCES} stop sequences. Given: {len(fields['stop'])}")
+    if len(fields.get("stop", ())) > TGI_STOPS:
+        raise InvalidInput(f"`stop` supports up to {TGI_STOPS} stop sequences. Given: {len(fields['stop'])}")
 
 
 class TgiFormatter:

@@ -34,6 +34,7 @@ from dragoman.core.errors import (
     WorkerLost,
 )
 from dragoman.core.text import Tokenized, TokenSpan
+from dragoman.core.text_limits import TGI_BEST_OF, TGI_INPUTS, TGI_STOPS
 from dragoman.protocols.text_common.parameters import (
     EVENT_STREAM,
     ParsedParameters,
@@ -44,9 +45,6 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.text_common.tokenize import is_vllms, parse_tokenize_request
 from dragoman.protocols.tgi import messages
 from dragoman.protocols.tgi.request import (
-    MOST_BEST_OF,
-    MOST_INPUTS,
-    MOST_STOP_SEQUENCES,
     TgiFormatter,
     event,
     parse_chat_to_tokenize,
@@ -220,12 +218,12 @@ def _info(model: ModelDescription, version: str) -> HttpResponse:
             "model_device_type": details.get("device"),
             "model_pipeline_tag": "text-generation",
             "max_concurrent_requests": details.get("max_batch"),
-            "max_best_of": MOST_BEST_OF,
-            "max_stop_sequences": MOST_STOP_SEQUENCES,
+            "max_best_of": TGI_BEST_OF,
+            "max_stop_sequences": TGI_STOPS,
             "max_input_tokens": context - 1 if isinstance(context, int) else None,
             "max_total_tokens": context,
             "validation_workers": 1,
-            "max_client_batch_size": MOST_INPUTS,
+            "max_client_batch_size": TGI_INPUTS,
             "router": "dragoman",
             "version": version,
             "sha": None,

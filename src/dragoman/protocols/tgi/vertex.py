@@ -8,6 +8,7 @@ from dragoman.core.calls import ConcurrentCalls, Generate, Request, Response
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation, Prompt, Sampling, Text
+from dragoman.core.text_limits import TGI_INSTANCES
 from dragoman.protocols.text_common.chat import parse_chat
 from dragoman.protocols.text_common.openai_format import PLACEHOLDERS
 from dragoman.protocols.text_common.parameters import (
@@ -22,7 +23,6 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.tgi.request import parse_request
 from dragoman.protocols.wire import EngineCall, HttpRequest, HttpResponse, Policy, json_response
 
-_MOST_INSTANCES = 128  # limit of TGI
 _FIELDS = ("instances", "parameters", "model")
 # Parameters without effect: a prediction is only text.
 _UNUSED = ("stream", "details", "decoder_input_details", "top_n_tokens")
@@ -113,10 +113,8 @@ def _group(instances: Sequence[_Instance]) -> list[_Group]:
 
 def _instances(body: Mapping[str, Any], policy: Policy) -> list[_Instance]:
     values = body.get("instances")
-    if not isinstance(values, list) or not 0 < len(values) <= _MOST_INSTANCES:
-        raise InvalidInput(
-            f"`instances` must be a list of 1 to {_MOST_INSTANCES} instances; got {format_value(values)}"
-        )
+    if not isinstance(values, list) or not 0 < len(values) <= TGI_INSTANCES:
+        raise InvalidInput(f"`instances` must be a list of 1 to {TGI_INSTANCES} instances; got {format_value(values)}")
     common = _without_nulls(get_object(body, "parameters"))
     instances = []
     for at, instance in enumerate(values):

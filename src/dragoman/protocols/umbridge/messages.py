@@ -12,7 +12,7 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelRequest(msgspec.Struct):
-    """The model, and its options, by which its sizes and values may depend."""
+    """The model and its options; its sizes and values may depend on them."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     config: Mapping[str, Any] | None = None
@@ -61,7 +61,7 @@ class SimulatorNames(msgspec.Struct):
 
 
 class Support(msgspec.Struct):
-    """Whether a model supports each verb."""
+    """Whether a model supports each operation."""
 
     support: Mapping[Literal["Evaluate", "Gradient", "ApplyJacobian", "ApplyHessian"], bool]
 
