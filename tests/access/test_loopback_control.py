@@ -1,9 +1,13 @@
 """Model control for processes on the server's machine, and for no others."""
 
+import grpc
 import pytest
 
+from access.access_models import Doubler
 from dragoman.access.control import AccessControl, AccessRules, is_local
 from dragoman.core.errors import Forbidden, Unauthorized
+from dragoman.formats import oip_messages as m
+from rest.rest_server import serving
 
 LOCAL = {"host": "localhost:8080"}
 
@@ -61,3 +65,19 @@ def test_without_the_setting_loopback_opens_nothing() -> None:
     control = AccessControl(AccessRules(control_token="sesame"))
     with pytest.raises(Unauthorized):
         control.authorize("admin", LOCAL, lambda: "127.0.0.1")
+
+
+async def test_the_rule_holds_over_grpc() -> None:
+    denied, forwarded = grpc.StatusCode.PERMISSION_DENIED, ("x-forwarded-for", "10.0.0.5")
+    async with serving(Doubler, grpc_port=0, control_loopback=True) as server:
+        for port in (server.dragoman.grpc_port, server.port):
+            for authority, metadata, expected in (
+                ("", (), grpc.StatusCode.OK),
+                ("localhost", (), grpc.StatusCode.OK),
+                ("models.example", (), denied),
+                ("", (forwarded,), denied),
+            ):
+                options = [("grpc.default_authority", authority)] if authority else []
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+                    call = channel.unary_unary(f"/{m.SERVICE}/RepositoryIndex")(b"", metadata=metadata)
+                    assert await call.code() is expected, (port, authority, metadata)

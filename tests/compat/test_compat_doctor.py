@@ -149,6 +149,9 @@ def test_models_that_can_be_loaded_have_no_remarks(tmp_path: Path, capsys: pytes
         ("model-settings.json", "{bad", "models: {}/model-settings.json cannot be read"),
         ("model-settings.json", "[1]", "models: {}/model-settings.json: expected a JSON object, got [1]"),
         ("model-settings.json", '{"max_batch_size": "x"}', "invalid value of 'max_batch_size': 'x'"),
+        ("model-settings.json", '{"parameters": ["a"]}', "'parameters': expected an object, got ['a']"),
+        ("model-settings.json", '{"parameters": {"uri": 5}}', "{}/model-settings.json: 'uri': expected text, got 5"),
+        ("model-settings.json", '{"versions": "v1"}', "'versions': expected a list, got 'v1'"),
         ("model-settings.json", '{"name": "b"}', "model 'b': no runtime is known for {}"),
         ("model-settings.json", '{"name": "b", "parameters": {"uri": "a.onnx"}}', "there is no file '{}/a.onnx'"),
         (

@@ -271,7 +271,7 @@ def test_metrics_of_models_are_exported(served_folder: ServerProcess) -> None:
 
 def test_metadata_come_from_the_settings(served_folder: ServerProcess) -> None:
     response = requests.get(f"http://{served_folder.url}/v2/models/numpy-sum", timeout=30).json()
-    assert response["platform"] == "our-own"
+    assert (response["platform"], response["versions"]) == ("our-own", [])
     assert [(i["name"], i["datatype"], i["shape"]) for i in response["inputs"]] == [("a", "FP32", [-1])]
     assert requests.get(f"http://{served_folder.url}/v2", timeout=30).json()["name"] == "our-folder"
 
@@ -485,9 +485,12 @@ def test_errors_and_versions_read_as_in_mlserver(served_folder: ServerProcess) -
     response = infer(served_folder, "row-sums/versions/v0/infer", body)
     assert (response.status_code, response.json()) == (404, {"error": "Model row-sums with version v0 not found"})
     metadata = requests.get(f"http://{served_folder.url}/v2/models/row-sums", timeout=30).json()
-    assert (metadata["versions"], "details" in metadata) == (["row-sums/v1.2"], False)
+    fields = [metadata["platform"], metadata["versions"], "details" in metadata]
+    assert fields == ["", ["row-sums/v1.2"], False]  # the settings give no platform
     client = triton_grpc.InferenceServerClient(served_folder.grpc_url)
-    assert client.get_model_metadata("row-sums").versions == ["row-sums/v1.2"]
+    found = client.get_model_metadata("row-sums")
+    assert (found.platform, found.versions) == ("", ["row-sums/v1.2"])
+    assert client.is_model_ready("row-sums", "v1.2")
     with pytest.raises(InferenceServerException, match="Model nobody not found") as error:
         client.get_model_metadata("nobody")
     assert error.value.status() == "StatusCode.NOT_FOUND"

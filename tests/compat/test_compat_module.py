@@ -475,3 +475,16 @@ def test_settings_of_a_file_know_its_folder(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
     settings = ModelSettings.parse_file(path)
     assert asyncio.run(utils.get_model_uri(settings)) == str(tmp_path / "weights.bin")
+
+
+def test_a_codec_derived_from_another_one_may_use_it() -> None:
+    class Halved(codecs.NumpyCodec):
+        ContentType = "halved"
+
+        @classmethod
+        def decode_input(cls, request_input: Any) -> Any:
+            return super().decode_input(request_input) / 2
+
+    codecs.register_input_codec(Halved)
+    tensor = types.RequestInput(name="x", datatype="FP32", shape=[2], data=[2.0, 4.0])
+    assert Halved.decode_input(tensor).tolist() == [1.0, 2.0]

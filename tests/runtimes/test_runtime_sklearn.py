@@ -188,7 +188,7 @@ def test_pickles_are_rejected_unless_allowed(tmp_path: Path) -> None:
 
 def test_objects_that_are_not_estimators_are_rejected(tmp_path: Path) -> None:
     for value in ({"a": 1}, DBSCAN().fit([[1.0]]), pandas.DataFrame({"a": [1.0]}), StandardScaler):
-        with pytest.raises(ModelFailed, match="which is no model; expected a fitted scikit-learn estimator"):
+        with pytest.raises(ModelFailed, match="which is not a model; expected a fitted scikit-learn estimator"):
             _load(value, tmp_path)
     for name, form in (("model.pkl", "pickle"), ("model.joblib", "joblib")):
         (tmp_path / name).write_bytes(b"garbage")

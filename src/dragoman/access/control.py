@@ -76,7 +76,7 @@ class AccessControl:
         return own if self.tokens is None else (*own, *self.tokens.files)
 
     def reload(self) -> None:
-        """Read the files anew. A key that did not change keeps the state of its limits."""
+        """Read the files again. A key that did not change keeps the state of its limits."""
         self._increment_version()
         try:
             self._grants, self._closed = self._read(), ""

@@ -48,7 +48,7 @@ class CallLimiter:
 
 
 class Permit:
-    """One call in progress. It ends with `release`, or when nothing refers to the call any more."""
+    """One call in progress. It ends with `release`, or when the last reference to the call is dropped."""
 
     __slots__ = ("_limiter",)
 
@@ -86,7 +86,7 @@ class Grant:
         object.__setattr__(self, "is_restricted", self.models is not None or self.limiter is not None)
 
     def is_equivalent(self, other: "Grant | None") -> bool:
-        """Return whether another grant says the same."""
+        """Return whether another grant allows the same."""
         return other is not None and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
 

@@ -30,15 +30,16 @@ from dragoman.core.calls import (
     Unload,
 )
 from dragoman.core.errors import Forbidden
-from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.engine.call_handler import CallHandler
 
 A = TypeVar("A")
 
 _OPEN = (Live, Ready, DescribeServer, SaveRecord, ReadRecord, DeleteRecord)  # records are those of the key
-_OF_ONE_MODEL = (Authorize, Load, ScaleModel, Unload)
+_OF_ONE_MODEL = (Authorize, KeepLoaded, Load, ScaleModel, Unload)
 # Lists of the server: how the name of a model follows from an element.
 _LISTS: dict[type[Any], Callable[[Any], str]] = {
+    ListLoaded: lambda model: model.name,
     ListModels: lambda name: name,
     DescribeModels: lambda model: model.name,
     Index: lambda entry: entry.name,

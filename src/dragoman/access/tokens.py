@@ -20,12 +20,12 @@ from dragoman.core.errors import InvalidInput, Unauthorized
 
 log = logging.getLogger("dragoman.access")
 
-# Verified tokens are kept this long at most, and so many of them: a signature costs a hundred times a look-up.
+# Maximum age and number of cached verifications: to verify a signature takes a hundred times as long as a look-up.
 _KEPT_S = 300.0
 _MAX_KEPT = 10_000
 # Tolerated difference between the clocks of the issuer and of this machine.
 _LEEWAY_S = 60
-# Interval of reading a URL anew, and the shortest one, for tokens signed by an unknown key.
+# Interval at which a URL is read again, and the shortest one, for tokens signed by an unknown key.
 REFRESH_S, COOLDOWN_S = 300.0, 30.0
 _TICK_S = 1.0
 
@@ -75,7 +75,7 @@ class TokenVerifier:
     # --- keys ------------------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the file anew; if that fails, no token is accepted. A URL is read again by `refresh`."""
+        """Read the file again; if that fails, no token is accepted. A URL is read again by `refresh`."""
         if self.is_remote:
             self._wants_refresh = True
             return

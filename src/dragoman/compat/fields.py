@@ -135,6 +135,11 @@ def report(remarks: Iterable[Remark]) -> None:
             log.warning("%s: '%s' is ignored: %s", each.place, each.subject, each.note)
 
 
+def is_true(value: Any) -> bool:
+    """Return whether a boolean field is set, in a file or in an environment variable."""
+    return str(value).lower() in ("true", "1")
+
+
 def _is_default(value: Any, default: Any) -> bool:
     """Return whether a value is None or the default; environment variables have `false` for False."""
     return value is None or str(value).lower() == str(default).lower()
@@ -161,7 +166,7 @@ def _cors(given: Any) -> dict[str, Any]:
 # Fields whose value differs from that of our setting.
 CONVERTERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "parallel_workers": _workers,
-    "use_structured_logging": lambda on: {"log_format": "json" if str(on).lower() in ("true", "1") else "text"},
+    "use_structured_logging": lambda on: {"log_format": "json" if is_true(on) else "text"},
     "cors_settings": _cors,
     "metrics_endpoint": lambda path: {"metrics_path": path or ""},  # null: no metrics
     "grpc_max_message_length": lambda n: {"max_body_bytes": int(n) if int(n) > 0 else (1 << 31) - 1},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.compat.fields import CACHE_BYTES, CONVERTERS, MODEL, PARAMETERS, SERVER, remarks_on, report
+from dragoman.compat.fields import CACHE_BYTES, CONVERTERS, MODEL, PARAMETERS, SERVER, is_true, remarks_on, report
 from dragoman.core.errors import InvalidInput
 
 
@@ -209,8 +209,7 @@ def _server_field(name: str, folder: Path) -> Any:
 
 def _caches(fields: Mapping[str, Any], folder: Path) -> bool:
     """Return whether responses of a model are cached: the server and the model both have `cache_enabled`."""
-    values = (fields.get("cache_enabled"), _server_field("cache_enabled", folder))
-    return all(str(value).lower() in ("true", "1") for value in values)
+    return is_true(fields.get("cache_enabled")) and is_true(_server_field("cache_enabled", folder))
 
 
 def model_table(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -254,11 +253,33 @@ def environment_table(folder: Path) -> dict[str, Any] | None:
     return model_table({}, folder / "model-settings.json")
 
 
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("inputs", "outputs", "versions"), (list, "a list")),
+    **dict.fromkeys(("parameters", "extra"), (dict, "an object")),
+    "uri": (str, "text"),
+    "version": (str | int | float, "text"),
+}
+
+
 def with_environment(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the fields of a file with those of the environment that it lacks; `parameters` is always set."""
+    """Return the fields of a file with those of the environment that it lacks; `parameters` is always set.
+
+    Raises InvalidInput for a field of the wrong type.
+    """
     environment = model_variables(variables(folder))
+    _check_types(given, folder)
     parameters = {**(environment.get("parameters") or {}), **(given.get("parameters") or {})}
-    return {**environment, **given, "parameters": parameters}
+    _check_types(parameters, folder)
+    fields = {**environment, **given, "parameters": parameters}
+    _check_types(fields, folder)
+    return fields
+
+
+def _check_types(fields: Mapping[str, Any], folder: Path) -> None:
+    for name, value in fields.items():
+        kind, text = _TYPES.get(name, (object, ""))
+        if value is not None and not isinstance(value, kind):
+            raise InvalidInput(f"{folder / 'model-settings.json'}: '{name}': expected {text}, got {value!r:.64}")
 
 
 def _convert(name: str, value: Any, path: Path) -> dict[str, Any]:

@@ -99,9 +99,12 @@ def _server(folder: Path, *, is_mlserver: bool) -> Iterator[Remark]:
 def _model(path: Path, root: Path) -> Iterator[Remark]:
     place = str(path.relative_to(root))
     given = _read(path)
+    try:
+        merged = with_environment(given, path.parent)
+    except InvalidInput:  # which loading it reports
+        return
     yield from remarks_on(given, MODEL, place)
     yield from remarks_on(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
-    merged = with_environment(given, path.parent)
     named = str(merged.get("implementation") or "")
     yield from _implementation(named, place, path.parent)
     uri = path.parent / str(merged["parameters"].get("uri") or "")

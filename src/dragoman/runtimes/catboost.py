@@ -84,7 +84,7 @@ class CatBoostModel(Model):
         # The library looks for each feature at its place.
         columns = {spec.name: tensors[spec.name] for spec in self._inputs}
         for spec in self._inputs:
-            if spec.datatype is FP64:  # one that is no category
+            if spec.datatype is FP64:  # not a category
                 check_fp32(columns[spec.name].data, (spec.name,))
         return self._pandas.DataFrame(
             {name: strings(t, name) if t.datatype is BYTES else t.data for name, t in columns.items()}

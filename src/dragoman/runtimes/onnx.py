@@ -174,7 +174,7 @@ def _signature(session: Any, path: Path) -> Signature:
     outputs = [node for node in session.get_outputs() if _datatype(node.type) is not None]
     omitted = [f"'{node.name}' ({node.type})" for node in session.get_outputs() if _datatype(node.type) is None]
     if omitted:
-        advice = "outputs that are no tensors cannot be served; export a classifier with zipmap=False"
+        advice = "outputs that are not tensors cannot be served; export a classifier with zipmap=False"
         if not outputs:
             raise ModelFailed(f"'{file}': {', '.join(omitted)}: {advice}")
         log.warning("'%s': left out %s: %s", file, ", ".join(omitted), advice)

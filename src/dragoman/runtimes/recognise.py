@@ -9,7 +9,7 @@ from dragoman import plugins
 from dragoman.core.errors import ModelFailed
 from dragoman.generation.folder import takes_images
 
-# Suffixes that many files have which are no models: these are reported only if the file is called model.*
+# Suffixes that many other files have, too: such a file is reported only if it is called model.*
 _COMMON_SUFFIXES = frozenset({".json", ".txt"})
 _SCRIPT = (
     "a Python file in a folder is not a model by itself; name it in the command (dragoman serve FILE), or call it "

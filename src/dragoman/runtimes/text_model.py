@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from dragoman.core.sampling import KINDS, check_value, sampling
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec
 from dragoman.core.tensor import Tensor, object_array
-from dragoman.core.text import Chat, Generation, Prompt, Sampling, Text, Tokenized, merge_chunks
+from dragoman.core.text import Chat, Generation, Prompt, Sampling, Text, Tokenized, TokenSpan, merge_chunks
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Policy
 from dragoman.generation import folder as folders
+from dragoman.generation.image_queue import DEFAULT_MIB, ImageQueue, feature_bytes, image_bytes
 from dragoman.runtimes.files import model_path, transformers_lock
 
 _POLICY = Policy()  # limits for JSON in strings
@@ -206,7 +206,7 @@ def _outputs(texts: Any, *, whole: bool) -> dict[str, Tensor]:
 
 # Prompts of more characters are tokenized in a thread, not on the event loop.
 _LONG = 20_000
-# Converting one token to text takes as long as tokenizing so many characters.
+# Converting one token to text takes as long as tokenizing this many characters.
 _CHARACTERS_PER_TOKEN = 16
 
 
@@ -221,8 +221,7 @@ class TextModel(Model):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self.text_engine: Any = None
-        # Images are decoded one after the other: waiting for that takes no thread of other work.
-        self._image_thread = ThreadPoolExecutor(1, "dragoman-images")
+        self._images = ImageQueue(DEFAULT_MIB << 20)
 
     def load(self) -> None:
         folder = Path(model_path(self.spec)).resolve()
@@ -230,6 +229,7 @@ class TextModel(Model):
         with transformers_lock(self.runtime):
             try:
                 self.text_engine = self.start_engine(folder)
+                self._images = ImageQueue(int(self.spec.parameters.get("image_memory", DEFAULT_MIB)) << 20)
             except DragomanError:
                 raise
             except Exception as error:  # the libraries document no class of error
@@ -253,19 +253,20 @@ class TextModel(Model):
     async def generate(self, call: Generate) -> AsyncGenerator[Generation, None]:
         if call.sampling.grammar is not None:
             await self.text_engine.prepare(call)
-        if any(map(_has_images, call.prompts)):
-            loop = asyncio.get_running_loop()
-            job = await loop.run_in_executor(self._image_thread, self.text_engine.split_call, call)
-        elif sum(map(_size, call.prompts)) > _LONG:
-            job = await asyncio.to_thread(self.text_engine.split_call, call)
-        else:
-            job = self.text_engine.split_call(call)
-        async with aclosing(self.text_engine.generate(job)) as chunks:
-            if call.stream:
-                async for chunk in chunks:
-                    yield chunk
+        with self._images.reserve(size := image_bytes(call.prompts)) as reserve:
+            if size:
+                job = await self._images.run(self.text_engine.split_call, call)
+                reserve(feature_bytes(job))
+            elif sum(map(_size, call.prompts)) > _LONG:
+                job = await asyncio.to_thread(self.text_engine.split_call, call)
             else:
-                yield merge_chunks([chunk async for chunk in chunks])
+                job = self.text_engine.split_call(call)
+            async with aclosing(self.text_engine.generate(job)) as chunks:
+                if call.stream:
+                    async for chunk in chunks:
+                        yield chunk
+                else:
+                    yield merge_chunks([chunk async for chunk in chunks])
 
     def signature(self) -> Signature:
         return SIGNATURE
@@ -279,25 +280,26 @@ class TextModel(Model):
                 yield chunk
 
     async def tokenize(self, call: Tokenize) -> Tokenized:
+        with self._images.reserve(image_bytes([call.prompt])):
+            return Tokenized(*await self._spans(call.prompt))
+
+    async def _spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         spans = self.text_engine.spans
-        size = _size(call.prompt) * (_CHARACTERS_PER_TOKEN if isinstance(call.prompt, tuple) else 1)
-        text_and_tokens = await asyncio.to_thread(spans, call.prompt) if size > _LONG else spans(call.prompt)
-        return Tokenized(*text_and_tokens)
+        if image_bytes([prompt]):
+            return await self._images.run(spans, prompt)
+        size = _size(prompt) * (_CHARACTERS_PER_TOKEN if isinstance(prompt, tuple) else 1)
+        return await asyncio.to_thread(spans, prompt) if size > _LONG else spans(prompt)
 
     async def close(self) -> None:
-        self._image_thread.shutdown(wait=False)
+        self._images.close()
         if self.text_engine is not None:
             await self.text_engine.close()
-
-
-def _has_images(prompt: Prompt) -> bool:
-    return isinstance(prompt, Chat) and bool(prompt.images)
 
 
 def _size(prompt: Prompt) -> int:
     """Return the number of characters of a prompt, or an equivalent by processing time."""
     if isinstance(prompt, Chat):
-        if prompt.images or prompt.template:  # images, or the caller's template, may take any time
+        if prompt.template:  # the caller's template may take any time
             return _LONG + 1
         return sum(len(str(message)) for message in prompt.messages)
     return len(prompt)

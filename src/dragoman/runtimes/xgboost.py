@@ -92,7 +92,7 @@ class XGBoostModel(Model):
         if self._in_place:
             kind = "margin" if margin else "value"
             return np.asarray(booster.inplace_predict(rows, iteration_range=self._range, predict_type=kind))
-        # The names are passed through: the matrix of a call has none, which is no mismatch.
+        # The names are passed through: the matrix of a call has none, which is not a mismatch.
         matrix = self._matrix(rows, feature_names=booster.feature_names, feature_types=booster.feature_types)
         return np.asarray(booster.predict(matrix, output_margin=margin))
 

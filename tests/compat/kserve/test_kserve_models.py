@@ -1,5 +1,6 @@
 """Scripts of custom KServe models and transformers, served unchanged."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from dragoman.runtimes.kserve.model import dragoman_error
 from dragoman.runtimes.module_alias import AliasFinder
 from dragoman.runtimes.recognise import recognise
 from e2e.server_process import running_server
-from rest.rest_server import RestServer
+from rest.rest_server import RestServer, read_chunks, read_headers, request
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROWS = [[1.0, 2.0], [3.0, 4.5]]
@@ -94,9 +95,41 @@ async def test_v1_bodies_of_other_types_are_bytes(server: RestServer) -> None:
     assert response.headers["content-type"] == "application/octet-stream"
 
 
-async def test_v1_chunks_of_a_generator_are_one_body(server: RestServer) -> None:
-    response = await post(server, "/v1/models/model:predict", {"chunks": 3})
-    assert (response.status, response.body) == (200, b"0;1;2;")
+async def test_v1_chunks_of_a_generator_are_sent_as_they_come(server: RestServer) -> None:
+    path = "/v1/models/model:predict"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("POST", path, {"chunks": 3}, JSON))
+    status, headers = await read_headers(reader)
+    assert (status, headers["transfer-encoding"], "content-type" in headers) == (200, "chunked", False)
+    chunks = read_chunks(reader)
+    assert await anext(chunks) == b"0;"
+    assert (await post(server, path, '"continue"')).body == b"done"  # only then does the model yield the others
+    assert b"".join([chunk async for chunk in chunks]) == b"1;2;"
+    writer.close()
+
+
+async def test_v1_errors_of_a_generator(server: RestServer) -> None:
+    path = "/v1/models/model:predict"
+    response = await post(server, path, {"chunks": 1, "fail_at": 0})
+    assert (response.status, response.error) == (500, "broken")
+    response = await post(server, path, {"chunks": 9})
+    assert response.status == 500
+    assert "expected chunks that are text or bytes, got int" in response.error
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("POST", path, {"chunks": 3, "fail_at": 1}, JSON))
+    assert (await read_headers(reader))[0] == 200
+    assert await anext(read_chunks(reader)) == b"0;"  # is sent although the error follows at once
+    assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without the last chunk
+    writer.close()
+
+
+async def test_a_generator_is_closed_if_the_client_disconnects(server: RestServer) -> None:
+    path = "/v1/models/model:predict"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("POST", path, {"chunks": 3}, JSON))
+    await read_headers(reader)
+    writer.close()
+    assert (await post(server, path, '"wait until closed"')).body == b"closed"
 
 
 @pytest.mark.parametrize(

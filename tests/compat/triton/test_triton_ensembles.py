@@ -176,3 +176,43 @@ async def test_tensors_of_different_responses_are_rejected(engine: Engine, name:
     states = {each.name: each for each in (await engine.call(Request(States()))).answer}
     assert states[name].state == "UNAVAILABLE"
     assert MIXED[name][2] in states[name].reason
+
+
+BOTH = """
+input [ { name: "IN" data_type: TYPE_INT32 dims: 1 optional: true },
+        { name: "IN2" data_type: TYPE_INT32 dims: 1 optional: true } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: 1 }, { name: "OUT2" data_type: TYPE_INT32 dims: 1 } ]
+"""
+# Answers each input that a request has.
+GIVEN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.rename(each) for each in request.inputs()]) for request in requests]
+
+    def rename(self, tensor):
+        return pb_utils.Tensor(tensor.name().replace("IN", "OUT"), tensor.as_numpy())
+"""
+
+
+def both(inputs: tuple[str, str], outputs: tuple[str, str]) -> str:
+    maps = [("input", key, name) for key, name in zip(("IN", "IN2"), inputs, strict=True)]
+    maps += [("output", key, name) for key, name in zip(("OUT", "OUT2"), outputs, strict=True)]
+    text = " ".join(f'{side}_map {{ key: "{key}" value: "{name}" }}' for side, key, name in maps)
+    return f'step {{ model_name: "given" model_version: -1 {text} }}\n'
+
+
+async def test_steps_may_leave_out_outputs(tmp_path: Path) -> None:
+    write(tmp_path / "given" / "config.pbtxt", f'backend: "python"\n{BOTH}')
+    write(tmp_path / "given" / "1" / "model.py", NUMBER_HEAD + GIVEN)
+    write_ensemble(tmp_path, "twice", BOTH, both(("IN", "IN2"), ("n", "m")) + both(("n", "m"), ("OUT", "OUT2")))
+    inputs = {"IN": Tensor.of(np.array([5], np.int32))}
+    async with dragoman.open_engine(tmp_path) as engine:
+        for outputs in (), ("OUT",), ("OUT2", "OUT"):
+            answer = (await engine.call(Request(Infer(inputs, outputs), "twice"))).answer
+            assert {name: tensor.data.tolist() for name, tensor in answer.outputs.items()} == {"OUT": [5]}
+            assert answer.parameters == {}
+        with pytest.raises(InvalidInput, match="unexpected inference output 'NO' for model 'twice'"):
+            await engine.call(Request(Infer(inputs, ("NO",)), "twice"))
+        place = {"sequence_id": 7, "sequence_start": True}
+        answer = (await engine.call(Request(Infer(inputs, parameters=place), "twice"))).answer
+        assert answer.parameters == {**place, "sequence_end": False}

@@ -201,6 +201,12 @@ class TritonPythonModel:
             raise SystemExit("stop")
         return [response(len(requests[0].inputs())) for _ in requests]
 """,
+    # Answers how many requests it has got together.
+    "together": """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [response([len(requests)]) for _ in requests]
+""",
     "too_early": """
 class TritonPythonModel:
     def initialize(self, args):
@@ -230,7 +236,12 @@ NUMBERED = """
 sequence_batching { iterative_sequence: true control_input {
   name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }
 """
+TOGETHER = """
+max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 60000000 }
+input { name: "IN2" data_type: TYPE_INT32 dims: 1 optional: true }
+"""
 OPTIONS = {
+    "together": TOGETHER,
     "exiting": NUMBERED,
     "count": DECOUPLED,
     "again": ITERATIVE,
@@ -291,6 +302,20 @@ async def test_requests_are_executed_again(engine: Engine) -> None:
     with pytest.raises(ModelFailed, match="only with iterative_sequence: true"):
         async for _ in engine.stream(request("once", 1)):
             pass
+
+
+@models("together")
+async def test_other_inputs_end_the_wait_of_a_batch(engine: Engine) -> None:
+    async def count(rows: int, *names: str) -> int:
+        call = Infer({name: Tensor.of(np.zeros((rows, 1), np.int32)) for name in names})
+        return int((await engine.call(Request(call, "together"))).answer.outputs["OUT"].data[0, 0])
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(count(1, "IN"))
+        second = tasks.create_task(count(1, "IN", "IN2"))
+        assert await first == 1
+        third = tasks.create_task(count(7, "IN", "IN2"))  # the batch is full
+    assert (second.result(), third.result()) == (2, 2)
 
 
 @models("hurried", "sleeper")

@@ -205,8 +205,42 @@ class RequestedOutput:
     __hash__ = None  # type: ignore[assignment]
 
 
-class InferRequest:
+class InferMessage:
+    """Fields and comparison of requests and responses, whose attributes these names are."""
+
+    _tensors = ""
+    _compared = ""  # beside the fields of `to_dict`
+
+    id: str | None
+    model_name: str
+    parameters: Mapping[str, Any] | None
+    from_grpc: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of the message."""
+        return {
+            "id": self.id,
+            "model_name": self.model_name,
+            self._tensors: [each.to_dict() for each in getattr(self, self._tensors)],
+            "parameters": None if self.parameters is None else plain_parameters(self.parameters),
+            "from_grpc": self.from_grpc,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return False
+        return self.to_dict() == other.to_dict() and getattr(self, self._compared) == getattr(other, self._compared)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.to_dict()})"
+
+
+class InferRequest(InferMessage):
     """A request of the V2 protocol."""
+
+    _tensors, _compared = "inputs", "request_outputs"
 
     def __init__(
         self,
@@ -304,29 +338,11 @@ class InferRequest:
     def get_input_by_name(self, name: str) -> InferInput | None:
         return next((each for each in self.inputs if each.name == name), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the request."""
-        return {
-            "id": self.id,
-            "model_name": self.model_name,
-            "inputs": [each.to_dict() for each in self.inputs],
-            "parameters": None if self.parameters is None else plain_parameters(self.parameters),
-            "from_grpc": self.from_grpc,
-        }
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, InferRequest):
-            return False
-        return self.to_dict() == other.to_dict() and self.request_outputs == other.request_outputs
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"InferRequest({self.to_dict()})"
-
-
-class InferResponse:
+class InferResponse(InferMessage):
     """A response of the V2 protocol."""
+
+    _tensors, _compared = "outputs", "model_version"
 
     def __init__(
         self,
@@ -414,23 +430,3 @@ class InferResponse:
         if found is None:
             raise InvalidInput(f"Unexpected inference output '{name}' for model '{self.model_name}'")
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the response."""
-        return {
-            "id": self.id,
-            "model_name": self.model_name,
-            "outputs": [each.to_dict() for each in self.outputs],
-            "parameters": None if self.parameters is None else plain_parameters(self.parameters),
-            "from_grpc": self.from_grpc,
-        }
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, InferResponse):
-            return False
-        return self.to_dict() == other.to_dict() and self.model_version == other.model_version
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"InferResponse({self.to_dict()})"

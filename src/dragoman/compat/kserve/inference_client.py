@@ -170,14 +170,14 @@ class InferenceRESTClient:
         fields = {**{name.lower(): value for name, value in (headers or {}).items()}, **dict(own)}
         request = RestRequest(method, (where.base + path) or "/", tuple(fields.items()), body)
         deadline = Deadline.after(timeout if timeout is not None else self._config.timeout)
-        response = await self._connected(transport, request, deadline)
+        response = await self._send_with_retries(transport, request, deadline)
         if not 200 <= response.status < 300:
             error = InferenceError(f"{_error_text(response)}, '{response.status}' for url '{where.name}{path}'")
             error.status_code = response.status
             raise error
         return response
 
-    async def _connected(self, transport: Any, request: RestRequest, deadline: Deadline) -> RestResponse:
+    async def _send_with_retries(self, transport: Any, request: RestRequest, deadline: Deadline) -> RestResponse:
         """Send a request again if the server cannot be reached."""
         for left in range(self._config.retries, -1, -1):
             try:

@@ -74,7 +74,8 @@ class Model(InferenceModel):
     """A model: `preprocess`, then `predict` or `explain`, then `postprocess`; each may be async.
 
     Payloads are JSON objects (V1) or an InferRequest (V2). With `return_response_headers` the last two methods get a
-    dict for headers of the response. Without an own `predict` the model is a transformer, which calls the predictor.
+    dict
+    for headers of the response. A model without a `predict` of its own is a transformer: it calls the predictor.
     """
 
     def __init__(self, name: str, return_response_headers: bool = False) -> None:

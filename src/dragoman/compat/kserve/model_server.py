@@ -45,14 +45,14 @@ for _name, _default, _type in _FLAGS:
 parser.add_argument("--enable_predictor_health_check", action="store_true")
 
 
-class Application:
+class UnusedApplication:
     """The FastAPI application of KServe's server, which is not used here."""
 
     def add_middleware(self, middleware: Any, **_: Any) -> None:
         logger.warning("middleware not used: name=%s", getattr(middleware, "__name__", middleware))
 
 
-app = Application()
+app = UnusedApplication()
 
 
 class ModelServer:

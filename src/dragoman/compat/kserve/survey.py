@@ -10,7 +10,7 @@ from dragoman.formats import oip_messages
 
 PACKAGE = "kserve"
 _OURS = __name__.rpartition(".")[0]
-# Our module for each module of KServe. All parents of a name are names, too.
+# Our module for each module of KServe; the parent packages of each name are included.
 MODULES: Mapping[str, str] = {
     PACKAGE: _OURS,
     **{
@@ -33,7 +33,7 @@ MODULES: Mapping[str, str] = {
     "kserve_storage": f"{_OURS}.storage",
 }
 _STEPS = ("preprocess", "predict", "postprocess", "explain")
-_OWN_ARGUMENTS = ("registered_models", "predictor_config")  # of ModelServer, which Dragoman uses, too
+_OWN_ARGUMENTS = ("registered_models", "predictor_config")  # settings of ModelServer that are also settings of Dragoman
 _INSTALL = "not included: install the package kserve if it is needed"
 _HEADERS = "has content-type, ce-* and the headers that --forward-headers names, never credentials"
 _STREAM = "the chunks of a V1 response are sent together at their end"

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 
 from dragoman.compat.kserve.errors import InvalidInput
-from dragoman.compat.mlserver.types.data import Text
+from dragoman.compat.mlserver.types.data import ElementText
 from dragoman.core import errors
 from dragoman.core.bytes_tensor import texts_of
 from dragoman.core.datatypes import BYTES, Array
@@ -36,7 +36,7 @@ def elements(tensor: Tensor) -> list[Any]:
     if tensor.datatype is not BYTES:
         return message.elements(tensor)
     try:
-        return list(map(Text, texts_of(tensor)))
+        return list(map(ElementText, texts_of(tensor)))
     except UnicodeDecodeError:
         found: list[Any] = tensor.data.reshape(-1).tolist()
         return found

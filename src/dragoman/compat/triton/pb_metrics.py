@@ -14,7 +14,7 @@ class Metric:
 
     def increment(self, value: float) -> None:
         if self._kind == MetricFamily.HISTOGRAM:
-            raise _unsupported("increment", "histograms")
+            raise _unsupported_method("increment", "histograms")
         if self._kind == MetricFamily.COUNTER and value < 0:
             raise ValueError(f"counters only increase: expected 0 or more, got {value}")
         self._value += value
@@ -23,20 +23,20 @@ class Metric:
 
     def set(self, value: float) -> None:
         if self._kind != MetricFamily.GAUGE:
-            raise _unsupported("set", "counters and histograms")
+            raise _unsupported_method("set", "counters and histograms")
         self._value = value
         if self._exported is not None:
             self._exported.set(value)
 
     def observe(self, value: float) -> None:
         if self._kind != MetricFamily.HISTOGRAM:
-            raise _unsupported("observe", "counters and gauges")
+            raise _unsupported_method("observe", "counters and gauges")
         if self._exported is not None:
             self._exported.observe(value)
 
     def value(self) -> float:
         if self._kind == MetricFamily.HISTOGRAM:
-            raise _unsupported("value", "histograms")
+            raise _unsupported_method("value", "histograms")
         return self._value
 
 
@@ -85,5 +85,5 @@ class MetricFamily:
         return self._collector.labels(**labels) if labels else self._collector
 
 
-def _unsupported(method: str, kinds: str) -> ValueError:
+def _unsupported_method(method: str, kinds: str) -> ValueError:
     return ValueError(f"{method} is not supported for {kinds}")

@@ -50,7 +50,7 @@ class TritonError:
 
 
 class PreferredMemory:
-    """Where the outputs of a call should lie; only CPU memory is available."""
+    """The memory in which a model wants the outputs of a call; only CPU memory is available."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
@@ -140,15 +140,18 @@ class InferenceResponseSender:
         self._send(response, self._is_closed)
 
 
-class Server(Protocol):
-    """What `InferenceRequest.exec` needs of the server."""
+class ModelCaller(Protocol):
+    """Access of `InferenceRequest.exec` to the other models of the server."""
 
     def infer(self, request: "InferenceRequest", decoupled: bool) -> Any:
         """Return the response of another model, or with `decoupled` an iterator over its responses."""
 
 
 class InferenceTrace:
-    """The trace of a request, which a model passes to those that it sends: their spans are part of it then."""
+    """The trace of a request.
+
+    A model passes it to the requests that it sends, whose spans then belong to the same trace.
+    """
 
     def __init__(self, context: Context | None = None) -> None:
         self.context = context
@@ -160,7 +163,7 @@ class InferenceRequest:
     server: what other models are called by; None where that is not possible.
     """
 
-    server: Server | None = None
+    server: ModelCaller | None = None
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ class _TokenizerBySide:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizers = {tokenizer.truncation_side: tokenizer, "": tokenizer}
 
-    def truncated(self, texts: Sequence[str], call: Embed | Score) -> Any:
+    def truncate_texts(self, texts: Sequence[str], call: Embed | Score) -> Any:
         """Return the tokens of a text or a pair, cut as the call requests.
 
         Raises InvalidInput if no token of the text would remain.
@@ -160,7 +160,7 @@ class PairScorer:
     def _encode(self, pair: tuple[str, str], index: int, call: Score) -> Any:
         limit = self._tokenizer.model_max_length
         if call.truncate is not None:
-            return self._tokenizers.truncated(pair, call)
+            return self._tokenizers.truncate_texts(pair, call)
         encoded = self._tokenizer(*pair, verbose=False)
         count = len(encoded["input_ids"])
         if count > limit:
@@ -266,7 +266,7 @@ class Embedder:
         limit = self._tokenizer.model_max_length
         if isinstance(each, str):
             plain = call.truncate is None
-            encoded = self._tokenizer(each, verbose=False) if plain else self._tokenizers.truncated((each,), call)
+            encoded = self._tokenizer(each, verbose=False) if plain else self._tokenizers.truncate_texts((each,), call)
             ids: list[int] = encoded["input_ids"]
         else:
             ids = list(each)
@@ -303,7 +303,7 @@ class Embedder:
     def _measure_causality(self) -> bool:
         """Return whether the state of a token does not depend on the next one.
 
-        Configurations do not tell: a decoder may have been changed to attend to both sides.
+        Configurations do not show it: a decoder may have been changed to attend to both sides.
         """
         torch = self._torch
         with torch.inference_mode():

@@ -4,7 +4,8 @@ import asyncio
 import importlib
 import inspect
 import re
-from collections.abc import AsyncIterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, MutableMapping
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -148,17 +149,22 @@ class KServeModel(Model):
         headers.pop("content-type", None)
         return Inference(inference.outputs, inference.parameters, headers)
 
-    async def handle(self, request: Request[Handled]) -> Handled:  # type: ignore[override]
-        """Answer a V1 request."""
+    async def handle(self, request: Request[Handled]) -> AsyncIterator[Handled]:  # type: ignore[override]
+        """Answer a V1 request: with one response, or with the chunks of an async iterator."""
         call: Any = request.call
         assert isinstance(call, Handle)
         headers = {"content-type": call.content_type, **request.metadata}
         verb = self._verb.EXPLAIN if call.handler.endswith(":explain") else self._verb.PREDICT
         payload, event = _v1_payload(call, headers)
         result, response_headers = await self._call(payload, headers, verb)
-        response = await _to_handled(result, response_headers)
+        if isinstance(result, AsyncIterator):
+            async with aclosing(_chunks(result)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        response = _to_handled(result, response_headers)
         is_json = response.content_type == JSON_TYPE
-        return event_response(event, self.spec.name, response) if event is not None and is_json else response
+        yield event_response(event, self.spec.name, response) if event is not None and is_json else response
 
     async def _call(self, payload: Any, headers: MutableMapping[str, str], verb: Any) -> tuple[Any, dict[str, str]]:
         """Return the result of the model and headers of the response."""
@@ -260,13 +266,24 @@ def _v1_payload(call: Handle, headers: Mapping[str, str]) -> tuple[Any, CloudEve
     return value["data"], event if media_type == STRUCTURED_TYPE else None
 
 
-async def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
+async def _chunks(result: AsyncIterator[Any]) -> AsyncGenerator[Handled, None]:
+    """Yield the chunks of a streamed response. The iterator is closed when the caller stops."""
+    try:
+        async for each in result:
+            if not isinstance(each, str | bytes | bytearray | memoryview):
+                raise InvalidOutput(f"expected chunks that are text or bytes, got {type(each).__name__}")
+            yield Handled(each.encode() if isinstance(each, str) else bytes(each), "", is_chunk=True)
+    except Exception as error:
+        raise dragoman_error(error) from error
+    finally:
+        if (close := getattr(result, "aclose", None)) is not None:
+            await close()
+
+
+def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
     """Return the response for a result: JSON, or text or bytes as they are."""
     found = {name.lower(): value for name, value in headers.items()}
     content_type = found.pop("content-type", "")
-    if isinstance(result, AsyncIterable):
-        chunks = [each.encode() if isinstance(each, str) else bytes(each) async for each in result]
-        return Handled(b"".join(chunks), content_type or "application/octet-stream", metadata=found)
     if isinstance(result, str):
         return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=found)
     if isinstance(result, bytes):

@@ -36,7 +36,7 @@ def _names(path: Path) -> list[str]:
     if tree is None:
         return []
     classes = _model_classes(tree)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in classes]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name_of_call(node) in classes]
     return list(dict.fromkeys(name for call in calls if (name := _first_argument(call, tree))))
 
 
@@ -68,12 +68,12 @@ def _last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def _called(call: ast.Call) -> str:
+def _name_of_call(call: ast.Call) -> str:
     return _last_name(call.func)
 
 
 def _is_call(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and _called(node) == name
+    return isinstance(node, ast.Call) and _name_of_call(node) == name
 
 
 def _first_argument(call: ast.Call, tree: ast.Module) -> str:
@@ -85,7 +85,7 @@ def _first_argument(call: ast.Call, tree: ast.Module) -> str:
     if not isinstance(given, ast.Attribute) or given.attr != _NAME:
         return ""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == "add_argument" and _is_flag(node):
+        if isinstance(node, ast.Call) and _name_of_call(node) == "add_argument" and _is_flag(node):
             default = next((each.value for each in node.keywords if each.arg == "default"), None)
             return default.value if isinstance(default, ast.Constant) and isinstance(default.value, str) else ""
     return "model"  # KServe's default

@@ -31,7 +31,7 @@ _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", 
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class HandlerParameter:
     """A parameter of a handler: where its value comes from, and under which name.
 
     `embed`: the value is a member of the body, even if no other parameter comes from the body.
@@ -46,7 +46,7 @@ class Parameter:
     dependency: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, parameter: inspect.Parameter, hint: Any, path: Container[str]) -> "Parameter":
+    def of(cls, parameter: inspect.Parameter, hint: Any, path: Container[str]) -> "HandlerParameter":
         """Return a parameter by its annotation and default, which may be markers of FastAPI such as `Body(...)`."""
         name, default = parameter.name, parameter.default
         markers = [default, *getattr(hint, "__metadata__", ())]
@@ -95,7 +95,7 @@ class Arguments:
         self._function = function
         hints = _hints(function)
         self._parameters = [
-            Parameter.of(p, hints.get(p.name, Any), path)
+            HandlerParameter.of(p, hints.get(p.name, Any), path)
             for p in inspect.signature(function).parameters.values()
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]

@@ -29,7 +29,7 @@ from dragoman.core.datatypes import datatype
 from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, ModelFailed, ModelNotFound
 from dragoman.core.model import Model
 from dragoman.core.signature import Signature, TensorSpec
-from dragoman.core.spec import ModelSpec
+from dragoman.core.spec import STATED_METADATA, ModelSpec
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.runtimes.mlserver.handlers import Handler
 from dragoman.runtimes.mlserver.library import library_class, library_settings
@@ -202,8 +202,10 @@ class MLServerModel(Model):
         )
 
     def details(self) -> Mapping[str, Any]:
-        versions = getattr(self._mlserver_model.settings, "versions", None)
-        return {"versions": list(versions)} if versions else {}
+        if "model_settings" not in self.spec.parameters:  # not from a folder of MLServer
+            return {}
+        settings = self._mlserver_model.settings
+        return {STATED_METADATA: {"platform": settings.platform or "", "versions": list(settings.versions or ())}}
 
     def _content_type(self) -> str:
         parameters = self._mlserver_model.settings.parameters

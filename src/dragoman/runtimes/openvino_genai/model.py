@@ -193,8 +193,8 @@ class OpenVinoTokens:
             while self.pipeline.has_non_finished_requests():
                 self.pipeline.step()
         except Exception:
-            log.exception("OpenVINO does not recover; the model must be loaded anew")
-            self._closed = "OpenVINO has failed; the model must be loaded anew"
+            log.exception("OpenVINO does not recover; the model must be reloaded")
+            self._closed = "OpenVINO has failed; the model must be reloaded"
             self.commands.put(None)
 
     def _fail_all(self, error: DragomanError) -> None:
@@ -243,9 +243,11 @@ _UNLIMITED = 2**62
 class OpenVinoOptions:
     """Parameters of a model on OpenVINO.
 
-    max_batch, max_context, dtype, threads, prefill_chunk: as for our own engine. device: OpenVINO's name of it.
-    prefix_cache: 0 disables it. cache_memory: GiB for the key-value cache (0: as needed). properties: further device
-    properties, by OpenVINO's names.
+    max_batch, max_context, dtype, threads, prefill_chunk: as for our own engine.
+    device: OpenVINO's name of it.
+    prefix_cache: 0 disables it.
+    cache_memory: GiB for the key-value cache (0: as needed).
+    properties: further device properties, by OpenVINO's names.
     """
 
     max_batch: int = 32
@@ -263,7 +265,7 @@ _CHOICES = {"dtype": ("auto", *_PRECISIONS)}
 _LEAST = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "prefix_cache": -1, "cache_memory": 0}
 
 
-class OpenVinoModel(TextModel):
+class OpenVinoTextModel(TextModel):
     """A folder of `optimum-cli export openvino`; its parameters are those of `OpenVinoOptions`."""
 
     platform = "openvino_generation"

@@ -1,11 +1,11 @@
-"""Whether an estimator computes each row of its input on its own, so that calls may be merged without being asked."""
+"""Whether an estimator computes each row independently of the others, so that calls can be merged by default."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-# Packages whose estimators do: they are fitted before, and read nothing from the other rows that they are given.
+# Packages whose estimators predict each row independently: they are fitted, and read nothing from other rows.
 _PACKAGES = ("sklearn", "xgboost", "lightgbm", "catboost")
 # Their estimators that do not: the first three read the whole input to find out of what kind it is. A factorization
 # starts from the mean of all rows and stops by the sum of their errors. IterativeImputer fills a row without values by

@@ -51,7 +51,7 @@ def table_of(estimator: Any) -> Table:
     columns = tuple(samples.get(i) for i in range(count))
     if not any(isinstance(sample, str) for sample in columns):
         return Matrix(tuple(s if isinstance(s, float) else 0.0 for s in columns), named)
-    return Columns(columns, named)
+    return InputColumns(columns, named)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Columns:
+class InputColumns:
     """One input per column, for tables with text columns. Columns that the estimator does not use are optional."""
 
     samples: tuple[Sample | None, ...]

@@ -25,7 +25,7 @@ from dragoman.runtimes.tables import content
 
 # The first bytes of compressed files: zlib, gzip, bz2, lzma, xz, lz4.
 _COMPRESSED = (b"x", b"\x1f\x8b", b"BZ", b"]\x00", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
-# joblib writes the bytes of an array, which are no pickle, behind an object of this module.
+# joblib writes the bytes of an array, which are not a pickle, behind an object of this module.
 _ARRAYS = "joblib.numpy_pickle"
 _MAX_OPCODES = 1_000_000  # some seconds of reading
 
@@ -110,7 +110,7 @@ class SklearnModel(Model):
         usable = self._methods and (fitted or self._methods != ["transform"])
         if not usable or isinstance(self._estimator, type):
             raise ModelFailed(
-                f"'{path.name}' holds {type(self._estimator).__name__}, which is no model; "
+                f"'{path.name}' holds {type(self._estimator).__name__}, which is not a model; "
                 "expected a fitted scikit-learn estimator"
             )
         self._table: Table = table_of(self._estimator)

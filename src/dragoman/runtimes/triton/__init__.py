@@ -10,7 +10,7 @@ from dragoman.core.runtime import Runtime, lazy_function
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.runtimes.files import is_installed
 
-# In the source of a model that calls, loads or checks others, which only the server's process can.
+# Found in the source of a model that calls, loads or checks other models. Only the server's process can do that.
 _CALLS_OTHERS = (b".exec(", b".async_exec(", b"load_model(", b"is_model_ready(")
 
 

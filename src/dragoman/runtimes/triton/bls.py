@@ -71,7 +71,7 @@ class ServerAccess:
         """Load a model of the repository, or load it again. Raises TritonModelException.
 
         With `config`, the JSON text of a configuration, and `files` (`file:1/model.onnx`: content) until the next load.
-        They need no permission as those of clients do: they are from code that the operator serves.
+        They need no permission, unlike those of clients, because the operator chose to serve this code.
         """
         self._change(model_name, is_loading=True, overrides={**(files or {}), "config": config})
 
@@ -111,12 +111,12 @@ class _Responses(pb_utils.ResponseIterator):
             for inference in self._stream:
                 yield _response(inference)
         except DragomanError as error:
-            yield self._cancelled() if self._is_cancelled else _error_response(error)
+            yield self._cancelled_response() if self._is_cancelled else _error_response(error)
             return
         if has_empty_end:
-            yield self._cancelled() if self._is_cancelled else pb_utils.InferenceResponse()
+            yield self._cancelled_response() if self._is_cancelled else pb_utils.InferenceResponse()
 
-    def _cancelled(self) -> pb_utils.InferenceResponse:
+    def _cancelled_response(self) -> pb_utils.InferenceResponse:
         error = pb_utils.TritonError("request has been cancelled", pb_utils.TritonError.CANCELLED)
         return pb_utils.InferenceResponse(error=error)
 

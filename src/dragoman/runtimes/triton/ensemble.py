@@ -1,6 +1,7 @@
 """Ensembles of Triton: models of the server whose outputs are the inputs of others."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
@@ -12,10 +13,12 @@ from dragoman.core.errors import DragomanError, InvalidInput, InvalidOutput, Mod
 from dragoman.core.model import Model
 from dragoman.core.signature import Shape, Signature, TensorSpec
 from dragoman.core.spec import COMPLETED_CONFIG, ModelSpec, SiblingModels
-from dragoman.core.tensor import Tensor
+from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.runtimes.triton.ensemble_streams import SplitStep
 from dragoman.runtimes.triton.tensors import Configuration
 from dragoman.system.threads import DaemonThreads
+
+log = logging.getLogger("dragoman.model")
 
 # Requests that are computed at a time, and calls of step models; each has a thread.
 _REQUESTS, _CALLS = 16, 64
@@ -24,11 +27,13 @@ _IN_FLIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _EnsembleStep:
     """A model and its tensors. inputs: from its names to those of the ensemble; outputs: from those of the ensemble.
 
-    optional: names of its inputs that a request may leave out. streams: it may have several responses. origin: number
-    of the step whose responses feed it, 0 for the request itself; number: origin of the steps which it feeds.
+    optional: names of its inputs that a request may leave out.
+    streams: it may have several responses.
+    origin: number of the step whose responses feed it, 0 for the request itself.
+    number: identifies its responses, as the origin of the steps that they feed.
     """
 
     model: str
@@ -64,13 +69,14 @@ class EnsembleModel(Model):
         self._siblings: SiblingModels = self.spec.siblings
         tensors = {t.spec.name: t.spec for t in (*self._config.inputs, *self._config.outputs)}
         steps = self.spec.parameters["config"]["ensemble_scheduling"]["step"]
+        self._optional_outputs: set[str] = set()
         self._steps = _with_origins(
             [self._load_step(step, tensors) for step in steps], [t.spec.name for t in self._config.outputs]
         )
         if any(step.streams for step in self._steps):
             self.infer_stream = self._stream
 
-    def _load_step(self, table: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> _Step:
+    def _load_step(self, table: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> _EnsembleStep:
         """Wait for the model of a step, and check its tensors against `tensors`, to which new ones are added."""
         name, number = str(table["model_name"]), int(table["model_version"])
         try:
@@ -93,14 +99,16 @@ class EnsembleModel(Model):
             if spec is None and not signature.open_outputs:
                 raise ModelFailed(f"step '{name}': it has no output '{theirs}'")
             if spec is not None:
+                self._optional_outputs |= {ours} if spec.optional else set()
                 _check_agreement(name, ours, spec, tensors)
         outputs = {ours: theirs for theirs, ours in table["output_map"].items()}
         version = "" if number < 0 else str(number)
         streams = self._siblings.streams(name)
-        return _Step(name, version, dict(table["input_map"]), outputs, frozenset(optional), streams)
+        return _EnsembleStep(name, version, dict(table["input_map"]), outputs, frozenset(optional), streams)
 
     def signature(self) -> Signature:
-        return self._config.signature()
+        names = (tensor.spec.name for tensor in self._config.outputs)
+        return self._config.signature(optional_outputs=self._optional_outputs.intersection(names))
 
     def details(self) -> Mapping[str, Any]:
         graph = {"nodes": {name: {} for name in self._step_names()}, "edges": [*self._edges()]}
@@ -143,25 +151,27 @@ class EnsembleModel(Model):
         return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
 
     def _run(self, request: Request[Inference], call: Infer) -> Inference:
-        wanted = self._wanted(call)
-        return self._response(wanted, self._compute(request, call.inputs, self._needed_steps(wanted)))
+        wanted = self._config.requested_outputs(call)
+        return self._response(request, wanted, self._compute(request, call.inputs, self._needed_steps(wanted)))
 
-    def _wanted(self, call: Infer) -> tuple[str, ...]:
-        return tuple(call.outputs or (t.spec.name for t in self._config.outputs))
-
-    def _response(self, wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
-        if absent := [name for name in wanted if name not in tensors]:
+    def _response(self, request: Request[Inference], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
+        """Return the requested outputs, without those that a step may leave out and did."""
+        absent = [name for name in wanted if name not in tensors]
+        if not self._optional_outputs.issuperset(absent):
             raise InvalidOutput(self._text(f"no step returned {', '.join(map(repr, absent))}"))
-        return Inference({name: tensors[name] for name in wanted})
+        for name in absent:
+            log.debug("Composing models did not output tensor %s: ensemble=%s", name, self.spec.name)
+        call: Any = request.call
+        return Inference({n: tensors[n] for n in wanted if n in tensors}, _sequence_parameters(call.parameters))
 
     def _compute(
-        self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_Step]
+        self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_EnsembleStep]
     ) -> dict[str, Tensor]:
         """Return the given tensors and the outputs of steps."""
         tensors, waiting = dict(given), [*steps]
         produced = {name for step in steps for name in step.outputs}
         missing = {name for step in steps for name in step.inputs.values()} - produced - set(given)
-        running: dict[Future[Inference], _Step] = {}
+        running: dict[Future[Inference], _EnsembleStep] = {}
         while waiting or running:
             for step in [step for step in waiting if _is_ready(step, tensors, missing)]:
                 waiting.remove(step)
@@ -181,7 +191,7 @@ class EnsembleModel(Model):
         call: Any = request.call
         self._config.rows(call)
         loop, context, splits = asyncio.get_running_loop(), copy_context(), list[SplitStep]()
-        wanted = self._wanted(call)
+        wanted = self._config.requested_outputs(call)
         responses = self._responses(request, wanted, self._needed_steps(wanted), 0, call.inputs, splits)
 
         def advance() -> Inference | None:
@@ -201,7 +211,7 @@ class EnsembleModel(Model):
         self,
         request: Request[Inference],
         wanted: Sequence[str],
-        steps: Sequence[_Step],
+        steps: Sequence[_EnsembleStep],
         origin: int,
         given: Mapping[str, Tensor],
         splits: list[SplitStep],
@@ -211,7 +221,7 @@ class EnsembleModel(Model):
         tensors = self._compute(request, given, own) if not origin else given
         splitting = next((step for step in steps if step.origin == origin and step.streams), None)
         if splitting is None:
-            yield self._response(wanted, tensors)
+            yield self._response(request, wanted, tensors)
             return
         if not _is_ready(splitting, tensors, set(splitting.inputs.values()) - set(tensors)):
             raise InvalidInput(self._text(f"no step can produce {self._names([splitting])}: its inputs are missing"))
@@ -229,18 +239,18 @@ class EnsembleModel(Model):
             for branch in split:
                 yield from self._responses(request, wanted, steps, splitting.number, branch, splits)
         except DragomanError as error:
-            raise self._located(error) from error
+            raise self._with_location(error) from error
         finally:
             split.close()
 
-    def _outputs_of(self, step: _Step, work: "Future[Inference]") -> dict[str, Tensor]:
+    def _outputs_of(self, step: _EnsembleStep, work: "Future[Inference]") -> dict[str, Tensor]:
         try:
             outputs = work.result().outputs
         except DragomanError as error:
-            raise self._located(error) from error
+            raise self._with_location(error) from error
         return {ours: outputs[theirs] for ours, theirs in step.outputs.items() if theirs in outputs}
 
-    def _needed_steps(self, wanted: Sequence[str]) -> list[_Step]:
+    def _needed_steps(self, wanted: Sequence[str]) -> list[_EnsembleStep]:
         """Return the steps on which outputs depend, in the order of the configuration."""
         needed, names = [], set(wanted)
         for _ in self._steps:
@@ -250,10 +260,10 @@ class EnsembleModel(Model):
                     names |= set(step.inputs.values())
         return [step for step in self._steps if step in needed]
 
-    def _names(self, steps: Sequence[_Step]) -> str:
+    def _names(self, steps: Sequence[_EnsembleStep]) -> str:
         return ", ".join(repr(name) for step in steps for name in step.outputs)
 
-    def _located(self, error: DragomanError) -> DragomanError:
+    def _with_location(self, error: DragomanError) -> DragomanError:
         """Return an error of a step that names the ensemble."""
         return error if error.message.startswith(self._text("")) else type(error)(self._text(error.message))
 
@@ -261,17 +271,17 @@ class EnsembleModel(Model):
         return f"in ensemble '{self.spec.name}', {message}"
 
 
-def _with_origins(steps: Sequence[_Step], outputs: Sequence[str]) -> list[_Step]:
+def _with_origins(steps: Sequence[_EnsembleStep], outputs: Sequence[str]) -> list[_EnsembleStep]:
     """Return the steps with their origins. Raises ModelFailed, as Triton does, for tensors of different responses."""
     producers = {name: i for i, step in enumerate(steps) for name in step.outputs}
-    found: dict[int, _Step] = {}
+    found: dict[int, _EnsembleStep] = {}
 
     def origins(names: Sequence[str]) -> set[int]:
         return {resolve(producers[name]).number for name in names if name in producers} | {
             0 for name in names if name not in producers
         }
 
-    def resolve(i: int) -> _Step:
+    def resolve(i: int) -> _EnsembleStep:
         if i not in found:
             step = found[i] = steps[i]  # of a cycle, which never runs
             sources = origins([*step.inputs.values()])
@@ -289,17 +299,25 @@ def _with_origins(steps: Sequence[_Step], outputs: Sequence[str]) -> list[_Step]
     return resolved
 
 
-def _is_ready(step: _Step, tensors: Mapping[str, Tensor], missing: set[str]) -> bool:
+def _is_ready(step: _EnsembleStep, tensors: Mapping[str, Tensor], missing: set[str]) -> bool:
     """Return whether all inputs of a step exist, but for optional ones that will not."""
     return all(ours in tensors or (theirs in step.optional and ours in missing) for theirs, ours in step.inputs.items())
 
 
-def _request(request: Request[Inference], step: _Step, tensors: Mapping[str, Tensor]) -> Request[Inference]:
+def _request(request: Request[Inference], step: _EnsembleStep, tensors: Mapping[str, Tensor]) -> Request[Inference]:
     inputs = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
     call: Any = request.call
     parameters = {name: value for name, value in call.parameters.items() if name != "timeout"}
     sub_call = Infer(inputs, tuple(step.outputs.values()), parameters)
     return Request(sub_call, step.model, step.version, request.id, request.deadline_s, request.metadata)
+
+
+def _sequence_parameters(given: Parameters) -> Parameters:
+    """Return the parameters of the response to a request of a sequence: its place, as in Triton."""
+    if "sequence_id" not in given:
+        return NONE
+    flags = {name: bool(given.get(name)) for name in ("sequence_start", "sequence_end")}
+    return {"sequence_id": given["sequence_id"], **flags}
 
 
 def _check_agreement(step: str, tensor: str, spec: TensorSpec, tensors: dict[str, TensorSpec]) -> None:

@@ -111,7 +111,7 @@ class ConfiguredModel(Model):
         inputs = {self._input_names[n]: self._inputs[n].to_model(t) for n, t in given.items()}
         names = tuple(self._output_names[name] for name in wanted)
         result: Any = self._model.infer(Infer(inputs, names, parameters))
-        found = _named(result, self._order or names)
+        found = _outputs_by_name(result, self._order or names)
         outputs: dict[str, Tensor] = {}
         for name, theirs in zip(wanted, names, strict=True):
             if theirs not in found:
@@ -135,7 +135,7 @@ class ConfiguredModel(Model):
         theirs = signature.inputs if side == "input" else signature.outputs
         if not configured:
             own = {t.spec.name for t in hidden}
-            configured = [ConfiguredTensor.unchanged(t) for t in theirs if t.name not in own]
+            configured = [ConfiguredTensor.from_spec(t) for t in theirs if t.name not in own]
         declared = {t.spec.name for t in configured}
         configured = [*configured, *(t for t in hidden if t.spec.name not in declared)]
         names = [tensor.spec.name for tensor in configured]
@@ -209,7 +209,7 @@ def _is_compatible(configured: Shape, theirs: Shape) -> bool:
     return len(configured) == len(theirs) and all(b == -1 or a == b for a, b in zip(configured, theirs, strict=True))
 
 
-def _named(result: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _outputs_by_name(result: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Return the outputs of a runtime by name; a tuple or one array is in the order of `names`."""
     if isinstance(result, Inference):
         result = result.outputs

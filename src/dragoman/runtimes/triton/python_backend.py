@@ -8,7 +8,6 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +123,7 @@ class PythonBackendModel(Model):
 
     def signature(self) -> Signature:
         """Return the configured tensors. Outputs may be missing from a response, as in Triton."""
-        signature = self._config.signature()
-        outputs = tuple(replace(spec, optional=True) for spec in signature.outputs)
-        return replace(signature, outputs=outputs, open_outputs=True)
+        return self._config.signature(optional_outputs=self._outputs)
 
     @property
     def name(self) -> str:
@@ -175,12 +172,7 @@ class PythonBackendModel(Model):
     ) -> PendingRequest:
         """Queue a request. `deliver` is called on the event loop of this thread."""
         call = call_of(request)
-        for name in call.outputs:
-            if name not in self._outputs:
-                known = ", ".join(map(repr, self._outputs))
-                raise InvalidInput(
-                    f"unexpected inference output '{name}' for model '{self.spec.name}'; expected {known}"
-                )
+        self._config.requested_outputs(call)
         loop = asyncio.get_running_loop()
 
         def deliver_on_loop(response: Inference | DragomanError | None, is_last: bool) -> None:
@@ -230,7 +222,7 @@ class PythonBackendModel(Model):
             request_id=pending.request.id or "",
             correlation_id=step.id,
             inputs=[pb_utils.Tensor(name, tensor.data) for name, tensor in tensors.items()],
-            requested_output_names=call.outputs or tuple(self._outputs),
+            requested_output_names=self._config.requested_outputs(call),
             model_name=self.spec.name,
             model_version=int(self.spec.version or 1),
             flags=flags,

@@ -83,7 +83,7 @@ class Instance:
         try:
             ready = self._instance.is_ready()
             if inspect.isawaitable(ready):
-                ready = asyncio.run(_awaited(ready))
+                ready = asyncio.run(_await(ready))
         except Exception as error:
             log.exception("model '%s': is_ready() raised", self._model.name)
             answer.set_result(f"is_ready() raised {type(error).__name__}")
@@ -196,5 +196,5 @@ def _check_responses(requests: Sequence[pb_utils.InferenceRequest], returned: An
             )
 
 
-async def _awaited(work: Awaitable[Any]) -> Any:
+async def _await(work: Awaitable[Any]) -> Any:
     return await work

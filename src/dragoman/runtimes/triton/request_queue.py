@@ -3,15 +3,18 @@
 import bisect
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 from dragoman.core.calls import Infer, Inference, Request
+from dragoman.core.datatypes import Datatype
 from dragoman.core.errors import DragomanError, NotReady, Overloaded
 from dragoman.core.schedule import ScheduleOptions
+from dragoman.core.signature import Shape
 
 
 @dataclass(eq=False)
@@ -26,6 +29,12 @@ class PendingRequest:
     executions: int = 0  # earlier ones, of a request that is executed repeatedly
     sequence_id: int = 0  # of such a request without one of its own
     order: tuple[int, bool, int] = (1, False, 0)  # level, whether it has waited too long, number
+    arrived_s: float = 0.0  # when it was queued
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[Datatype, Shape]]:
+        """The datatypes of its inputs and their shapes without the batch axis."""
+        return {name: (t.datatype, t.shape[1:]) for name, t in call_of(self.request).inputs.items()}
 
     def fail(self, error: DragomanError) -> None:
         self.deliver(error, True)
@@ -49,7 +58,7 @@ class RequestQueue:
                 raise NotReady("the model is unloading")
             if 0 < self._schedule.policy(level).max_queue_size <= sum(each.order[0] == level for each in self._pending):
                 raise Overloaded("Exceeds maximum queue size")
-            pending.order = level, False, next(self._numbers)
+            pending.order, pending.arrived_s = (level, False, next(self._numbers)), time.monotonic()
             self._insert(pending)
             self._changed.notify_all()
 
@@ -74,43 +83,45 @@ class RequestQueue:
             self._changed.notify_all()
 
     def take(self) -> list[PendingRequest]:
-        """Wait for requests; return one, or a batch of equal shapes. Empty once the queue is closed."""
+        """Wait for requests; return those that are executed together. Empty once the queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closed)
-            if self._delay_s and not self._closed:
-                self._changed.wait_for(self._is_full, self._delay_s)
-            if self._closed:
-                for pending in self._pending:
-                    pending.fail(NotReady("the model is unloading"))
-                self._pending.clear()
-                return []
-            return self._next_batch()
+            while not self._closed:
+                batch, is_complete = self._next_batch()
+                wait_s: float | None = None
+                if batch:
+                    oldest_s = min(pending.arrived_s for pending in batch)
+                    wait_s = 0.0 if is_complete else oldest_s + self._delay_s - time.monotonic()
+                    if wait_s <= 0:
+                        self._remove_until(batch[-1])
+                        return batch
+                else:
+                    self._pending.clear()  # all of them were cancelled
+                self._changed.wait(wait_s)
+            for pending in self._pending:
+                pending.fail(NotReady("the model is unloading"))
+            self._pending.clear()
+            return []
 
-    def _is_full(self) -> bool:
-        return self._closed or sum(pending.rows for pending in self._pending) >= self._max_rows
+    def _next_batch(self) -> tuple[list[PendingRequest], bool]:
+        """Return the first requests that may be executed together, and whether no later one can join them.
 
-    def _next_batch(self) -> list[PendingRequest]:
+        As in Triton, a request with other inputs or shapes ends the batch before it, which need not wait any longer.
+        """
         batch: list[PendingRequest] = []
-        total = 0
-        while self._pending:
-            pending = self._pending[0]
-            if batch and (total + pending.rows > self._max_rows or _shapes(pending) != _shapes(batch[0])):
-                break
-            self._pending.popleft()
-            if not pending.cancelled.is_set():
-                batch.append(pending)
-                total += pending.rows
-        return batch or [*self._wait_again()]
+        rows = 0
+        for pending in self._pending:
+            if pending.cancelled.is_set():
+                continue
+            if batch and (rows + pending.rows > self._max_rows or pending.shapes != batch[0].shapes):
+                return batch, True
+            batch.append(pending)
+            rows += pending.rows
+        return batch, rows >= self._max_rows
 
-    def _wait_again(self) -> Iterator[PendingRequest]:
-        """All requests were cancelled: wait for others."""
-        self._changed.wait_for(lambda: self._pending or self._closed)
-        if not self._closed:
-            yield from self._next_batch()
-
-
-def _shapes(pending: PendingRequest) -> Any:
-    return {name: (t.datatype, t.shape[1:]) for name, t in call_of(pending.request).inputs.items()}
+    def _remove_until(self, last: PendingRequest) -> None:
+        """Remove a request and those before it, which are executed with it or were cancelled."""
+        while self._pending.popleft() is not last:
+            pass
 
 
 def call_of(request: Request[Inference]) -> Infer:

@@ -42,7 +42,7 @@ class _Control:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _ImplicitState:
     """An output that is an input of the next step of the sequence. initial: the input of the first step."""
 
     input: str
@@ -108,7 +108,7 @@ class SequenceInputs:
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self._model))
         places = [max(step.slot, 1) - 1 for step in steps] if self._keeps_rows else list(range(rows))
         count = max(places) + 1
-        inputs = {name: _placed(tensor, places, count) for name, tensor in call.inputs.items()}
+        inputs = {name: _place_rows(tensor, places, count) for name, tensor in call.inputs.items()}
         inputs |= self._control_inputs(steps, places, count) | self._state_inputs(steps, places, count)
         result = compute(inputs, count)
         self._store(steps, places, result.outputs)
@@ -133,7 +133,7 @@ class SequenceInputs:
         for state in self._states:
             found = [_current(state, step) for step in steps]
             data = np.stack(found) if self._is_batched else found[0]
-            inputs[state.input] = _placed(Tensor(data, state.initial.datatype), places, count)
+            inputs[state.input] = _place_rows(Tensor(data, state.initial.datatype), places, count)
         return inputs
 
     def _store(self, steps: Sequence[SequenceStep], places: Sequence[int], outputs: Mapping[str, Tensor]) -> None:
@@ -144,12 +144,12 @@ class SequenceInputs:
                     step.state[state.output] = (data[row] if self._is_batched else data).copy()
 
 
-def _current(state: _State, step: SequenceStep) -> Array:
+def _current(state: _ImplicitState, step: SequenceStep) -> Array:
     found: Array = (step.state or {}).get(state.output, state.initial.data)
     return found
 
 
-def _placed(tensor: Tensor, rows: Sequence[int], count: int) -> Tensor:
+def _place_rows(tensor: Tensor, rows: Sequence[int], count: int) -> Tensor:
     """Return a tensor with its rows at `rows`; the others are zeros, or empty."""
     if list(rows) == list(range(count)):
         return tensor
@@ -182,7 +182,7 @@ def _correlation_id(id_: int | str, datatype: Datatype) -> Any:
     return number - (1 << bits) if datatype.kind == "int" and number >> (bits - 1) else number
 
 
-def _state(table: Mapping[str, Any], folder: Path) -> _State:
+def _state(table: Mapping[str, Any], folder: Path) -> _ImplicitState:
     """Return a state; without `initial_state`, and for free axes, it starts with zeros of length 1."""
     kind, name, dims = datatype_of(table["data_type"]), str(table["input_name"]), tuple(table["dims"])
     shape: Shape = tuple(1 if n == -1 else n for n in dims)
@@ -197,4 +197,4 @@ def _state(table: Mapping[str, Any], folder: Path) -> _State:
     else:
         zeros = object_array([b""] * math.prod(shape), shape) if kind is BYTES else np.zeros(shape, kind.dtype)
         tensor = Tensor(zeros, kind)
-    return _State(name, str(table["output_name"]), dims, tensor)
+    return _ImplicitState(name, str(table["output_name"]), dims, tensor)

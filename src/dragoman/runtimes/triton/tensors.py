@@ -1,8 +1,8 @@
 """The tensors of a `config.pbtxt`: signature, batch limit, reshaping, and data of warm-up requests."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class ConfiguredTensor:
         return cls(spec, inner)
 
     @classmethod
-    def unchanged(cls, spec: TensorSpec) -> "ConfiguredTensor":
+    def from_spec(cls, spec: TensorSpec) -> "ConfiguredTensor":
         """Return a tensor of the model itself, which has any datatype and shape that the model declares."""
         return cls(spec, spec.shape)
 
@@ -94,10 +94,21 @@ class Configuration:
         self.is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self.warmups: Sequence[Mapping[str, Any]] = config.get("model_warmup", ())
 
-    def signature(self) -> Signature:
-        return Signature(
-            tuple(t.spec for t in self.inputs), tuple(t.spec for t in self.outputs), batched=self.max_batch_size > 0
-        )
+    def signature(self, optional_outputs: Collection[str] = ()) -> Signature:
+        """Return the configured tensors. `optional_outputs` may be missing from a response, as in Triton."""
+        outputs = tuple(replace(t.spec, optional=t.spec.name in optional_outputs) for t in self.outputs)
+        is_open = bool(optional_outputs)  # a response has all outputs that the model returned
+        inputs = tuple(t.spec for t in self.inputs)
+        return Signature(inputs, outputs, open_outputs=is_open, batched=self.max_batch_size > 0)
+
+    def requested_outputs(self, call: Infer) -> tuple[str, ...]:
+        """Return the names of the outputs that a call requests. Raises InvalidInput for unknown ones."""
+        names = tuple(t.spec.name for t in self.outputs)
+        for name in call.outputs:
+            if name not in names:
+                known = ", ".join(map(repr, names))
+                raise InvalidInput(f"unexpected inference output '{name}' for model '{self.name}'; expected {known}")
+        return call.outputs or names
 
     def rows(self, call: Infer) -> int:
         """Return the number of rows of a call, 1 without batch axis. Raises InvalidInput if there are too many."""

@@ -119,8 +119,10 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class VllmOptions(GrammarLimits):
     """Parameters of a model on vLLM, in addition to the limits of grammars.
 
-    max_batch, max_context, dtype, prefill_chunk, generation_config: as for our own engine. prefix_cache: 0 disables it.
-    cache_memory: GiB for the key-value cache (0: vLLM's default). adapters: folders of LoRA adapters by name.
+    max_batch, max_context, dtype, prefill_chunk, generation_config: as for our own engine.
+    prefix_cache: 0 disables it.
+    cache_memory: GiB for the key-value cache (0: vLLM's default).
+    adapters: folders of LoRA adapters by name.
     arguments: further arguments of vLLM's engine, such as `tensor_parallel_size` or `quantization`.
     """
 

@@ -2,6 +2,7 @@
 # mypy: ignore-errors
 
 import argparse
+import asyncio
 
 from kserve import Model, ModelServer, logging, model_server
 from kserve.errors import InferenceError, InvalidInput, ModelNotReady
@@ -39,16 +40,33 @@ class Scaled(Model):
         if isinstance(payload, bytes):
             return b"<" + payload + b">"
         if isinstance(payload, dict) and "chunks" in payload:
-            return self.chunks(payload["chunks"])
+            return self.chunks(payload["chunks"], payload.get("fail_at"))
+        if payload == "continue":
+            self.is_released.set()
+            return "done"
+        if payload == "wait until closed":
+            return self.closed()
         rows = get_predict_input(payload)
         if isinstance(rows, list):
             return get_predict_response(payload, [row * self.factor for row in rows], self.name)
         rows *= self.factor  # arrays are writable
         return get_predict_response(payload, rows, self.name)
 
-    async def chunks(self, count):
-        for i in range(count):
-            yield f"{i};"
+    async def chunks(self, count, fail_at):
+        self.is_released, self.is_closed = asyncio.Event(), asyncio.Event()
+        try:
+            for i in range(count):
+                if i == fail_at:
+                    raise InferenceError("broken")
+                if i == 1:
+                    await self.is_released.wait()
+                yield f"{i};" if count < 9 else count
+        finally:
+            self.is_closed.set()
+
+    async def closed(self):
+        await self.is_closed.wait()
+        yield "closed"
 
     async def explain(self, payload, headers=None):
         return {"explanations": [headers["content-type"] for _ in payload["instances"]]}

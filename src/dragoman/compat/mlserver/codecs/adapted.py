@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,11 +33,17 @@ _FIXED_WIDTH_MAX = 1 << 18  # characters that elements of a fixed width may take
 
 
 class AdaptedInputCodec(InputCodec):
-    """Dragoman's codec of the content type, for one tensor."""
+    """Dragoman's codec of the content type, for one tensor. A class derived from it may have another content type."""
+
+    _adapted_type: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if AdaptedInputCodec in cls.__bases__:
+            cls._adapted_type = cls.ContentType
 
     @classmethod
     def _codec(cls) -> Any:
-        return CODECS.input(cls.ContentType)
+        return CODECS.input(cls._adapted_type)
 
     @classmethod
     def can_encode(cls, payload: Any) -> bool:

@@ -13,7 +13,7 @@ from dragoman.core.tensor import Parameters, Tensor, object_array
 from dragoman.formats import message
 
 
-class Text(str):
+class ElementText(str):
     """An element of a BYTES tensor that was sent as text. It has `decode`, for code written for bytes."""
 
     __slots__ = ()
@@ -27,9 +27,9 @@ def elements(tensor: Tensor) -> list[Any]:
     if tensor.datatype is not BYTES:
         return message.elements(tensor)
     if came_as_text(tensor):
-        return list(map(Text, texts_of(tensor)))
+        return list(map(ElementText, texts_of(tensor)))
     found: list[Any] = tensor.data.reshape(-1).tolist()
-    return [None if each is None else Text(each.decode()) for each in found] if has_null(tensor) else found
+    return [None if each is None else ElementText(each.decode()) for each in found] if has_null(tensor) else found
 
 
 def has_null(tensor: Tensor) -> bool:
