@@ -97,7 +97,7 @@ class AsgiApplication:
                 engine.metric_sources.append(access.families)
             recent = RecentRequests(self.settings.recent_requests)
             protocols = with_pages(self._protocols, self.settings, access, recent)
-            executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes))
+            executor = MessageExecutor(BodyMemory(self._limits.max_bodies_bytes), self._limits.max_loop_delay_s)
             executor.observation = make_observation(self.settings, self._traces, recent)
             application = make_application(engine, protocols, self._limits, executor, access)
             engine.metric_sources.append(application.executor.metrics)

@@ -186,7 +186,7 @@ class Server:
             )
 
     def reload(self) -> None:
-        """Read files anew, as SIGHUP does: API keys, JSON Web Key Sets, TLS certificates, the log level and the models.
+        """Reload files, as SIGHUP does: API keys, JSON Web Key Sets, TLS certificates, the log level and the models.
 
         Keys and certificates that have changed are found within a second without it. Of the settings only `log_level`
         and `explain_batches` take effect; a warning names others that have changed.

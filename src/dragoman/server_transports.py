@@ -54,7 +54,7 @@ class Ports:
     processes: int = 1
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return self.processes > 1
 
 
@@ -88,9 +88,9 @@ class ServerTransports:
         tls, access = tls_files(settings), access_control(settings, ports.processes)
         self.http_protocols = [t.name for t in http]
         self.grpc_protocols = [t.service for t in grpc]
-        limits = replace(transport_limits(settings), keeps_answers=not ports.shared)
-        self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes))
-        recent = self.recent = RecentRequests(settings.recent_requests, is_partial=ports.shared)
+        limits = replace(transport_limits(settings), keeps_answers=not ports.is_shared)
+        self._executor = MessageExecutor(BodyMemory(settings.max_bodies_bytes), settings.max_loop_delay_s)
+        recent = self.recent = RecentRequests(settings.recent_requests, is_partial=ports.is_shared)
         self._executor.observation = make_observation(settings, traces, recent)
         self._tls, self.access = tls, access
         self._refresher = AccessRefresher(access)
@@ -100,10 +100,10 @@ class ServerTransports:
         if ports.admin:
             open_http, open_grpc = split_routes(http, grpc, administrative=False)
             self._admin = self._http_server(*split_routes(http, grpc, administrative=True), limits, recent)
-            (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.shared)
+            (self.admin_port,) = await self._admin.start(ports.admin, shared=ports.is_shared)
         if ports.http:
             self._http = self._http_server(open_http, open_grpc, limits, None if ports.admin else recent)
-            self.http_ports = await self._http.start(ports.http, shared=ports.shared)
+            self.http_ports = await self._http.start(ports.http, shared=ports.is_shared)
         for host, port in ports.grpc:
             from dragoman.transports.grpc.calls import GrpcServer
 
@@ -112,7 +112,7 @@ class ServerTransports:
             self._grpc = GrpcServer(
                 self._engine, open_grpc, limits=limits, tls=context, executor=executor, access=access
             )
-            self.grpc_port = await self._grpc.start(host, port, shared=ports.shared)
+            self.grpc_port = await self._grpc.start(host, port, shared=ports.is_shared)
         self._refresher.start()
 
     def _http_server(
@@ -131,7 +131,7 @@ class ServerTransports:
         )
 
     def reload(self) -> None:
-        """Read the files of keys and certificates anew."""
+        """Read the files of keys and certificates again."""
         self._refresher.reload()
 
     def application(self, http: Sequence[Any], limits: Limits) -> Any:

@@ -68,6 +68,9 @@ class ProtocolOptions:
         int,
         Option("stored responses of /v1/responses, in at most 64 MiB and for an hour; 0: none", PROTOCOLS),
     ] = 1000
+    load_on_demand: Annotated[
+        bool, Option("load a model when a request for it arrives; pinned models at the start", MODELS)
+    ] = False
     lmi_http_codes: Annotated[str, Option("HTTP statuses of LMI's errors, as timeout=408", PROTOCOLS)] = ""
     trust_request_chat_template: Annotated[
         bool,
@@ -110,6 +113,13 @@ class TransportOptions:
     max_bodies_bytes: Annotated[
         int, Option("bytes of all request and response bodies in flight together; 0: no limit", LIMITS)
     ] = 1 << 30
+    max_loop_delay_s: Annotated[
+        float,
+        Option(
+            "seconds that requests may wait for others in the event loop; further ones get 503 at once; 0: no limit",
+            LIMITS,
+        ),
+    ] = 0.0
     max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS)] = 16 << 10
     max_headers: Annotated[int, Option("headers of a request", LIMITS, least=1)] = 256
     max_connections: Annotated[
@@ -215,9 +225,6 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True
-    load_on_demand: Annotated[
-        bool, Option("load a model when a request for it arrives; pinned models at the start", MODELS)
-    ] = False
     max_loaded_models: Annotated[
         int,
         Option(

@@ -18,6 +18,7 @@ class SettingsArguments(TypedDict, total=False):
     responses_as: Literal["", "mlserver"]
     strict_parameters: bool
     max_stored_responses: int
+    load_on_demand: bool
     lmi_http_codes: str
     trust_request_chat_template: bool
     allow_config_override: bool
@@ -35,6 +36,7 @@ class SettingsArguments(TypedDict, total=False):
     compress_responses: bool
     max_body_bytes: int
     max_bodies_bytes: int
+    max_loop_delay_s: float
     max_header_bytes: int
     max_headers: int
     max_connections: int
@@ -92,7 +94,6 @@ class SettingsArguments(TypedDict, total=False):
     model_name: str
     version_policy: str
     load_at_start: bool
-    load_on_demand: bool
     max_loaded_models: int
     max_loaded_bytes: int
     load_wait_s: float

@@ -8,10 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.formats import oip_messages as m
 
-Change = Callable[[Response], Response]
+Change = Callable[[RecordedResponse], RecordedResponse]
 MessageChange = Callable[[Any], Any]
 
 
@@ -20,7 +20,7 @@ class ChangedHttp(HttpTarget):
 
     change: Change | None = None
 
-    def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> Response:
+    def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> RecordedResponse:
         response = HttpTarget.send(self, method, path, body, headers)
         return self.change(response) if self.change else response
 
@@ -63,19 +63,19 @@ def status(code: int) -> Change:
     return lambda response: replace(response, status=code)
 
 
-def accepted(response: Response) -> Response:
+def accepted(response: RecordedResponse) -> RecordedResponse:
     """Return success where there was an error."""
-    return Response(200, {"content-type": "application/json"}, b"{}")
+    return RecordedResponse(200, {"content-type": "application/json"}, b"{}")
 
 
-def no_error_object(response: Response) -> Response:
+def no_error_object(response: RecordedResponse) -> RecordedResponse:
     return replace(response, body=b'{"detail": "wrong"}')
 
 
 def edit(change: Callable[[Any], Any]) -> Change:
     """Return a change of JSON bodies, in place or by a new value."""
 
-    def apply(response: Response) -> Response:
+    def apply(response: RecordedResponse) -> RecordedResponse:
         try:
             value = json.loads(response.body)
         except ValueError:
@@ -133,7 +133,7 @@ def cut(count: int) -> Change:
 def lines(change: Callable[[list[Any]], Any]) -> Change:
     """Return a change of the list of JSON lines."""
 
-    def apply(response: Response) -> Response:
+    def apply(response: RecordedResponse) -> RecordedResponse:
         values = [json.loads(line) for line in response.body.splitlines()]
         change(values)
         return replace(response, body=b"".join(json.dumps(v).encode() + b"\n" for v in values))
@@ -144,7 +144,7 @@ def lines(change: Callable[[list[Any]], Any]) -> Change:
 def events(change: Callable[[list[Any]], Any], done: bool = True) -> Change:
     """Return a change of the list of events of a stream, without `[DONE]`; others stay."""
 
-    def apply(response: Response) -> Response:
+    def apply(response: RecordedResponse) -> RecordedResponse:
         if response.media_type != "text/event-stream":
             return response
         values = response.json_events()
@@ -227,7 +227,7 @@ _accepted_call = grpc(_INFER)
 _HEADER = "inference-header-content-length"
 
 
-def _without_header(response: Response) -> Response:
+def _without_header(response: RecordedResponse) -> RecordedResponse:
     """Return the binary data where JSON should be."""
     return replace(response, headers={k: v for k, v in response.headers.items() if k != _HEADER})
 
@@ -237,7 +237,7 @@ def _same_statistics(value: Any) -> None:
         one["inference_count"] = 5
 
 
-def _ignored_parameter(response: Response) -> Response:
+def _ignored_parameter(response: RecordedResponse) -> RecordedResponse:
     return replace(response, status=200, body=b'{"generated_text": "a", "details": {"finish_reason": "length"}}')
 
 

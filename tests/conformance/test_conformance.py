@@ -13,7 +13,7 @@ from dragoman.cli import main
 from dragoman.cli.check import PROTOCOL_NAMES
 from dragoman.conformance.clauses import Clause, ClauseFailed, NotTried, Outcome, Protocol
 from dragoman.conformance.grpc_client import CallRejected
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.open_inference_grpc import GrpcContext
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
 from dragoman.conformance.target import Target
@@ -150,7 +150,7 @@ def test_a_rejection_for_want_of_a_key_is_not_a_rejected_request(target: Target,
 
 def test_a_request_that_the_server_forbids_asks_for_no_key() -> None:
     with pytest.raises(NotTried, match=r"^the server does not permit the request: 403 not here$"):
-        Response(403, {}, b"not here").ok()
+        RecordedResponse(403, {}, b"not here").ok()
 
 
 def test_grpc_calls_that_need_a_key_are_not_tried() -> None:
@@ -160,7 +160,7 @@ def test_grpc_calls_that_need_a_key_are_not_tried() -> None:
 
     closed: Any = Closed()
     context = GrpcContext(closed, HttpTarget(""), "none")
-    for send in (context.call, context.optional, context.rejected):
+    for send in (context.call, context.optional, context.expect_rejected):
         with pytest.raises(NotTried, match="give a key with --key-file FILE"):
             send("ServerReady", None, None)
 
@@ -168,11 +168,11 @@ def test_grpc_calls_that_need_a_key_are_not_tried() -> None:
 class ChatOnly(HttpTarget):
     """An OpenAI server of chats alone, whose model is an alias."""
 
-    def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> Response:
+    def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> RecordedResponse:
         if path == "/v1/models":
             return self._response(200, {"data": [{"id": "alias"}]})
         if path != "/v1/chat/completions":
-            return Response(404, {}, b"not found")
+            return RecordedResponse(404, {}, b"not found")
         try:
             model = json.loads(body or b"")["model"]
         except ValueError:
@@ -184,8 +184,8 @@ class ChatOnly(HttpTarget):
         head = {"id": "1", "object": "chat.completion", "created": 1, "model": "snapshot-2026"}
         return self._response(200, {**head, "choices": [choice], "usage": usage})
 
-    def _response(self, status: int, value: Any) -> Response:
-        return Response(status, {"content-type": "application/json"}, json.dumps(value).encode())
+    def _response(self, status: int, value: Any) -> RecordedResponse:
+        return RecordedResponse(status, {"content-type": "application/json"}, json.dumps(value).encode())
 
 
 def test_a_server_of_chats_alone_conforms() -> None:
@@ -221,7 +221,7 @@ def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys
         (["ftp://host"], "expected URL as http://HOST:PORT"),
         (["http://127.0.0.1:1", "more"], "expected one URL, got 'http://127.0.0.1:1' and 'more'"),
         (["http://127.0.0.1:1", "--request", "/nonexistent"], "--request: '/nonexistent' cannot be read"),
-        (["http://127.0.0.1:1", "--config", "["], "--config: expected JSON, got ["),
+        (["http://127.0.0.1:1", "--config", "["], "--config: expected JSON, got '['"),
         (["derivatives"], "expected a model: dragoman check derivatives MODEL"),
     ],
 )

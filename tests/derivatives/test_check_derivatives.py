@@ -189,11 +189,11 @@ def test_the_command_reports_errors_of_the_function(model: Path, capsys: pytest.
     [
         (("--at", "[[1]]"), "--at: expected vectors of [2] numbers, got [1]"),
         (("--at", "{}"), "--at: expected a list"),
-        (("--config", "[1]"), "--config: expected an object, got [1]"),
+        (("--config", "[1]"), "--config: expected an object, got '[1]'"),
         (("--config", "{"), "--config: expected JSON"),
         (("--model", "left"), "unknown model 'left'"),
         (("--config", '{"powers": 1}'), "unexpected entry 'powers'"),
-        (("--plot", "/nowhere/at/all.svg"), "cannot be written"),
+        (("--plot", "/nowhere/at/all.svg"), "--plot: folder '/nowhere/at' not found"),
     ],
 )
 def test_invalid_arguments_of_the_command(

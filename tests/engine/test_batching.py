@@ -19,7 +19,7 @@ from dragoman.core.metrics import Family
 from dragoman.core.signature import Signature
 from dragoman.core.tensor import Tensor, object_array
 from dragoman.core.worker_status import WorkerStatus
-from dragoman.engine.batching import Batcher, group_key, merge, rows, split
+from dragoman.engine.batching import Batcher, group_key, merge, rows, split_rows
 from dragoman.workers.pool import Loaded
 
 datatypes = st.sampled_from(list(DATATYPES.values()))
@@ -51,7 +51,7 @@ def test_split_is_the_inverse_of_merge(specs: list[tuple[Datatype, tuple[int, ..
     assert len({group_key(c) for c in calls}) == 1
     merged = merge(calls)
     assert rows(merged) == sum(counts)
-    parts = split(Inference(merged.inputs), counts)
+    parts = split_rows(Inference(merged.inputs), counts)
     for call, part in zip(calls, parts, strict=True):
         assert all(
             part.outputs[n].data.tolist() == t.data.tolist()
@@ -74,7 +74,7 @@ def test_text_and_bytes_are_not_merged() -> None:
 
 def test_parameters_of_a_merged_response_go_to_every_call() -> None:
     inference = Inference({"y": Tensor(np.arange(3.0), DATATYPES["FP64"], {"unit": "m"})}, {"version": 2})
-    parts = split(inference, [1, 2])
+    parts = split_rows(inference, [1, 2])
     assert [dict(part.parameters) for part in parts] == [{"version": 2}] * 2
     assert [dict(part.outputs["y"].parameters) for part in parts] == [{"unit": "m"}] * 2
     assert [part.outputs["y"].data.tolist() for part in parts] == [[0.0], [1.0, 2.0]]
@@ -116,7 +116,7 @@ def test_calls_are_mergeable_if_all_inputs_have_the_same_rows() -> None:
 @pytest.mark.parametrize("shape", [(3,), (), (5, 1)])
 def test_outputs_must_have_the_rows_of_the_batch(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidOutput, match="output 'y': expected 4 rows"):
-        split(Inference({"y": Tensor.of(np.zeros(shape))}), [1, 3])
+        split_rows(Inference({"y": Tensor.of(np.zeros(shape))}), [1, 3])
 
 
 FATAL = 666.0

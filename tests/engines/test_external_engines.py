@@ -27,7 +27,7 @@ from dragoman.generation.job import PromptRequest
 from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vocabulary import Vocabulary
 from dragoman.runtimes.openvino_genai import model as openvino_model
-from dragoman.runtimes.openvino_genai.model import OpenVinoModel, OpenVinoTokens
+from dragoman.runtimes.openvino_genai.model import OpenVinoTextModel, OpenVinoTokens
 from dragoman.runtimes.vllm import model as vllm_model
 from dragoman.runtimes.vllm.model import VllmModel, VllmTokens
 
@@ -495,13 +495,13 @@ async def test_a_request_during_closing_fails(
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(ModelFailed, match="optimum-cli export openvino --task text-generation-with-past"):
-        OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
+        OpenVinoTextModel(ModelSpec(name="m", uri=str(tmp_path))).load()
     with pytest.raises(ModelFailed, match="no weights"):
         VllmModel(ModelSpec(name="m", uri=str(tmp_path))).load()
     (tmp_path / "openvino_model.xml").write_text("<net/>")
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     with pytest.raises(ModelFailed, match=r"pip install 'dragoman\[openvino\]'"):
-        OpenVinoModel(ModelSpec(name="m", uri=str(tmp_path))).load()
+        OpenVinoTextModel(ModelSpec(name="m", uri=str(tmp_path))).load()
 
 
 def test_an_adapter_that_does_not_exist(tmp_path: Path) -> None:

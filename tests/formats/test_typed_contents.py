@@ -18,7 +18,7 @@ from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest
 from dragoman.formats.policy import Policy
 from dragoman.protocols.open_inference import grpc_inference as oip_inference
 from dragoman.protocols.wire import GrpcRequest
-from dragoman.transports.grpc.handlers import join_chunks
+from dragoman.transports.grpc.handlers import chunks_of
 
 POLICY = Policy()
 KINDS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
@@ -77,7 +77,9 @@ def test_too_many_elements_are_rejected_before_parsing() -> None:
         mock.patch.object(oip_inference, "LARGE_TYPED_BYTES", 0),
         mock.patch.object(oip_inference, "parse_message", side_effect=AssertionError("it was parsed")),
     ):
-        assert "too many unpacked elements: expected at most 500" in parse(body, Policy(max_bytes_elements=500))
+        assert "too many elements in typed contents: expected at most 500" in parse(
+            body, Policy(max_bytes_elements=500)
+        )
         with pytest.raises(AssertionError, match="it was parsed"):
             parse(body, Policy(max_bytes_elements=1000))
         many = body + b"".join(b"".join(length_delimited(5, b"")) for _ in range(600))
@@ -156,6 +158,6 @@ def test_many_elements_are_serialized_without_an_object_per_element() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < tensor.data.nbytes // 4
-    assert list(ModelInferResponse.FromString(join_chunks(buffers)).outputs[0].contents.fp32_contents) == [
+    assert list(ModelInferResponse.FromString(b"".join(chunks_of(buffers))).outputs[0].contents.fp32_contents) == [
         *range(1 << 18)
     ]

@@ -20,8 +20,8 @@ from dragoman.conformance.http import HttpTarget
 from dragoman.conformance.target import Target
 from dragoman.load_test import jobs
 from dragoman.load_test.compare import compare_runs
-from dragoman.load_test.connections import Exchange
-from dragoman.load_test.loops import Load, arrival_times, run_load
+from dragoman.load_test.connections import TimedExchange
+from dragoman.load_test.loops import LoadLevel, arrival_times, run_load
 from dragoman.load_test.measurements import Measurement, Recorder, percentiles
 from dragoman.load_test.plot import svg_plot
 from dragoman.load_test.png import png_of_svg
@@ -31,7 +31,7 @@ from load_test.conftest import TOKENS, SlowServer
 QUICK = ("--seconds", "0.2", "--warmup-s", "0")
 
 
-def run_quickly(slow: SlowServer, load: Load, protocol: str = "rest") -> Measurement:
+def run_quickly(slow: SlowServer, load: LoadLevel, protocol: str = "rest") -> Measurement:
     target = Target(HttpTarget(slow.url))
     job = jobs.make_job(target, protocol, jobs.Options("slow", rows=3))
     slow.bodies.clear()
@@ -42,7 +42,7 @@ def run_quickly(slow: SlowServer, load: Load, protocol: str = "rest") -> Measure
 
 
 def test_a_closed_loop_measures_at_least_the_delay(slow: SlowServer) -> None:
-    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0))
+    found = run_quickly(slow, LoadLevel(concurrency=1, seconds=0.2, warmup_s=0))
     assert found.sent == found.completed == len(slow.bodies) > 0
     assert found.errors == {}
     assert found.latency_ms["p50"] >= 10
@@ -67,35 +67,35 @@ def test_a_closed_loop_has_the_rate_of_a_slow_server(
         end_s = service_s * (i // batch + 1)
         sent_s = max(0.0, end_s - service_s * clients / batch)
         if sent_s < recorder.end_s:
-            recorder.add(Exchange(sent_s, end_s), sent_s, [])
-    assert recorder.measurement("rest", Load(clients)).rate == pytest.approx(expected)
+            recorder.add(TimedExchange(sent_s, end_s), sent_s, [])
+    assert recorder.measurement("rest", LoadLevel(clients)).rate == pytest.approx(expected)
 
 
 def test_a_pause_at_the_end_lowers_the_rate() -> None:
     recorder = Recorder(1.0, 10.0, warmup_s=1.0)
     for i in range(1, 60):
-        recorder.add(Exchange(0.1 * i - 0.1, 0.1 * i), 0.1 * i - 0.1, [])
-    recorder.add(Exchange(5.9, 40.0), 5.9, [])
-    assert recorder.measurement("rest", Load()).rate == pytest.approx(4.9, rel=0.03)
+        recorder.add(TimedExchange(0.1 * i - 0.1, 0.1 * i), 0.1 * i - 0.1, [])
+    recorder.add(TimedExchange(5.9, 40.0), 5.9, [])
+    assert recorder.measurement("rest", LoadLevel()).rate == pytest.approx(4.9, rel=0.03)
 
 
 def test_a_closed_loop_measures_the_rate_of_the_server(slow: SlowServer) -> None:
     slow.delay_s = 0.1
     begin_s = time.perf_counter()
-    found = run_quickly(slow, Load(concurrency=8, seconds=0.6, warmup_s=0.3))
+    found = run_quickly(slow, LoadLevel(concurrency=8, seconds=0.6, warmup_s=0.3))
     served_per_s = len(slow.bodies) / (time.perf_counter() - begin_s)
     assert 0.7 * served_per_s < found.rate < 15
     assert found.client_cpu < 0.9
 
 
 def test_a_closed_loop_has_as_many_requests_as_clients(slow: SlowServer) -> None:
-    found = run_quickly(slow, Load(concurrency=3, seconds=0.2, warmup_s=0))
+    found = run_quickly(slow, LoadLevel(concurrency=3, seconds=0.2, warmup_s=0))
     assert found.sent == len(slow.bodies)
     assert 1 < slow.most_waiting <= 3
 
 
 def test_an_open_loop_counts_the_time_in_the_queue(slow: SlowServer) -> None:
-    load = Load(rate=200, arrival="constant", seconds=0.25, warmup_s=0, connections=1)
+    load = LoadLevel(rate=200, arrival="constant", seconds=0.25, warmup_s=0, connections=1)
     due_s = list(arrival_times(load))
     found = run_quickly(slow, load)
     assert found.sent == found.completed == len(slow.bodies) == len(due_s) == 50
@@ -107,20 +107,20 @@ def test_an_open_loop_counts_the_time_in_the_queue(slow: SlowServer) -> None:
 
 def test_an_open_loop_sends_whether_responses_come_or_not(slow: SlowServer) -> None:
     slow.delay_s = 0.05
-    load = Load(rate=100, arrival="constant", seconds=0.2, warmup_s=0)
+    load = LoadLevel(rate=100, arrival="constant", seconds=0.2, warmup_s=0)
     found = run_quickly(slow, load)
     assert found.sent == len(list(arrival_times(load))) == 20
     assert slow.most_waiting > 1  # on connections of their own, not one after the other
 
 
 def test_the_warm_up_is_not_measured(slow: SlowServer) -> None:
-    found = run_quickly(slow, Load(rate=100, arrival="constant", seconds=0.1, warmup_s=0.1))
+    found = run_quickly(slow, LoadLevel(rate=100, arrival="constant", seconds=0.1, warmup_s=0.1))
     assert len(slow.bodies) == 20
     assert 9 <= found.sent <= 11
 
 
 def test_streams_have_times_of_tokens(slow: SlowServer) -> None:
-    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0), "tgi")
+    found = run_quickly(slow, LoadLevel(concurrency=1, seconds=0.2, warmup_s=0), "tgi")
     assert found.errors == {}
     assert found.first_token_ms["p50"] >= 10
     assert found.latency_ms["p50"] >= 10 * TOKENS
@@ -129,7 +129,7 @@ def test_streams_have_times_of_tokens(slow: SlowServer) -> None:
 
 
 def test_tokens_of_openai_are_those_of_usage(slow: SlowServer, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_quickly(slow, Load(concurrency=1, seconds=0.2, warmup_s=0), "openai-completions")
+    found = run_quickly(slow, LoadLevel(concurrency=1, seconds=0.2, warmup_s=0), "openai-completions")
     assert found.errors == {}
     assert found.tokens_per_s == pytest.approx(2 * TOKENS * found.rate)
     assert (found.between_tokens_ms, found.between_chunks_ms != {}) == ({}, True)
@@ -146,14 +146,14 @@ def titles(capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 
 def test_arrival_times_have_the_rate() -> None:
-    constant = list(arrival_times(Load(rate=10, arrival="constant", seconds=1, warmup_s=0)))
+    constant = list(arrival_times(LoadLevel(rate=10, arrival="constant", seconds=1, warmup_s=0)))
     assert constant == pytest.approx([0.1 * i for i in range(10)])
-    poisson = list(arrival_times(Load(rate=1000, seconds=10, warmup_s=0, seed=3)))
+    poisson = list(arrival_times(LoadLevel(rate=1000, seconds=10, warmup_s=0, seed=3)))
     gaps = [b - a for a, b in itertools.pairwise(poisson)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(1e-3, rel=0.05)
     assert sum(g * g for g in gaps) / len(gaps) == pytest.approx(2 * mean**2, rel=0.1)  # an exponential distribution
-    assert poisson == list(arrival_times(Load(rate=1000, seconds=10, warmup_s=0, seed=3)))
+    assert poisson == list(arrival_times(LoadLevel(rate=1000, seconds=10, warmup_s=0, seed=3)))
 
 
 def test_percentiles_are_values_by_rank() -> None:
@@ -166,7 +166,7 @@ def test_percentiles_are_values_by_rank() -> None:
 
 def test_a_text_server_with_one_model_has_no_names_in_paths(slow: SlowServer) -> None:
     slow.missing = {"/models/slow/generate_stream"}
-    found = run_quickly(slow, Load(concurrency=1, seconds=0.05, warmup_s=0), "tgi")
+    found = run_quickly(slow, LoadLevel(concurrency=1, seconds=0.05, warmup_s=0), "tgi")
     assert (found.errors, found.completed > 0) == ({}, True)
 
 
@@ -175,7 +175,7 @@ def test_a_text_server_with_one_model_has_no_names_in_paths(slow: SlowServer) ->
 
 def test_errors_are_counted_by_kind(slow: SlowServer) -> None:
     slow.failing = True
-    found = run_quickly(slow, Load(rate=50, arrival="constant", seconds=0.2, warmup_s=0))
+    found = run_quickly(slow, LoadLevel(rate=50, arrival="constant", seconds=0.2, warmup_s=0))
     assert found.sent == found.completed + sum(found.errors.values()) == 10
     assert found.errors == {"HTTP status 503": 5}
 
@@ -184,7 +184,7 @@ def test_a_closed_connection_is_an_error_and_is_opened_again(slow: SlowServer) -
     target = Target(HttpTarget(slow.url))
     job = jobs.make_job(target, "rest", jobs.Options("slow"))
     slow.closing = True
-    found = asyncio.run(run_load(job, Load(concurrency=1, seconds=0.2, warmup_s=0)))
+    found = asyncio.run(run_load(job, LoadLevel(concurrency=1, seconds=0.2, warmup_s=0)))
     assert found.completed == 0
     assert list(found.errors) == ["connection: ConnectionResetError"]
     assert found.sent == len(slow.bodies) > 1
@@ -192,14 +192,14 @@ def test_a_closed_connection_is_an_error_and_is_opened_again(slow: SlowServer) -
 
 def test_a_missing_response_is_an_error(slow: SlowServer) -> None:
     slow.delay_s = 0.3
-    found = run_quickly(slow, Load(concurrency=1, seconds=0.1, warmup_s=0, timeout_s=0.05))
+    found = run_quickly(slow, LoadLevel(concurrency=1, seconds=0.1, warmup_s=0, timeout_s=0.05))
     assert list(found.errors) == ["no response within 0.05 s"]
 
 
 def test_an_error_within_a_stream_is_an_error(slow: SlowServer) -> None:
     job = jobs.make_job(Target(HttpTarget(slow.url)), "tgi", jobs.Options("slow"))
     slow.failing = True
-    found = asyncio.run(run_load(job, Load(concurrency=1, seconds=0.1, warmup_s=0)))
+    found = asyncio.run(run_load(job, LoadLevel(concurrency=1, seconds=0.1, warmup_s=0)))
     assert list(found.errors) == ["error within the stream"]
 
 
@@ -207,7 +207,7 @@ def test_an_error_within_a_stream_is_an_error(slow: SlowServer) -> None:
 
 
 def test_the_request_follows_from_the_signature(slow: SlowServer) -> None:
-    run_quickly(slow, Load(seconds=0.05, warmup_s=0))
+    run_quickly(slow, LoadLevel(seconds=0.05, warmup_s=0))
     expected = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 2], "data": [0.5] * 6}]}
     assert json.loads(slow.bodies[0]) == expected
 
@@ -313,7 +313,7 @@ def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.Capture
 def test_finished_loads_are_reported_after_an_interruption(
     slow: SlowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def interrupted(job: jobs.Job, load: Load, show: Any) -> Measurement:
+    async def interrupted(job: jobs.RequestJob, load: LoadLevel, show: Any) -> Measurement:
         if load.concurrency == 2:
             raise KeyboardInterrupt
         return await run_load(job, load, show)

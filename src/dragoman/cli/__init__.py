@@ -61,10 +61,11 @@ class CommandParser(argparse.ArgumentParser):
         parser.add_argument("-h", "--help", nargs="?", const="", metavar="WORD", default=argparse.SUPPRESS, help=text)
 
     def _print_help(self, words: Sequence[str]) -> None:
-        """Print the help and exit, if the words ask for it.
+        """Print the help and exit, if the arguments ask for it, even if other arguments are missing or wrong.
 
-        Other arguments may be missing or wrong then. (argparse prints the help in the midst of parsing, when intermixed
-        parsing has removed what it prints of positional arguments, and ignores that it cannot be written.)
+        argparse's own help action is not used: it runs while intermixed parsing hides the positional arguments, and it
+        ignores
+        errors of the output.
         """
         asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         self._add_help(asked, "")
@@ -119,8 +120,11 @@ class CommandParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status.
 
-    0 success, 1 failure, also of the output's disk, 2 wrong arguments or settings, 130 after Ctrl-C, 141 if the output
-    was closed by its reader.
+    - 0: success
+    - 1: failure, also to write the output
+    - 2: invalid arguments or settings
+    - 130: interrupted by Ctrl-C
+    - 141: the reader of the output has closed it
     """
     try:
         try:

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, Connection, add_connection_arguments
-from dragoman.cli.terminal import coloured, printable
+from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
+from dragoman.cli.terminal import colour_text, printable
 from dragoman.core.errors import DragomanError, InvalidInput, ModelFailed, ModelNotFound
 
 _EPILOG = f"""\
@@ -48,10 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat; return the exit status."""
-    url, model = _parse_where(arguments.where)
-    connection = Connection.of(arguments, url)
+    url, model = _parse_server_and_model(arguments.where)
+    connection = ServerConnection.of(arguments, url)
     options = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "seed")}
-    chat = Chat(connection, model or _only_model(connection), {k: v for k, v in options.items() if v is not None})
+    chat = ChatSession(
+        connection, model or _only_model(connection), {k: v for k, v in options.items() if v is not None}
+    )
     chat.reset(arguments.system)
     if arguments.message is not None or not sys.stdin.isatty():
         message = sys.stdin.read().strip() if arguments.message is None else arguments.message
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _converse(chat, as_json=arguments.json)
 
 
-def _parse_where(words: list[str]) -> tuple[str, str]:
+def _parse_server_and_model(words: list[str]) -> tuple[str, str]:
     """Return the URL and the model of the arguments, in any order."""
     urls = [word for word in words if "://" in word or re.fullmatch(r"[\w.-]+:\d+", word)]
     models = [word for word in words if word not in urls]
@@ -70,7 +72,7 @@ def _parse_where(words: list[str]) -> tuple[str, str]:
     return urls[0] if urls else DEFAULT_URL, models[0] if models else ""
 
 
-def _only_model(connection: Connection) -> str:
+def _only_model(connection: ServerConnection) -> str:
     """Return the name of the server's only language model, adapters aside. Raises InvalidInput if it has several."""
     with connection.open("/v1/models") as response:
         body = response.read()
@@ -113,10 +115,10 @@ class Answer:
 
 
 @dataclass
-class Chat:
+class ChatSession:
     """A conversation with a model; `messages` has the turns so far."""
 
-    connection: Connection
+    connection: ServerConnection
     model: str
     options: Mapping[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -126,9 +128,11 @@ class Chat:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, message: str, answer: Answer) -> Iterator[str]:
-        """Yield the pieces of the answer, and record it. An answer that fails or is left leaves no trace.
+        """Yield the chunks of the answer and record them in it.
 
-        Raises ModelFailed if it ends without a reason, or with the server's error.
+        An answer that fails or is abandoned is not added to the conversation. Raises ModelFailed if the answer ends
+        without a
+        finish reason, or with the server's error.
         """
         messages = [*self.messages, {"role": "user", "content": message}]
         options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -185,7 +189,7 @@ def _count(value: Any, default: int | None) -> int | None:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print_answer(chat: Chat, message: str, *, as_json: bool) -> int:
+def _print_answer(chat: ChatSession, message: str, *, as_json: bool) -> int:
     """Print one answer as it arrives, and its statistics on a terminal; return the exit status."""
     answer = Answer()
     try:
@@ -206,15 +210,15 @@ def _print_answer(chat: Chat, message: str, *, as_json: bool) -> int:
         return 0
     print()
     if sys.stderr.isatty():
-        print(coloured(printable(answer.statistics()), "2", sys.stderr), file=sys.stderr)
+        print(colour_text(printable(answer.statistics()), "2", sys.stderr), file=sys.stderr)
     return 0
 
 
-def _converse(chat: Chat, *, as_json: bool) -> int:
+def _converse(chat: ChatSession, *, as_json: bool) -> int:
     """Read messages from the terminal until its end."""
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` gets a history and line editing
-    print(coloured(f"{printable(chat.model)} at {chat.connection.url}; {_COMMANDS}", "2", sys.stdout))
+    print(colour_text(f"{printable(chat.model)} at {chat.connection.url}; {_COMMANDS}", "2", sys.stdout))
     while True:
         try:
             line = input("> ").strip()
@@ -226,12 +230,12 @@ def _converse(chat: Chat, *, as_json: bool) -> int:
         try:
             _handle_line(chat, line, as_json=as_json)
         except KeyboardInterrupt:
-            print(coloured("\n(stopped)", "2", sys.stdout))
+            print(colour_text("\n(stopped)", "2", sys.stdout))
         except DragomanError as error:
             print(f"dragoman: {printable(error.message)}", file=sys.stderr)
 
 
-def _handle_line(chat: Chat, line: str, *, as_json: bool) -> None:
+def _handle_line(chat: ChatSession, line: str, *, as_json: bool) -> None:
     command, _, rest = line.partition(" ")
     if command == "/reset":
         system = next((each["content"] for each in chat.messages if each["role"] == "system"), "")

@@ -1,11 +1,11 @@
-"""`dragoman check URL`: check a server against its protocols; `dragoman check derivatives MODEL`: check derivatives."""
+"""`dragoman check URL`: check that a server conforms to its protocols; `dragoman check derivatives MODEL`."""
 
 import argparse
 
 from dragoman.cli.connection import add_credentials
 from dragoman.core.errors import InvalidInput
 
-# Checked here again by a test: the names of dragoman.conformance.runner.PROTOCOLS, which --help must not import.
+# The names of dragoman.conformance.runner.PROTOCOLS, which --help must not import; a test compares them.
 PROTOCOL_NAMES = (
     "open-inference-rest", "open-inference-extensions", "open-inference-generate", "open-inference-grpc", "umbridge",
     "kserve-v1", "openai", "tgi", "lmi",
@@ -40,7 +40,9 @@ Exit status: 0 if all checks pass, 1 if one fails, 2 if nothing could be checked
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.usage = "dragoman check [options] URL\n       dragoman check derivatives [options] MODEL"
-    parser.description = "Check a server against the documents of its protocols, or derivatives of a model."
+    parser.description = (
+        "Check that a server conforms to the specifications of its protocols, or check the derivatives of a model."
+    )
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("what", metavar="URL", help="address of a server, or the word derivatives")

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from dragoman._version import __version__
-from dragoman.cli.connection import Connection
-from dragoman.cli.terminal import coloured, printable, table
-from dragoman.conformance.clauses import ClauseFailed, Outcome, Protocol, Result
+from dragoman.cli.connection import ServerConnection
+from dragoman.cli.input_values import parse_json
+from dragoman.cli.output_files import write_file
+from dragoman.cli.terminal import colour_text, printable, table
+from dragoman.conformance.clauses import ClauseFailed, ClauseResult, Outcome, Protocol
 from dragoman.conformance.http import checked_url
 from dragoman.conformance.report import as_json, as_junit, verdict
 from dragoman.conformance.runner import PROTOCOLS, run_clauses
@@ -28,7 +29,7 @@ def check_server(arguments: argparse.Namespace) -> int:
     if target.http.url:
         target.http.require_connection()
     protocols = [p for p in PROTOCOLS if not arguments.protocol or p.name in arguments.protocol]
-    if arguments.only and not any(_chosen(protocols, pattern) for pattern in arguments.only):
+    if arguments.only and not any(_matches_a_clause(protocols, pattern) for pattern in arguments.only):
         raise InvalidInput(f"--only: no clause matches {', '.join(arguments.only)}")
     server = _server(target)
     if not arguments.json:
@@ -37,7 +38,7 @@ def check_server(arguments: argparse.Namespace) -> int:
     found = run_clauses(target, protocols, arguments.only or (), arguments.allow_changes)
     for title, rows in groupby(found, lambda result: result.protocol.title):
         if not arguments.json:
-            print("\n" + coloured(title, "1", sys.stdout), flush=True)
+            print("\n" + colour_text(title, "1", sys.stdout), flush=True)
         for _, group in groupby(rows, lambda result: (result.outcome, result.reason)):
             alike = list(group)
             results += alike
@@ -45,17 +46,17 @@ def check_server(arguments: argparse.Namespace) -> int:
                 print("\n".join(_lines_of_group(alike, arguments.verbose)), flush=True)
     print(json.dumps(as_json(url, server, results), indent=2) if arguments.json else _summary(results))
     if arguments.junit:
-        _write(arguments.junit, as_junit(url, results))
+        write_file(arguments.junit, as_junit(url, results))
     return _status(results, arguments.strict)
 
 
-def _chosen(protocols: Sequence[Protocol], pattern: str) -> bool:
+def _matches_a_clause(protocols: Sequence[Protocol], pattern: str) -> bool:
     from fnmatch import fnmatch
 
     return any(fnmatch(clause.id, pattern) for protocol in protocols for clause in protocol.clauses)
 
 
-def _status(results: Sequence[Result], strict: bool) -> int:
+def _status(results: Sequence[ClauseResult], strict: bool) -> int:
     if any(result.violates or (strict and result.outcome is Outcome.FAIL) for result in results):
         return 1
     return 0 if any(result.outcome is Outcome.PASS for result in results) else 2
@@ -66,10 +67,10 @@ _COLOURS = {Outcome.PASS: "32", Outcome.FAIL: "31", Outcome.NOT_OFFERED: "33", O
 _INDENT = " " * 15
 
 
-def _lines(result: Result, verbose: bool) -> list[str]:
+def _lines(result: ClauseResult, verbose: bool) -> list[str]:
     """Return the row of a clause; with the last exchange if it failed, with all of them if `verbose` is set."""
     failed = result.outcome is Outcome.FAIL
-    outcome = coloured(f"{result.outcome:<11}", _COLOURS[result.outcome], sys.stdout)
+    outcome = colour_text(f"{result.outcome:<11}", _COLOURS[result.outcome], sys.stdout)
     level = " (recommended)" if result.clause.level == "should" else ""
     lines = [f"  {outcome}  {result.clause.id:<34}  {result.clause.requirement}{level}"]
     if result.reason:
@@ -84,12 +85,12 @@ def _lines(result: Result, verbose: bool) -> list[str]:
     return lines
 
 
-def _lines_of_group(results: Sequence[Result], verbose: bool) -> list[str]:
+def _lines_of_group(results: Sequence[ClauseResult], verbose: bool) -> list[str]:
     """Return the rows of clauses of equal outcome and reason; clauses that were not checked share a row."""
     first = results[0]
     if len(results) < 3 or verbose or first.outcome in (Outcome.PASS, Outcome.FAIL):
         return [line for result in results for line in _lines(result, verbose)]
-    outcome = coloured(f"{first.outcome:<11}", _COLOURS[first.outcome], sys.stdout)
+    outcome = colour_text(f"{first.outcome:<11}", _COLOURS[first.outcome], sys.stdout)
     names = f"{first.clause.id} ... {results[-1].clause.id} ({len(results)} clauses)"
     return [f"  {outcome}  {names}", _INDENT + _one_line(first.reason)]
 
@@ -98,7 +99,7 @@ def _one_line(text: str) -> str:
     return printable(text.replace("\n", "\\n").replace("\r", ""))
 
 
-def _summary(results: Sequence[Result]) -> str:
+def _summary(results: Sequence[ClauseResult]) -> str:
     """Return a table of counts by protocol, and a verdict."""
     rows = [("protocol", *map(str, Outcome))]
     for title in dict.fromkeys(result.protocol.title for result in results):
@@ -108,24 +109,14 @@ def _summary(results: Sequence[Result]) -> str:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    key = Connection.of(arguments, checked_url(arguments.what)).key
+    key = ServerConnection.of(arguments, checked_url(arguments.what)).key
     return replace(
         server_target(arguments.what, arguments.grpc, key, arguments.ca, arguments.timeout_s),
         models=arguments.model or (),
         request=read_request(arguments.request) if arguments.request else None,
-        config=_parsed("--config", arguments.config, dict),
-        point=_parsed("--at", arguments.at[0], list) if arguments.at else None,
+        config=parse_json(arguments.config, dict, "--config"),
+        point=parse_json(arguments.at[0], list, "--at") if arguments.at else None,
     )
-
-
-def _parsed(flag: str, text: str, kind: type) -> Any:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(f"{flag}: expected JSON, got {text}: {error}") from error
-    if not isinstance(found, kind):
-        raise InvalidInput(f"{flag}: expected {'an object' if kind is dict else 'a list'}, got {text}")
-    return found
 
 
 def _server(target: Target) -> dict[str, Any]:
@@ -139,10 +130,3 @@ def _server(target: Target) -> dict[str, Any]:
     except ClauseFailed:
         answer = {}
     return found | {key: answer[key] for key in ("name", "version") if isinstance(answer, dict) and key in answer}
-
-
-def _write(path: str, content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be written: {error}") from error

@@ -53,7 +53,7 @@ def add_credentials(add: Callable[..., Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ServerConnection:
     """A server as the arguments of a command describe it."""
 
     url: str
@@ -62,7 +62,7 @@ class Connection:
     timeout_s: float
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, url: str) -> "Connection":
+    def of(cls, arguments: argparse.Namespace, url: str) -> "ServerConnection":
         """Return the connection. Raises InvalidInput for an invalid URL, key, timeout or file of certificates."""
         url = (url if "://" in url else f"http://{url}").rstrip("/")
         parts = urlsplit(url)

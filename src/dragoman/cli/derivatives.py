@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dragoman.cli.input_values import parse_json
+from dragoman.cli.output_files import check_plot, write_file
 from dragoman.core import calls
 from dragoman.core.errors import InvalidInput, InvalidOutput, ModelFailed, NotSupported
 from dragoman.core.signature import Signature, TensorSpec
@@ -108,9 +109,9 @@ _TRIES = 20
 
 def check_derivatives(arguments: argparse.Namespace) -> int:
     """Check the models that the arguments of the command name; return its exit status."""
-    config = _json(arguments.config, dict, "--config")
-    if arguments.plot and arguments.plot != "-" and not arguments.plot.lower().endswith(".svg"):
-        raise InvalidInput(f"--plot: expected a file .svg, or -, got '{arguments.plot}'")
+    config = parse_json(arguments.config, dict, "--config")
+    if arguments.plot:
+        check_plot(arguments.plot, ".svg", or_terminal=True)
     if ":" in arguments.path and not arguments.path.rpartition(":")[0].endswith(".py"):
         sys.path.append(os.getcwd())  # as `dragoman serve` finds modules
     with asyncio.Runner() as runner:
@@ -190,21 +191,11 @@ def _is_inside(function: ServedFunction, point: Sequence[Vector], config: Config
 
 def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
     try:
-        found = [np.array(each, np.float64).reshape(-1) for each in _json(text, list, "--at")]
+        found = [np.array(each, np.float64).reshape(-1) for each in parse_json(text, list, "--at")]
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"--at: expected one list of numbers for each input, got {text}: {error}") from error
     if [len(each) for each in found] != list(sizes):
         raise InvalidInput(f"--at: expected vectors of {list(sizes)} numbers, got {[len(each) for each in found]}")
-    return found
-
-
-def _json(text: str, kind: type, flag: str) -> Any:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(f"{flag}: expected JSON, got {text}: {error}") from error
-    if not isinstance(found, kind):
-        raise InvalidInput(f"{flag}: expected {'an object' if kind is dict else 'a list'}, got {text}")
     return found
 
 
@@ -248,11 +239,7 @@ def _plot(function: ServedFunction, found: Sequence[CheckResult], place: str) ->
     if place == "-":
         print("\n" + text_plot(curves))
         return
-    path = Path(place)
-    try:
-        path.write_text(svg_plot(curves, f"{function.name}: errors of central differences"), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"'{place}' cannot be written: {error}") from error
+    write_file(place, svg_plot(curves, f"{function.name}: errors of central differences"))
 
 
 def _pluralize(count: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import plugins
+from dragoman.cli.output_files import write_file
 from dragoman.core.errors import InvalidInput
 from dragoman.core.spec import SiblingModels
 from dragoman.engine_setup import open_engine
@@ -62,10 +63,7 @@ def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
         else:
             print(draw_text(picture), "", *summarize(graph), sep="\n")
         if arguments.svg:
-            try:
-                Path(arguments.svg).write_text(draw_svg(picture, name), encoding="utf-8")
-            except OSError as error:
-                raise InvalidInput(f"'{arguments.svg}' cannot be written: {error}") from error
+            write_file(arguments.svg, draw_svg(picture, name))
     finally:
         graph.close()
     return 0

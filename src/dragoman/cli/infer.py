@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.cli.connection import KEY_HELP, Connection, add_connection_arguments
+from dragoman.cli.connection import KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.models import describe_tensor
-from dragoman.cli.terminal import coloured, escape_controls, printable, table
+from dragoman.cli.terminal import colour_text, escape_controls, printable, table
 from dragoman.core.errors import InvalidInput, ServerError
 
 _EPILOG = f"""\
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dragoman.cli.input_values import example_inputs, missing_inputs, parse_inputs, parse_json
 
     parameters = parse_json(arguments.parameters, dict, "--parameters")
-    with Connection.of(arguments, arguments.url).client() as client:
+    with ServerConnection.of(arguments, arguments.url).client() as client:
         signature = client.metadata(arguments.model, arguments.version).signature
         if not arguments.values and arguments.data is None and not arguments.example:
             print("\n".join(_usage(arguments, signature)))
@@ -107,11 +107,11 @@ def _lines(result: Any) -> Iterator[str]:
         rows = list(zip(*columns.values(), strict=True))
         yield from table([list(columns), *rows[:_MAX_ROWS]])
         if len(rows) > _MAX_ROWS:
-            yield coloured(f"... {len(rows) - _MAX_ROWS} more rows; --json prints all", "2", sys.stdout)
+            yield colour_text(f"... {len(rows) - _MAX_ROWS} more rows; --json prints all", "2", sys.stdout)
         return
     for name, tensor in result.response.tensors.items():
         shape = ",".join(map(str, tensor.shape))
-        yield coloured(f"{printable(name)}  {tensor.datatype}[{shape}]", "1", sys.stdout)
+        yield colour_text(f"{printable(name)}  {tensor.datatype}[{shape}]", "1", sys.stdout)
         yield printable(str(tensor.data))
 
 

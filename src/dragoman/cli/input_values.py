@@ -29,7 +29,7 @@ def parse_json(text: str, kind: type, flag: str) -> Any:
     try:
         value = _load_json(text)
     except ValueError as error:
-        raise InvalidInput(f"{flag}: expected JSON, got {text!r}") from error
+        raise InvalidInput(f"{flag}: expected JSON, got {text!r}: {error}") from error
     if not isinstance(value, kind):
         raise InvalidInput(f"{flag}: expected {'an object' if kind is dict else 'a list'}, got {text!r}")
     return value
@@ -44,7 +44,7 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -
             return found
         values.update(found)
     for word in words:
-        name, value = _split(word, signature)
+        name, value = _split_word(word, signature)
         if name in values:
             raise InvalidInput(f"input '{name}' has two values")
         values[name] = value
@@ -61,7 +61,7 @@ def example_inputs(signature: Signature) -> InferenceRequest:
     return InferenceRequest.from_dict(example)
 
 
-def _split(word: str, signature: Signature) -> tuple[str, Any]:
+def _split_word(word: str, signature: Signature) -> tuple[str, Any]:
     """Return the name of an input and its raw value."""
     name, equals, value = word.partition("=")
     known = [spec.name for spec in signature.inputs]
@@ -81,7 +81,7 @@ def _check_names(values: Mapping[str, Any], signature: Signature) -> None:
 
 
 def missing_inputs(inputs: Any, signature: Signature) -> str:
-    """Return the inputs that a rejected request lacks; "" for none. The metadata do not tell optional ones."""
+    """Return the inputs that a rejected request lacks; "" for none. Metadata do not show which inputs are optional."""
     if isinstance(inputs, InferenceRequest):
         return ""
     missing = [spec for spec in signature.inputs if spec.name not in inputs]

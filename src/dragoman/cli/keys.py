@@ -80,7 +80,7 @@ def _create(path: Path, stored: list[StoredKey], arguments: argparse.Namespace) 
         expires_s,
     )
     added = StoredKey(digest_of(key), grant)
-    # First, so that no key is added that nobody has seen, as on a full disk.
+    # Print first, so that a key is never stored without having been shown, for example when the disk is full.
     print(json.dumps({**_fields(added), "key": key}, indent=2) if arguments.json else key, flush=True)
     write_keys(path, [*stored, added])
     print(f"key '{grant.name}' added to {path}; it is shown only now", file=sys.stderr)

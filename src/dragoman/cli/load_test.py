@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from dragoman._version import __version__
-from dragoman.cli.connection import Connection
+from dragoman.cli.connection import ServerConnection
+from dragoman.cli.output_files import check_plot, write_file
 from dragoman.cli.terminal import live_display, table
 from dragoman.conformance.http import checked_url
 from dragoman.conformance.target import Target, server_target
 from dragoman.core.errors import InvalidInput
 from dragoman.load_test.compare import Difference, compare_runs
-from dragoman.load_test.jobs import Job, Options, make_job
-from dragoman.load_test.loops import Load, run_load
+from dragoman.load_test.jobs import Options, RequestJob, make_job
+from dragoman.load_test.loops import LoadLevel, run_load
 from dragoman.load_test.measurements import Measurement, Recorder
 from dragoman.load_test.plot import svg_plot
 from dragoman.load_test.png import png_of_svg, require_pillow
@@ -38,7 +39,9 @@ def measure(arguments: argparse.Namespace) -> int:
         raise InvalidInput("expected the address of a server and a model: dragoman bench URL MODEL")
     loads = _loads(arguments) * _positive("--repeat", arguments.repeat)
     if arguments.plot:
-        _check_plot(Path(arguments.plot))
+        check_plot(arguments.plot, ".svg", ".png")
+        if arguments.plot.lower().endswith(".png"):
+            require_pillow()
     target = _target(arguments)
     target.http.require_connection()
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
@@ -70,14 +73,14 @@ def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None
     else:
         print(json.dumps(run, indent=2))
     if arguments.json and not quiet:
-        _write(arguments.json, json.dumps(run, indent=2).encode())
+        write_file(arguments.json, json.dumps(run, indent=2))
     if arguments.plot:
         title = f"{arguments.model} over {arguments.protocol}: latency by throughput"
         plot = svg_plot(run["measurements"], title)
-        _write(arguments.plot, png_of_svg(plot) if arguments.plot.lower().endswith(".png") else plot.encode())
+        write_file(arguments.plot, png_of_svg(plot) if arguments.plot.lower().endswith(".png") else plot)
 
 
-def _run(job: Job, load: Load) -> Measurement:
+def _run(job: RequestJob, load: LoadLevel) -> Measurement:
     """Run one load, with a live display on a terminal."""
     live = live_display(sys.stderr)
     if live is None:
@@ -86,7 +89,7 @@ def _run(job: Job, load: Load) -> Measurement:
         return _run_in_loop(job, load, lambda recorder: live.update(_status(recorder, load)))
 
 
-def _run_in_loop(job: Job, load: Load, show: Any) -> Measurement:
+def _run_in_loop(job: RequestJob, load: LoadLevel, show: Any) -> Measurement:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(run_load(job, load, show))
 
@@ -99,7 +102,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return new_event_loop
 
 
-def _status(recorder: Recorder, load: Load) -> str:
+def _status(recorder: Recorder, load: LoadLevel) -> str:
     left_s = recorder.end_s - time.perf_counter()
     if left_s > load.seconds:
         return f"{load.label}: warm-up, {left_s - load.seconds:.0f} s left"
@@ -110,10 +113,10 @@ def _status(recorder: Recorder, load: Load) -> str:
     return f"{load.label}: {recorder.completed} responses{latency}{errors}, {waiting}"
 
 
-def _loads(arguments: argparse.Namespace) -> list[Load]:
+def _loads(arguments: argparse.Namespace) -> list[LoadLevel]:
     if arguments.rate and arguments.concurrency:
         raise InvalidInput("expected --rate or --concurrency, got both")
-    load = Load(
+    load = LoadLevel(
         arrival=arguments.arrival,
         seconds=_seconds("--seconds", arguments.seconds),
         warmup_s=_seconds("--warmup-s", arguments.warmup_s, least=0),
@@ -155,7 +158,7 @@ def _target(arguments: argparse.Namespace) -> Target:
     url = checked_url(arguments.url)
     if url.startswith("grpc:"):
         raise InvalidInput("expected the HTTP address as URL, and the gRPC address in --grpc HOST:PORT")
-    key = Connection.of(arguments, url).key
+    key = ServerConnection.of(arguments, url).key
     return server_target(url, arguments.grpc, key, arguments.ca, arguments.timeout_s)
 
 
@@ -166,7 +169,7 @@ def _rows(measurements: Sequence[Measurement]) -> list[str]:
     streams = _stream_columns(measurements)
     columns = ("load", "requests", "errors", "requests/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms")
     rows = [(*columns, *streams), *(_row(m, streams) for m in measurements)]
-    return table(_padded(rows))
+    return table(_pad_columns(rows))
 
 
 def _stream_columns(measurements: Sequence[Measurement]) -> tuple[str, ...]:
@@ -179,7 +182,7 @@ def _stream_columns(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     return f"first {unit} p50", "p99", f"between {gap} p50", "p99", f"{unit}s/s"
 
 
-def _padded(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+def _pad_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return rows whose columns have a common least width, so that rows printed later are aligned."""
     return [[cell.ljust(28 if i == 0 else 10) for i, cell in enumerate(row)] for row in rows]
 
@@ -254,23 +257,6 @@ def _as_json(arguments: argparse.Namespace, measurements: Sequence[Measurement])
 
 def _count(measurements: Sequence[Measurement], label: str) -> int:
     return sum(each.label == label for each in measurements)
-
-
-def _check_plot(path: Path) -> None:
-    """Raise InvalidInput, before anything is measured, if the picture could not be written."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise InvalidInput(f"--plot: expected a file .svg or .png, got '{path}'")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"--plot: folder '{path.parent}' not found")
-    if path.suffix.lower() == ".png":
-        require_pillow()
-
-
-def _write(path: str, content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise InvalidInput(f"'{path}' cannot be written: {error.strerror}") from error
 
 
 # --- comparison -------------------------------------------------------------------------------------------

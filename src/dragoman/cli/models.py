@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, Connection, add_connection_arguments
+from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
 from dragoman.cli.terminal import table
 from dragoman.core.errors import DragomanError, ModelNotFound, NotSupported
 from dragoman.core.signature import TensorSpec
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the models; return the exit status."""
-    with Connection.of(arguments, arguments.url).client() as client:
+    with ServerConnection.of(arguments, arguments.url).client() as client:
         models = [_describe(client, name) for name in _names(client)]
     if arguments.json:
         print(json.dumps(models, indent=2))

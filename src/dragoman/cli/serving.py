@@ -2,9 +2,7 @@
 
 import asyncio
 import errno
-import gc
 import logging
-import math
 import os
 import signal
 import sys
@@ -24,8 +22,6 @@ from dragoman.system import logs, process
 from dragoman.workers.local import GRACE_S
 from dragoman.workers.pool import Pool
 
-_GC_INTERVAL_S = 0.5
-
 
 def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     """Serve models until the process is stopped; return the exit status."""
@@ -38,7 +34,11 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
 
     async def on_start(server: Server) -> None:
         process.collect_rarely()  # before models are loaded, whose objects must be freed when they are unloaded
-        await asyncio.gather(describe(server), _collect_regularly(server))
+
+        def pools() -> set[Pool]:
+            return {pool for each in server.engine.deployments() if each.state == "READY" for pool in each.pools}
+
+        await asyncio.gather(describe(server), process.collect_regularly(pools, 2 * GRACE_S))
 
     async def describe(server: Server) -> None:
         nonlocal failed
@@ -57,24 +57,6 @@ def serve(paths: Sequence[str], flags: Mapping[str, Any]) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     return 1 if failed else 0
-
-
-async def _collect_regularly(server: Server) -> None:
-    """Collect young garbage also while few objects are created, and all after a model was unloaded.
-
-    The objects of a few calls, and a model, may hold GBs of arrays.
-    """
-    pools, unloaded_s = set[Pool](), math.inf
-    while True:
-        await asyncio.sleep(_GC_INTERVAL_S)
-        before, now_s = pools, time.monotonic()
-        pools = {pool for each in server.engine.deployments() if each.state == "READY" for pool in each.pools}
-        if before - pools:
-            unloaded_s = now_s
-        is_due = now_s > unloaded_s + 2 * GRACE_S
-        if is_due:
-            unloaded_s = math.inf
-        gc.collect(2 if is_due else 1)
 
 
 def _with_nearest_path(message: str, paths: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dragoman.cli.first_requests import first_requests
-from dragoman.cli.terminal import coloured, format_bytes, live_display, printable, table
+from dragoman.cli.terminal import colour_text, format_bytes, live_display, printable, table
 from dragoman.engine.deployment import Deployment
 from dragoman.server import Server
 
@@ -138,7 +138,7 @@ def startup_table(server: Server, took_s: float) -> None:
 def has_failed(server: Server) -> bool:
     """Return whether nothing is and will be served, so that the server ends.
 
-    Models that were unloaded meanwhile are missing here, and are no failure.
+    Models that were unloaded meanwhile are missing here, which is not a failure.
     """
     models = server.engine.deployments()
     return bool(models) and all(d.state == "UNAVAILABLE" and not d.retries for d in models)
@@ -183,9 +183,9 @@ def _request_lines(server: Server) -> Iterator[str]:
 
 def _last_line(server: Server, models: list[Deployment], took_s: float) -> str:
     if has_failed(server):
-        return coloured("no model could be loaded: the server ends", "31", sys.stderr)
+        return colour_text("no model could be loaded: the server ends", "31", sys.stderr)
     if server.engine.ready():
-        return coloured(f"ready in {took_s:.2f} s; Ctrl-C stops", "32", sys.stderr)
+        return colour_text(f"ready in {took_s:.2f} s; Ctrl-C stops", "32", sys.stderr)
     waiting = sum(not deployment.ready for deployment in models)
     problem = f"{waiting} of {len(models)} models not ready" if models else "no model is loaded yet"
-    return coloured(f"started in {took_s:.2f} s, {problem}; Ctrl-C stops", "33", sys.stderr)
+    return colour_text(f"started in {took_s:.2f} s, {problem}; Ctrl-C stops", "33", sys.stderr)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, Connection, add_connection_arguments
-from dragoman.cli.terminal import coloured, table
+from dragoman.cli.connection import DEFAULT_URL, KEY_HELP, ServerConnection, add_connection_arguments
+from dragoman.cli.terminal import colour_text, table
 from dragoman.core.errors import ModelNotFound, NotReady
 
 _PATH = "/v2/repository/status"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; return the exit status."""
-    connection = Connection.of(arguments, arguments.url)
+    connection = ServerConnection.of(arguments, arguments.url)
     body = _read_status(connection)
     try:
         response = json.loads(body)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if status["ready"] else 1
 
 
-def _read_status(connection: Connection) -> bytes:
+def _read_status(connection: ServerConnection) -> bytes:
     """Return the body of the server's response. Raises NotReady, which says why there is none."""
     try:
         with connection.open(_PATH) as response:
@@ -66,7 +66,7 @@ def _text(status: Mapping[str, Any]) -> str:
         workers.sort(key=lambda pair: (pair[1]["host"], pair[0]["name"]))
         header = ("host", "worker", "model", "state", "in flight", "time/call", "reason")
         lines += ["", *table([header, *(_worker_row(*pair) for pair in workers)])]
-    state = coloured("ready", "32", sys.stdout) if status["ready"] else coloured("not ready", "31", sys.stdout)
+    state = colour_text("ready", "32", sys.stdout) if status["ready"] else colour_text("not ready", "31", sys.stdout)
     return "\n".join([*lines, "", state])
 
 

@@ -23,7 +23,7 @@ def has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(text: str, code: str, stream: TextIO) -> str:
+def colour_text(text: str, code: str, stream: TextIO) -> str:
     """Return a text in a colour or style, by its ANSI code, where the stream shows colours."""
     return f"\x1b[{code}m{text}\x1b[0m" if has_colours(stream) else text
 
@@ -55,7 +55,7 @@ def table(rows: Sequence[Sequence[str]], stream: TextIO | None = None, indent: s
 
 def _coloured_cell(cell: str, *, is_header: bool, stream: TextIO) -> str:
     code = "1" if is_header else _STATES.get(cell.strip().lower(), "")
-    return coloured(cell, code, stream) if code else cell
+    return colour_text(cell, code, stream) if code else cell
 
 
 def format_bytes(count: int) -> str:

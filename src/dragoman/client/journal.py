@@ -60,7 +60,7 @@ class Journal:
             return f"{digest.hex()}.{self._seen[digest]}"
 
     def find(self, key: str) -> InferenceResponse | None:
-        """Return the stored response of a point. Raises InvalidInput if it cannot be read any more."""
+        """Return the stored response of a point. Raises InvalidInput if it can no longer be read."""
         if key not in self._stored:
             return None
         start, size = self._stored[key]

@@ -31,8 +31,10 @@ _REFRESH_S = 0.1
 class PointResult:
     """The outcome of one point of `Client.map`.
 
-    index: position in `points`. inputs: the point. error: why it failed; None if it succeeded. is_from_journal: an
-    earlier run computed it.
+    index: position in `points`.
+    inputs: the point.
+    error: why it failed; None if it succeeded.
+    is_from_journal: an earlier run computed it.
     """
 
     index: int

@@ -81,7 +81,7 @@ class ClauseList:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RecordedExchange:
     """One request and its response, as shown in reports."""
 
     sent: str
@@ -89,14 +89,14 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ClauseResult:
     """Result of one clause: outcome, reason and the exchanges with the server."""
 
     protocol: Protocol
     clause: Clause
     outcome: Outcome
     reason: str
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[RecordedExchange, ...]
 
     @property
     def violates(self) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from dragoman.conformance.clauses import ClauseFailed, Exchange
-from dragoman.conformance.samples import Sample
+from dragoman.conformance.clauses import ClauseFailed, RecordedExchange
+from dragoman.conformance.samples import SampleTensor
 from dragoman.conformance.target import Target
 from dragoman.formats import oip_messages as m
 
@@ -35,7 +35,7 @@ class GrpcTarget:
     channel: Any
     metadata: Sequence[tuple[str, str]] = ()
     timeout_s: float = 30.0
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[RecordedExchange] = field(default_factory=list)
 
     def call(self, method: str, kind: Any, request: Any) -> Any:
         """Return the response to a call. Raises CallRejected, or ClauseFailed if the message cannot be parsed."""
@@ -43,8 +43,8 @@ class GrpcTarget:
         try:
             answer = send(request.SerializeToString(), timeout=self.timeout_s, metadata=self.metadata)
         except grpc.RpcError as error:
-            raise self._rejected(method, request, error) from error
-        return self._parsed(method, kind, request, answer)
+            raise self._record_rejection(method, request, error) from error
+        return self._parse_response(method, kind, request, answer)
 
     def stream(self, method: str, kind: Any, requests: Sequence[Any]) -> Iterator[Any]:
         """Yield the responses of a stream of requests."""
@@ -52,22 +52,22 @@ class GrpcTarget:
         messages = iter([request.SerializeToString() for request in requests])
         try:
             for answer in send(messages, timeout=self.timeout_s, metadata=self.metadata):
-                yield self._parsed(method, kind, requests[0], answer)
+                yield self._parse_response(method, kind, requests[0], answer)
         except grpc.RpcError as error:
-            raise self._rejected(method, requests[0], error) from error
+            raise self._record_rejection(method, requests[0], error) from error
 
-    def _rejected(self, method: str, request: Any, error: grpc.RpcError) -> CallRejected:
+    def _record_rejection(self, method: str, request: Any, error: grpc.RpcError) -> CallRejected:
         code, details = error.code().name, error.details() or ""
-        self.exchanges.append(Exchange(_sent(method, request), f"{code}: {details}"[:_SHOWN]))
+        self.exchanges.append(RecordedExchange(_describe_request(method, request), f"{code}: {details}"[:_SHOWN]))
         return CallRejected(code, details)
 
-    def _parsed(self, method: str, kind: Any, request: Any, answer: bytes) -> Any:
+    def _parse_response(self, method: str, kind: Any, request: Any, answer: bytes) -> Any:
         try:
             found = m.parse_message(kind, answer)
         except Exception as error:
-            self.exchanges.append(Exchange(_sent(method, request), f"{len(answer)} bytes"))
+            self.exchanges.append(RecordedExchange(_describe_request(method, request), f"{len(answer)} bytes"))
             raise ClauseFailed(f"expected a {kind.DESCRIPTOR.name}, got {answer[:40]!r}") from error
-        self.exchanges.append(Exchange(_sent(method, request), _text(found)))
+        self.exchanges.append(RecordedExchange(_describe_request(method, request), _text(found)))
         return found
 
 
@@ -80,7 +80,7 @@ def open_channel(target: Target) -> Any:
     return grpc.secure_channel(target.grpc, grpc.ssl_channel_credentials(authority), options=options)
 
 
-def _sent(method: str, request: Any) -> str:
+def _describe_request(method: str, request: Any) -> str:
     return f"{method} {_text(request)}".rstrip()
 
 
@@ -89,7 +89,7 @@ def _text(message: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-def infer_request(model: str, samples: Sequence[Sample], raw: bool = True, **fields: Any) -> Any:
+def infer_request(model: str, samples: Sequence[SampleTensor], raw: bool = True, **fields: Any) -> Any:
     """Return a ModelInferRequest with raw contents, or with typed ones."""
     request = m.ModelInferRequest(model_name=model, **fields)
     for sample in samples:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from dragoman.conformance.clauses import ClauseFailed, Exchange, NotOffered, NotTried, expect, fail
+from dragoman.conformance.clauses import ClauseFailed, NotOffered, NotTried, RecordedExchange, expect, fail
 from dragoman.core.errors import InvalidInput, NotReady
 
 KEY_HINT = "give a key with --key-file FILE or the variable DRAGOMAN_API_KEY"
@@ -17,7 +17,7 @@ _MISSING = (404, 405, 501)
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class RecordedResponse:
     """A response: status, headers with lower-case names, body."""
 
     status: int
@@ -37,7 +37,9 @@ class Response:
 
     def json_lines(self) -> list[Any]:
         """Return each line of the body as JSON, without empty ones."""
-        return [Response(self.status, self.headers, line).json() for line in self.body.splitlines() if line.strip()]
+        return [
+            RecordedResponse(self.status, self.headers, line).json() for line in self.body.splitlines() if line.strip()
+        ]
 
     def events(self) -> list[str]:
         """Return the data of each server-sent event."""
@@ -49,22 +51,22 @@ class Response:
 
     def json_events(self) -> list[Any]:
         """Return the data of each server-sent event as JSON, without `[DONE]`."""
-        return [Response(self.status, {}, e.encode()).json() for e in self.events() if e != "[DONE]"]
+        return [RecordedResponse(self.status, {}, e.encode()).json() for e in self.events() if e != "[DONE]"]
 
-    def ok(self) -> "Response":
+    def ok(self) -> "RecordedResponse":
         """Return the response itself. Raises ClauseFailed unless its status is 200, NotTried if it asks for a key."""
         if self.status in (401, 403):
             raise NotTried(self._missing_key())
         expect(self.status == 200, "status 200", self._summary())
         return self
 
-    def offered(self, what: str) -> "Response":
+    def expect_offered(self, what: str) -> "RecordedResponse":
         """Return the response itself if its status is 200. Raises NotOffered if the path or method is unknown."""
         if self.status in _MISSING:
             raise NotOffered(f"{what} gets status {self.status}")
         return self.ok()
 
-    def rejected(self, low: int = 400, high: int = 599) -> "Response":
+    def expect_rejected(self, low: int = 400, high: int = 599) -> "RecordedResponse":
         """Return the response itself. Raises ClauseFailed unless its status is that of an error, NotTried for 401."""
         if self.status == 401:
             raise NotTried(self._missing_key())
@@ -92,24 +94,24 @@ class HttpTarget:
     headers: Mapping[str, str] = field(default_factory=dict)
     ca: str = ""
     timeout_s: float = 30.0
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[RecordedExchange] = field(default_factory=list)
     tls: ssl.SSLContext | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.url.startswith("https:"):
             self.tls = ssl.create_default_context(cafile=self.ca or None)
 
-    def get(self, path: str) -> Response:
+    def get(self, path: str) -> RecordedResponse:
         return self.send("GET", path)
 
-    def post(self, path: str, value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    def post(self, path: str, value: Any, headers: Mapping[str, str] | None = None) -> RecordedResponse:
         """Send a JSON value, or bytes as they are."""
         body = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
         return self.send("POST", path, body, {"Content-Type": "application/json"} if headers is None else headers)
 
     def send(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Response:
+    ) -> RecordedResponse:
         """Send a request and return the response. Raises ClauseFailed if there is none."""
         address = urlsplit(self.url)
         sent = f"{method} {path}" + (f" {_text(body)}" if body else "")
@@ -117,13 +119,13 @@ class HttpTarget:
         try:
             connection.request(method, address.path + path, body, {**self.headers, **(headers or {})})
             answer = connection.getresponse()
-            found = Response(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+            found = RecordedResponse(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         except (OSError, http.client.HTTPException) as error:
-            self.exchanges.append(Exchange(sent, f"no response: {error or type(error).__name__}"))
+            self.exchanges.append(RecordedExchange(sent, f"no response: {error or type(error).__name__}"))
             raise ClauseFailed(f"expected a response, got none: {error or type(error).__name__}") from error
         finally:
             connection.close()
-        self.exchanges.append(Exchange(sent, f"{found.status} {found.media_type} {_text(found.body)}".rstrip()))
+        self.exchanges.append(RecordedExchange(sent, f"{found.status} {found.media_type} {_text(found.body)}".rstrip()))
         return found
 
     def require_connection(self) -> None:

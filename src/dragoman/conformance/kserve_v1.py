@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.target import Target, find_tensor_model, with_request
 
 _UNKNOWN = "dragoman-check-unknown"
@@ -21,7 +21,7 @@ class V1Context:
     name: str
     instances: Any
 
-    def predict(self, body: Any) -> Response:
+    def predict(self, body: Any) -> RecordedResponse:
         return self.http.post(f"/v1/models/{quote(self.name, safe='')}:predict", body)
 
 
@@ -38,8 +38,8 @@ def _prepare(target: Target) -> V1Context:
     return context
 
 
-def _check_error(response: Response, low: int = 400) -> None:
-    response.rejected(low, 499)
+def _check_error(response: RecordedResponse, low: int = 400) -> None:
+    response.expect_rejected(low, 499)
     expect(field_of(response.json(), "error", str).strip(), "a message in 'error'", response.body)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseFailed, ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.target import Target
 
 PROMPT = "The weather is"
@@ -21,7 +21,7 @@ class LmiContext:
     http: HttpTarget
     path: str
 
-    def generate(self, stream: bool | None = None, inputs: Any = PROMPT, **parameters: Any) -> Response:
+    def generate(self, stream: bool | None = None, inputs: Any = PROMPT, **parameters: Any) -> RecordedResponse:
         body: dict[str, Any] = {"inputs": inputs, "parameters": {"max_new_tokens": 6, **parameters}}
         return self.http.post(self.path, body if stream is None else body | {"stream": stream})
 
@@ -180,8 +180,8 @@ def _stream_text(c: LmiContext) -> None:
     expect(joined == text, f"'{text}'", joined)
 
 
-def _check_error(response: Response, status: int | None = None) -> None:
-    response.rejected()
+def _check_error(response: RecordedResponse, status: int | None = None) -> None:
+    response.expect_rejected()
     if status:
         expect(response.status == status, f"status {status}", response.status)
     answer = response.json()
@@ -220,7 +220,7 @@ def _error_parameter_value(c: LmiContext) -> None:
 @_add("error-malformed-json", "Error Responses")
 def _error_malformed_json(c: LmiContext) -> None:
     """A body that is not JSON gets an error status."""
-    c.http.post(c.path, b'{"inputs": ').rejected()
+    c.http.post(c.path, b'{"inputs": ').expect_rejected()
 
 
 PROTOCOL = Protocol("lmi", "LMI text generation", "LMI inference API schema, 0.31", _prepare, CLAUSES)

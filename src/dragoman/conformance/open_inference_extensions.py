@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, fail, field_of
-from dragoman.conformance.http import Response
+from dragoman.conformance.http import RecordedResponse
 from dragoman.conformance.open_inference_rest import PROTOCOL as REST
 from dragoman.conformance.open_inference_rest import UNKNOWN, RestContext, check_error, checked_response, checked_shape
 from dragoman.conformance.samples import ELEMENT_SIZES
@@ -43,7 +43,7 @@ def _binary_request(c: RestContext, **changes: Any) -> tuple[dict[str, Any], byt
     return request, b"".join(parts)
 
 
-def _send_binary(c: RestContext, request: Any, data: bytes, header: str | None = None) -> Response:
+def _send_binary(c: RestContext, request: Any, data: bytes, header: str | None = None) -> RecordedResponse:
     text = json.dumps(request).encode()
     headers = {"Content-Type": "application/octet-stream", _HEADER: header or str(len(text))}
     return c.http.send("POST", f"{c.model.path}/infer", text + data, headers)
@@ -55,13 +55,13 @@ def _require_binary(c: RestContext) -> None:
         raise NotOffered("'binary_tensor_data' is not in the extensions of GET v2")
 
 
-def _binary_outputs(response: Response) -> list[tuple[dict[str, Any], bytes | None]]:
+def _binary_outputs(response: RecordedResponse) -> list[tuple[dict[str, Any], bytes | None]]:
     """Return each output with its bytes, or None where it is in JSON. Raises ClauseFailed if lengths disagree."""
     text = response.headers.get(_HEADER)
     if text is None:
         return [(output, None) for output in checked_response(response.json())]
     expect(text.isdigit() and int(text) <= len(response.body), f"a length in {_HEADER}", text)
-    answer = Response(200, {}, response.body[: int(text)]).json()
+    answer = RecordedResponse(200, {}, response.body[: int(text)]).json()
     rest = response.body[int(text) :]
     found: list[tuple[dict[str, Any], bytes | None]] = []
     for output in field_of(answer, "outputs", list):
@@ -192,7 +192,7 @@ def _classification(c: RestContext) -> None:
 
 def _statistics(c: RestContext, path: str) -> dict[str, Any]:
     """Return the statistics of the model, of the version with most requests."""
-    answer = c.http.get(path).offered(f"GET {path}").json()
+    answer = c.http.get(path).expect_offered(f"GET {path}").json()
     found = [s for s in field_of(answer, "model_stats", list) if field_of(s, "name", str) == c.model.name]
     expect(found, f"statistics of '{c.model.name}'", answer)
     return max(found, key=lambda one: int(field_of(one, "inference_count", (int, str), "statistics")))
@@ -229,7 +229,7 @@ def _all_statistics(c: RestContext) -> None:
 @_add("configuration", "Model configuration")
 def _configuration(c: RestContext) -> None:
     """GET v2/models/{model}/config returns a model configuration with the model's tensors."""
-    answer = c.http.get(f"{c.model.path}/config").offered("GET config").json()
+    answer = c.http.get(f"{c.model.path}/config").expect_offered("GET config").json()
     expect(field_of(answer, "name", str) == c.model.name, f"the name '{c.model.name}'", answer["name"])
     field_of(answer, "max_batch_size", int)
     for key in ("input", "output"):
@@ -248,7 +248,7 @@ def _configuration(c: RestContext) -> None:
 
 def _index(c: RestContext, request: dict[str, Any]) -> list[Any]:
     response = c.http.post("/v2/repository/index", request)
-    answer = response.offered("POST v2/repository/index").json()
+    answer = response.expect_offered("POST v2/repository/index").json()
     expect(isinstance(answer, list), "a list", answer)
     found: list[Any] = answer
     return found
@@ -277,7 +277,7 @@ def _repository_index_ready(c: RestContext) -> None:
 def _repository_load(c: RestContext) -> None:
     """POST load of a model reloads it; the model is ready afterwards."""
     _index(c, {})
-    c.http.post(f"/v2/repository/models/{c.model.path.rpartition('/')[2]}/load", {}).offered("POST load")
+    c.http.post(f"/v2/repository/models/{c.model.path.rpartition('/')[2]}/load", {}).expect_offered("POST load")
     c.http.get(f"{c.model.path}/ready").ok()
 
 
@@ -286,9 +286,9 @@ def _repository_unload(c: RestContext) -> None:
     """POST unload makes a model unavailable; POST load brings it back."""
     _index(c, {})
     path = f"/v2/repository/models/{c.model.path.rpartition('/')[2]}"
-    c.http.post(f"{path}/unload", {}).offered("POST unload")
+    c.http.post(f"{path}/unload", {}).expect_offered("POST unload")
     try:
-        c.http.get(f"{c.model.path}/ready").rejected(400, 499)
+        c.http.get(f"{c.model.path}/ready").expect_rejected(400, 499)
         check_error(c.infer(c.model.request()))
     finally:
         c.http.post(f"{path}/load", {})

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.lmi import PROMPT
 from dragoman.conformance.open_inference_rest import UNKNOWN, check_error
 from dragoman.conformance.target import Target
@@ -22,7 +22,7 @@ class GenerateContext:
     http: HttpTarget
     model: str
 
-    def post(self, action: str = "generate", text: Any = PROMPT, **parameters: Any) -> Response:
+    def post(self, action: str = "generate", text: Any = PROMPT, **parameters: Any) -> RecordedResponse:
         body = {"text_input": text, "parameters": {"max_tokens": 6, "temperature": 0, **parameters}}
         return self.http.post(f"/v2/models/{quote(self.model, safe='')}/{action}", body)
 

@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.conformance.clauses import ClauseFailed, ClauseList, Level, NotOffered, NotTried, Protocol, expect, fail
 from dragoman.conformance.http import KEY_HINT, HttpTarget
 from dragoman.conformance.open_inference_rest import UNKNOWN
-from dragoman.conformance.samples import DATATYPES, ELEMENT_SIZES, Sample, TensorShape, sample_of
+from dragoman.conformance.samples import DATATYPES, ELEMENT_SIZES, SampleTensor, TensorShape, sample_of
 from dragoman.conformance.target import Target, TensorModel, find_tensor_model, with_request
 
 try:
@@ -65,7 +65,7 @@ class GrpcContext:
                 raise NotTried(f"{method} gets status {error.code}: {KEY_HINT}") from error
             raise
 
-    def rejected(self, method: str, kind: Any, request: Any) -> str:
+    def expect_rejected(self, method: str, kind: Any, request: Any) -> str:
         """Return the code of a call that must fail. Raises ClauseFailed if it succeeds."""
         try:
             answer = self._send(method, kind, request)
@@ -188,7 +188,7 @@ def _model_metadata(c: GrpcContext) -> None:
 @_add("metadata-unknown-model", "GRPC, Metadata, Model Metadata")
 def _metadata_unknown_model(c: GrpcContext) -> None:
     """ModelMetadata of an unknown model gets a status other than OK."""
-    c.rejected("ModelMetadata", m.ModelMetadataResponse, m.ModelMetadataRequest(name=UNKNOWN))
+    c.expect_rejected("ModelMetadata", m.ModelMetadataResponse, m.ModelMetadataRequest(name=UNKNOWN))
 
 
 # --- inference ---------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _change(
     def check(c: GrpcContext) -> None:
         request = c.request()
         change(c, request)
-        c.rejected("ModelInfer", m.ModelInferResponse, request)
+        c.expect_rejected("ModelInfer", m.ModelInferResponse, request)
 
     check.__doc__ = requirement
     _add(name, section, level)(check)
@@ -298,7 +298,7 @@ def _other_datatype(c: GrpcContext, request: Any) -> None:
     sample = c.model.samples[0]
     if sample.datatype == "BYTES":
         raise NotTried("numbers can be converted to BYTES")
-    other = Sample(sample.name, "BYTES", sample.shape, ("text",) * len(sample.values))
+    other = SampleTensor(sample.name, "BYTES", sample.shape, ("text",) * len(sample.values))
     request.inputs[0].datatype = "BYTES"
     request.raw_input_contents[0] = other.as_bytes()
 
@@ -340,11 +340,11 @@ def _error_codes(c: GrpcContext) -> None:
     """An unknown model gets NOT_FOUND, an invalid request INVALID_ARGUMENT."""
     request = c.request()
     request.model_name = UNKNOWN
-    code = c.rejected("ModelInfer", m.ModelInferResponse, request)
+    code = c.expect_rejected("ModelInfer", m.ModelInferResponse, request)
     expect(code == "NOT_FOUND", "NOT_FOUND for an unknown model", code)
     request = c.request()
     request.raw_input_contents[0] += b"\x00"
-    code = c.rejected("ModelInfer", m.ModelInferResponse, request)
+    code = c.expect_rejected("ModelInfer", m.ModelInferResponse, request)
     expect(code == "INVALID_ARGUMENT", "INVALID_ARGUMENT for raw contents of a wrong size", code)
 
 

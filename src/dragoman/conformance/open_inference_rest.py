@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseList, Level, NotOffered, NotTried, Protocol, expect, fail, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.samples import DATATYPES, json_request
 from dragoman.conformance.target import (
     Target,
@@ -31,7 +31,7 @@ class RestContext:
     found: TensorModel | str
 
     @property
-    def described(self) -> TensorModel:
+    def described_model(self) -> TensorModel:
         """Return a model that has metadata. Raises NotTried if there is none."""
         return with_metadata(self.found)
 
@@ -40,7 +40,7 @@ class RestContext:
         """Return a model that accepts its request. Raises NotTried if there is none."""
         return with_request(self.found)
 
-    def infer(self, request: Any, version: str = "") -> Response:
+    def infer(self, request: Any, version: str = "") -> RecordedResponse:
         path = f"/versions/{quote(version, safe='')}" if version else ""
         return self.http.post(f"{self.model.path}{path}/infer", request)
 
@@ -90,9 +90,9 @@ def _flatten(data: Any) -> list[Any]:
     return [v for each in data for v in _flatten(each)] if isinstance(data, list) else [data]
 
 
-def check_error(response: Response) -> None:
+def check_error(response: RecordedResponse) -> None:
     """Check that a request failed with an error object. Raises ClauseFailed."""
-    response.rejected()
+    response.expect_rejected()
     error = field_of(response.json(), "error", str, "the error object")
     expect(error.strip(), "a message in 'error'", error)
 
@@ -149,27 +149,27 @@ def _json_media_type(c: RestContext) -> None:
 @_add("model-ready", "HTTP/REST, Health, Model Ready")
 def _model_ready(c: RestContext) -> None:
     """GET v2/models/{model}/ready of a model that answers requests gets status 200."""
-    c.http.get(f"{c.described.path}/ready").ok()
+    c.http.get(f"{c.described_model.path}/ready").ok()
 
 
 @_add("model-ready-version", "HTTP/REST, Health, Model Ready")
 def _model_ready_version(c: RestContext) -> None:
     """The readiness of a version that the metadata lists can be asked."""
-    c.http.get(f"{c.described.path}/versions/{quote(c.described.version)}/ready").ok()
+    c.http.get(f"{c.described_model.path}/versions/{quote(c.described_model.version)}/ready").ok()
 
 
 @_add("model-ready-unknown", "HTTP/REST, Health")
 def _model_ready_unknown(c: RestContext) -> None:
     """The readiness of an unknown model is false: status 4xx."""
-    c.http.get(f"/v2/models/{UNKNOWN}/ready").rejected(400, 499)
+    c.http.get(f"/v2/models/{UNKNOWN}/ready").expect_rejected(400, 499)
 
 
 @_add("model-metadata", "HTTP/REST, Model Metadata")
 def _model_metadata(c: RestContext) -> None:
     """GET v2/models/{model} returns name, platform, inputs and outputs."""
-    answer = c.http.get(c.described.path).ok().json()
+    answer = c.http.get(c.described_model.path).ok().json()
     name = field_of(answer, "name", str)
-    expect(name == c.described.name, f"the name '{c.described.name}'", name)
+    expect(name == c.described_model.name, f"the name '{c.described_model.name}'", name)
     field_of(answer, "platform", str)
     for key in ("inputs", "outputs"):
         for tensor in field_of(answer, key, list):
@@ -179,7 +179,7 @@ def _model_metadata(c: RestContext) -> None:
 @_add("metadata-tensors", "HTTP/REST, Model Metadata Response JSON Object")
 def _metadata_tensors(c: RestContext) -> None:
     """Tensors in metadata have a datatype of the protocol and a shape, with -1 for variable axes."""
-    answer = c.http.get(c.described.path).ok().json()
+    answer = c.http.get(c.described_model.path).ok().json()
     tensors = field_of(answer, "inputs", list) + field_of(answer, "outputs", list)
     if not tensors:
         raise NotTried("the metadata declares no tensors")
@@ -193,13 +193,13 @@ def _metadata_tensors(c: RestContext) -> None:
 @_add("metadata-versions", "HTTP/REST, Model Metadata Response JSON Object")
 def _metadata_versions(c: RestContext) -> None:
     """'versions' of the metadata is a list of strings, each of which can be requested."""
-    answer = c.http.get(c.described.path).ok().json()
+    answer = c.http.get(c.described_model.path).ok().json()
     if "versions" not in answer or answer["versions"] == []:
         raise NotTried("the metadata lists no versions")
     for version in field_of(answer, "versions", list):
         expect(isinstance(version, str), "strings in 'versions'", version)
-        found = c.http.get(f"{c.described.path}/versions/{quote(version)}").ok().json()
-        expect(field_of(found, "name", str) == c.described.name, f"the name '{c.described.name}'", found)
+        found = c.http.get(f"{c.described_model.path}/versions/{quote(version)}").ok().json()
+        expect(field_of(found, "name", str) == c.described_model.name, f"the name '{c.described_model.name}'", found)
 
 
 @_add("metadata-unknown-model", "HTTP/REST, Model Metadata Response JSON Error Object")
@@ -211,16 +211,16 @@ def _metadata_unknown_model(c: RestContext) -> None:
 @_add("metadata-unknown-version", "HTTP/REST, Model Metadata Response JSON Error Object")
 def _metadata_unknown_version(c: RestContext) -> None:
     """Metadata of an unknown version gets an error status and an error object."""
-    check_error(c.http.get(f"{c.described.path}/versions/987654321"))
+    check_error(c.http.get(f"{c.described_model.path}/versions/987654321"))
 
 
 @_add("case-sensitive", "HTTP/REST")
 def _case_sensitive(c: RestContext) -> None:
     """Strings are case-sensitive: a model's name in other letters is unknown."""
-    other = c.described.path.rpartition("/")[0] + "/" + quote(c.described.name.swapcase(), safe="")
-    if other == c.described.path:
-        raise NotTried(f"'{c.described.name}' has no letters")
-    c.http.get(other).rejected(400, 499)
+    other = c.described_model.path.rpartition("/")[0] + "/" + quote(c.described_model.name.swapcase(), safe="")
+    if other == c.described_model.path:
+        raise NotTried(f"'{c.described_model.name}' has no letters")
+    c.http.get(other).expect_rejected(400, 499)
 
 
 # --- inference ---------------------------------------------------------------------------------------------------
@@ -418,13 +418,13 @@ def _error_unknown_version(c: RestContext) -> None:
 @_add("error-status", "HTTP/REST, Inference Response JSON Error Object", level="should")
 def _error_status(c: RestContext) -> None:
     """An invalid request gets a status of the 4xx class, not of a failed server."""
-    c.infer({}).rejected(400, 499)
+    c.infer({}).expect_rejected(400, 499)
 
 
 @_add("live-after-errors", "HTTP/REST, Health, Server Live")
 def _live_after_errors(c: RestContext) -> None:
     """The server and the model answer after invalid requests."""
-    c.infer(c.model.changed_input(shape=[1 << 62, 4], data=[1])).rejected()
+    c.infer(c.model.changed_input(shape=[1 << 62, 4], data=[1])).expect_rejected()
     c.http.get("/v2/health/live").ok()
     c.outputs(c.model.request())
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseFailed, ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.lmi import PROMPT, last_word
 from dragoman.conformance.target import Target
 
@@ -31,13 +31,13 @@ class OpenAIContext:
     completion_model: str
     embedding_model: str
 
-    def chat(self, **changes: Any) -> Response:
+    def chat(self, **changes: Any) -> RecordedResponse:
         if not self.chat_model:
             raise NotOffered("no listed model answers POST v1/chat/completions")
         body = {"model": self.chat_model, "messages": _MESSAGES, "max_tokens": 6, **changes}
         return self.http.post("/v1/chat/completions", body)
 
-    def completion(self, **changes: Any) -> Response:
+    def completion(self, **changes: Any) -> RecordedResponse:
         if not self.completion_model:
             raise NotOffered("no listed model answers POST v1/completions")
         body = {"model": self.completion_model, "prompt": PROMPT, "max_tokens": 6, **changes}
@@ -92,7 +92,7 @@ def _check_usage(usage: Any, most: int) -> None:
     expect(new <= most, f"at most {most} completion_tokens", new)
 
 
-def _check_error(response: Response, *statuses: int) -> None:
+def _check_error(response: RecordedResponse, *statuses: int) -> None:
     expect(response.status in statuses, f"status {' or '.join(map(str, statuses))}", response.status)
     error = field_of(response.json(), "error", dict)
     expect(field_of(error, "message", str, "'error'").strip(), "a message", error)
@@ -179,7 +179,7 @@ def _chat_logprobs(c: OpenAIContext) -> None:
     expect(len(content[0]["top_logprobs"]) == 2, "2 top_logprobs of the first token", content[0])
 
 
-def _chunks(response: Response) -> list[Any]:
+def _chunks(response: RecordedResponse) -> list[Any]:
     """Return the chunks of a stream, which must end with [DONE]."""
     response.ok()
     expect(response.media_type == "text/event-stream", "text/event-stream", response.media_type)

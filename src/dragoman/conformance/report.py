@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.conformance.clauses import Outcome, Result
+from dragoman.conformance.clauses import ClauseResult, Outcome
 
 
-def verdict(results: Sequence[Result]) -> str:
+def verdict(results: Sequence[ClauseResult]) -> str:
     """Return one sentence about all results."""
     counts = Counter(result.outcome for result in results)
     violated = sum(result.violates for result in results)
@@ -23,7 +23,7 @@ def verdict(results: Sequence[Result]) -> str:
     return ", ".join(parts)
 
 
-def as_json(url: str, server: dict[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def as_json(url: str, server: dict[str, Any], results: Sequence[ClauseResult]) -> dict[str, Any]:
     """Return all results as a JSON object."""
     return {
         "url": url,
@@ -46,7 +46,7 @@ def as_json(url: str, server: dict[str, Any], results: Sequence[Result]) -> dict
     }
 
 
-def as_junit(url: str, results: Sequence[Result]) -> bytes:
+def as_junit(url: str, results: Sequence[ClauseResult]) -> bytes:
     """Return the results as a JUnit XML document: a suite for each protocol. Recommendations count as skipped."""
     root = ET.Element("testsuites", name=f"dragoman check {url}")
     for name in dict.fromkeys(result.protocol.name for result in results):
@@ -67,7 +67,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _add_case(suite: ET.Element, row: Result) -> None:
+def _add_case(suite: ET.Element, row: ClauseResult) -> None:
     case = ET.SubElement(
         suite, "testcase", classname=row.protocol.name, name=f"{row.clause.id}: {row.clause.requirement}"
     )
@@ -80,7 +80,7 @@ def _add_case(suite: ET.Element, row: Result) -> None:
     entry.text = "\n".join(f"sent: {_printable(e.sent)}\nreceived: {_printable(e.received)}" for e in row.exchanges)
 
 
-def as_markdown(columns: Sequence[tuple[str, Sequence[Result]]]) -> str:
+def as_markdown(columns: Sequence[tuple[str, Sequence[ClauseResult]]]) -> str:
     """Return a table of clauses with the outcomes of several servers."""
     outcomes = [{result.clause.id: result.outcome for result in results} for _, results in columns]
     lines = []

@@ -17,11 +17,11 @@ from dragoman.conformance import (
 from dragoman.conformance.clauses import (
     Clause,
     ClauseFailed,
+    ClauseResult,
     NotOffered,
     NotTried,
     Outcome,
     Protocol,
-    Result,
 )
 from dragoman.conformance.target import Target
 
@@ -42,7 +42,7 @@ _CHANGES = "changes the server; give --allow-changes"
 
 def run_clauses(
     target: Target, protocols: Sequence[Protocol], only: Sequence[str] = (), allow_changes: bool = False
-) -> Iterator[Result]:
+) -> Iterator[ClauseResult]:
     """Yield the result of each clause whose id matches a pattern of `only`, all of them by default."""
     for protocol in protocols:
         clauses = [c for c in protocol.clauses if not only or any(fnmatch.fnmatch(c.id, each) for each in only)]
@@ -56,17 +56,17 @@ def run_clauses(
         except (NotOffered, NotTried, ClauseFailed, ValueError, LookupError, TypeError) as error:
             outcome = Outcome.NOT_OFFERED if isinstance(error, NotOffered) else Outcome.NOT_TRIED
             exchanges = tuple(target.http.exchanges[-1:])
-            yield from (Result(protocol, clause, outcome, str(error), exchanges) for clause in clauses)
+            yield from (ClauseResult(protocol, clause, outcome, str(error), exchanges) for clause in clauses)
             continue
         for clause in clauses:
             if clause.changes_server and not allow_changes:
-                yield Result(protocol, clause, Outcome.NOT_TRIED, _CHANGES, ())
+                yield ClauseResult(protocol, clause, Outcome.NOT_TRIED, _CHANGES, ())
             else:
                 target.http.exchanges.clear()
                 yield _check(target, protocol, clause, context)
 
 
-def _check(target: Target, protocol: Protocol, clause: Clause, context: object) -> Result:
+def _check(target: Target, protocol: Protocol, clause: Clause, context: object) -> ClauseResult:
     outcome, reason = Outcome.PASS, ""
     try:
         clause.check(context)
@@ -78,4 +78,4 @@ def _check(target: Target, protocol: Protocol, clause: Clause, context: object) 
         outcome, reason = Outcome.NOT_TRIED, str(error)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a response of another shape
         outcome, reason = Outcome.FAIL, f"expected a response of the documented shape, got {error!r}"
-    return Result(protocol, clause, outcome, reason, tuple(target.http.exchanges))
+    return ClauseResult(protocol, clause, outcome, reason, tuple(target.http.exchanges))

@@ -28,7 +28,7 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleTensor:
     """An input tensor: concrete shape and flat elements."""
 
     name: str
@@ -53,11 +53,11 @@ class Sample:
         return struct.pack(f"<{len(self.values)}{_FORMATS[self.datatype]}", *self.values)
 
 
-def sample_of(spec: TensorShape, rows: int = 1) -> Sample:
+def sample_of(spec: TensorShape, rows: int = 1) -> SampleTensor:
     """Return a tensor that fits the metadata: variable axes have length 1, or `rows` for the first one."""
     shape = tuple(rows if n < 0 and i == 0 else 1 if n < 0 else n for i, n in enumerate(spec.shape))
     count = math.prod(shape)
-    return Sample(spec.name, spec.datatype, shape, (_element(spec.datatype),) * count)
+    return SampleTensor(spec.name, spec.datatype, shape, (_element(spec.datatype),) * count)
 
 
 def _element(datatype: str) -> Any:
@@ -68,10 +68,10 @@ def _element(datatype: str) -> Any:
     return 0.5 if datatype in ("FP16", "BF16", "FP32", "FP64") else 1
 
 
-def samples_of_request(request: Mapping[str, Any]) -> list[Sample]:
+def samples_of_request(request: Mapping[str, Any]) -> list[SampleTensor]:
     """Return the inputs of a V2 request in JSON. Raises ValueError, KeyError or TypeError if it is not one."""
     return [
-        Sample(one["name"], one["datatype"], tuple(map(int, one["shape"])), tuple(_flatten(one["data"])))
+        SampleTensor(one["name"], one["datatype"], tuple(map(int, one["shape"])), tuple(_flatten(one["data"])))
         for one in request["inputs"]
     ]
 
@@ -80,6 +80,6 @@ def _flatten(data: Any) -> list[Any]:
     return [v for each in data for v in _flatten(each)] if isinstance(data, list) else [data]
 
 
-def json_request(samples: Sequence[Sample], nested: bool = False) -> dict[str, Any]:
+def json_request(samples: Sequence[SampleTensor], nested: bool = False) -> dict[str, Any]:
     """Return a V2 request."""
     return {"inputs": [sample.as_json(nested) for sample in samples]}

@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman.conformance.clauses import ClauseFailed, NotTried
-from dragoman.conformance.http import HttpTarget, Response, checked_url
+from dragoman.conformance.http import HttpTarget, RecordedResponse, checked_url
 from dragoman.conformance.samples import (
     DATATYPES,
-    Sample,
+    SampleTensor,
     TensorShape,
     json_request,
     sample_of,
@@ -71,7 +71,7 @@ def server_target(url: str, grpc: str, key: str, ca: str, timeout_s: float) -> T
     return Target(http, grpc or f"{host}:{port}")
 
 
-def _json(response: Response) -> Any:
+def _json(response: RecordedResponse) -> Any:
     try:
         return response.json() if response.status == 200 else None
     except ClauseFailed:
@@ -84,7 +84,7 @@ class TensorModel:
 
     name: str
     metadata: Mapping[str, Any]
-    samples: Sequence[Sample]
+    samples: Sequence[SampleTensor]
     problem: str = ""
 
     @property
@@ -168,7 +168,7 @@ def with_request(found: TensorModel | str) -> TensorModel:
     return model
 
 
-def _samples(target: Target, metadata: Mapping[str, Any]) -> list[Sample]:
+def _samples(target: Target, metadata: Mapping[str, Any]) -> list[SampleTensor]:
     if target.request is not None:
         return samples_of_request(target.request)
     return [sample_of(spec) for spec in declared_tensors(metadata, "inputs")]

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dragoman.conformance.clauses import ClauseFailed, ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.lmi import PROMPT, last_word
 from dragoman.conformance.target import Target
 
@@ -21,7 +21,7 @@ class TgiContext:
     http: HttpTarget
     base: str
 
-    def post(self, path: str, stream: bool | None = None, inputs: Any = PROMPT, **parameters: Any) -> Response:
+    def post(self, path: str, stream: bool | None = None, inputs: Any = PROMPT, **parameters: Any) -> RecordedResponse:
         body: dict[str, Any] = {"inputs": inputs, "parameters": {"max_new_tokens": 6, **parameters}}
         return self.http.post(self.base + path, body if stream is None else body | {"stream": stream})
 
@@ -186,7 +186,7 @@ def _stream_text(c: TgiContext) -> None:
 @_add("tokenize", "POST /tokenize")
 def _tokenize(c: TgiContext) -> None:
     """POST /tokenize returns id, text, start and stop of each token."""
-    answer = c.http.post(f"{c.base}/tokenize", {"inputs": PROMPT}).offered("POST /tokenize").json()
+    answer = c.http.post(f"{c.base}/tokenize", {"inputs": PROMPT}).expect_offered("POST /tokenize").json()
     expect(isinstance(answer, list) and answer, "a list of tokens", answer)
     for token in answer:
         field_of(token, "id", int, "a token")
@@ -218,7 +218,7 @@ _error("error-empty-inputs", "Empty inputs are rejected with 422 and error_type 
 @_add("error-malformed", "POST /generate")
 def _error_malformed(c: TgiContext) -> None:
     """A body without 'inputs' gets an error status."""
-    c.http.post(f"{c.base}/generate", {"parameters": {}}).rejected(400, 499)
+    c.http.post(f"{c.base}/generate", {"parameters": {}}).expect_rejected(400, 499)
 
 
 PROTOCOL = Protocol("tgi", "Text Generation Inference", "TGI API, 3.0", _prepare, CLAUSES)

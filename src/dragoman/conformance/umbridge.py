@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.conformance.clauses import ClauseList, NotOffered, NotTried, Protocol, expect, field_of
-from dragoman.conformance.http import HttpTarget, Response
+from dragoman.conformance.http import HttpTarget, RecordedResponse
 from dragoman.conformance.target import Target
 
 _UNKNOWN = "dragoman-check-unknown"
@@ -28,7 +28,7 @@ class Function:
     config: Mapping[str, Any]
     point: list[list[float]] = field(default_factory=list)
 
-    def post(self, endpoint: str, **fields: Any) -> Response:
+    def post(self, endpoint: str, **fields: Any) -> RecordedResponse:
         return self.http.post(f"/{endpoint}", {"name": self.name, "config": self.config} | fields)
 
     def sizes(self, kind: str) -> list[int]:
@@ -48,7 +48,7 @@ class Function:
         if not self.point:
             raise NotTried("the model cannot be evaluated at the points tried; give one with --at")
 
-    def derivative(self, feature: str, **changes: Any) -> Response:
+    def derivative(self, feature: str, **changes: Any) -> RecordedResponse:
         """Send a derivative request of the first output and input, with vectors of ones."""
         ones = {"sens": [1.0] * self.sizes("output")[0], "vec": [1.0] * self.sizes("input")[0]}
         index = {"inWrt1": 0, "inWrt2": 0} if feature == "ApplyHessian" else {"inWrt": 0}
@@ -102,7 +102,7 @@ def _numbers(values: Any, what: str) -> list[float]:
     return found
 
 
-def _check_error(response: Response, kind: str, status: int = 400) -> None:
+def _check_error(response: RecordedResponse, kind: str, status: int = 400) -> None:
     expect(response.status == status, f"status {status}", f"{response.status} {response.body[:160]!r}")
     error = field_of(response.json(), "error", dict)
     expect(field_of(error, "type", str, "'error'") == kind, f"the error type {kind}", error["type"])

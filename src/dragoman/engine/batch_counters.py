@@ -45,7 +45,7 @@ class BatchCounters:
         self._histograms = [Histogram(bounds) for bounds in (SECONDS, _SIZES, _SIZES)]
 
     def take(self) -> Self:
-        """Return counters with what was counted so far, and begin anew."""
+        """Return the counts so far, and reset these counters."""
         taken = type(self)(_no_queue)
         for name in self.__slots__:
             if name != "queued":

@@ -33,9 +33,10 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 class ModelControl:
     """Changes the content of a registry. A change continues if its caller disconnects.
 
-    on_change: called whenever the readiness of anything may have changed. siblings: returns access to the other models
-    for the model of a name. gate: limits how many models load concurrently at the start. sources: the result of
-    a repository scan, if there was one. loads_new_models: whether models that appear on disk are loaded.
+    on_change: called whenever readiness may have changed. siblings: gives a model access to the other ones.
+    gate: limits how many models load concurrently at the start.
+    sources: the result of a repository scan, if there was one.
+    loads_new_models: whether models that appear on disk are loaded.
     loaded_models: makes room for models that calls load; None if they are loaded at the start.
     """
 
@@ -117,9 +118,8 @@ class ModelControl:
         """Load or reload a model, or one version of it; with a `url`, register the model at that path.
 
         With `version_weights` only these are changed, once the version is loaded, if there is one. They stay until the
-        whole model is loaded again. `sent`: `config` and `files` of the call `Load`.
-
-        Raises ModelNotFound, InvalidInput, OutOfMemory (the old version stays), AlreadyLoaded, NotReady.
+        whole model is loaded again. `sent`: `config` and `files` of the call `Load`. Raises ModelNotFound, NotReady,
+        InvalidInput, AlreadyLoaded, OutOfMemory (the old version stays).
         """
         if version_weights is not None and not version:
             await self._changes.wait(name)

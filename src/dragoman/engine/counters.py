@@ -51,7 +51,7 @@ class CallCounters:
             self.generation.count(usage, duration_s)
 
     def take(self) -> Self:
-        """Return counters with what was counted so far, and begin anew."""
+        """Return the counts so far, and reset these counters."""
         taken = type(self)()
         taken._by_type, self._by_type = self._by_type, taken._by_type
         taken.generation, self.generation = self.generation, taken.generation

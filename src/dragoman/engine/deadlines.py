@@ -17,7 +17,7 @@ WAITING = "it waits for workers"  # without the addresses and commands in `Pool.
 async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Pool | None) -> A:
     """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer.
 
-    pool: the workers that it waits for; see `expired`.
+    pool: the workers that it waits for; see `deadline_error`.
     """
     begun = begin(coroutine)
     if not isinstance(begun, Pending):
@@ -28,7 +28,7 @@ async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Poo
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 return await begun
         except TimeoutError as error:
-            raise expired(pool) from error
+            raise deadline_error(pool) from error
 
 
 async def chunks_before(deadline_s: float, chunks: AsyncGenerator[A, None], pool: Pool) -> AsyncGenerator[A, None]:
@@ -43,10 +43,10 @@ async def chunks_before(deadline_s: float, chunks: AsyncGenerator[A, None], pool
                     return
                 yield chunk
         except TimeoutError as error:
-            raise expired(pool) from error
+            raise deadline_error(pool) from error
 
 
-def expired(pool: Pool | None) -> DeadlineExceeded:
+def deadline_error(pool: Pool | None) -> DeadlineExceeded:
     """Return the error of a call whose deadline has passed; it says whether its model waits for workers."""
     waits = pool is not None and pool.waiting
     return DeadlineExceeded(f"Request timeout expired: {WAITING}" if waits else "Request timeout expired")

@@ -23,7 +23,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import WAITING, before, chunks_before, expired, remaining_s
+from dragoman.engine.deadlines import WAITING, before, chunks_before, deadline_error, remaining_s
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
@@ -38,7 +38,7 @@ A = TypeVar("A")
 log = logging.getLogger("dragoman.engine")
 NOT_LOADED = "not loaded: the next request loads it"
 
-# Calls whose class is named otherwise than what a model does.
+# What a model does, for error messages, where the class of the call has another name.
 _CALL_NAMES = {"Embed": "embeddings", "Generate": "text generation", "Infer": "inference", "Tokenize": "tokenization"}
 
 
@@ -293,7 +293,7 @@ class Deployment:
         state = WAITING if any(p.waiting for p in self.pools) else self.state.replace("READY", "UNAVAILABLE")
         return NotReady(error_texts.not_ready(self.spec.name, state))
 
-    def _overloaded(self) -> Overloaded:
+    def _overloaded_error(self) -> Overloaded:
         return Overloaded(f"Exceeds maximum queue size of {self.spec.max_queue} for model '{self.spec.name}'")
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Deployment:
         """Load the model; return the request with its deadline. Raises NotReady, Overloaded, DeadlineExceeded."""
         assert self._load_for_call is not None
         if self.in_flight >= self._most:
-            raise self._overloaded()
+            raise self._overloaded_error()
         if request.deadline_s is None and self.spec.timeout_s:
             request = structs.replace(request, deadline_s=now_s + self.spec.timeout_s)
         self.in_flight += 1
@@ -346,7 +346,7 @@ class Deployment:
             async with asyncio.timeout(remaining_s(request.deadline_s)):
                 await self._load_for_call(self)
         except TimeoutError as error:
-            raise expired(self._starting) from error
+            raise deadline_error(self._starting) from error
         finally:
             self._leave()
         return request
@@ -402,7 +402,7 @@ class Deployment:
         if loaded is None or (self.state != "READY" and not (nested and self.state == "UNLOADING")):
             raise self.not_ready() if self._load_for_call is None else _NotLoaded
         if self.in_flight >= self._most:
-            raise self._overloaded()
+            raise self._overloaded_error()
         if type(call) not in loaded.calls and type(call) is not SignatureFor:
             name = type(call).__name__
             runtime = plugins.runtime(spec.runtime) if plugins.has("runtimes", spec.runtime) else None

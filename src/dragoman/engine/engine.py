@@ -36,7 +36,6 @@ from dragoman.core.calls import (
     Request,
     Response,
     ScaleModel,
-    ServerDescription,
     SignatureFor,
     States,
     Tokenize,
@@ -44,7 +43,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import Forbidden, ModelNameMissing, ModelNotFound, NotReady, Unauthorized
 from dragoman.core.metrics import Family, sum_families
-from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
+from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import SiblingModels, check_name
@@ -54,7 +53,7 @@ from dragoman.engine.batch_counters import batch_families
 from dragoman.engine.control import LOADING_AT_ONCE, ModelControl
 from dragoman.engine.deployment import Deployment
 from dragoman.engine.folder_watch import FolderSync, FolderWatch
-from dragoman.engine.on_demand import LoadedModels, LoadLimits
+from dragoman.engine.on_demand import LoadedModels, LoadLimits, answer_about_loaded
 from dragoman.engine.record_store import RecordStore
 from dragoman.engine.registry import ModelRegistry
 from dragoman.engine.repository import Repository, Source
@@ -249,10 +248,10 @@ class Engine:
     def stream(self, request: Request[A]) -> AsyncGenerator[Response[A], None]:
         """Return the responses to a model call as they come. Closing the generator cancels the call."""
         try:
+            request = self.registry.resolve_handler(request) if type(request.call) is Handle else request
             deployment = self._find(request)
         except ModelNotFound as error:
-            request = self.registry.resolve_adapter(request, error)
-            deployment = self._find(request)
+            deployment = self._find(request := self.registry.resolve_adapter(request, error))
         return deployment.stream(request)
 
     async def infer(
@@ -330,10 +329,11 @@ class Engine:
             case ListModels():
                 return tuple(self.registry.names())
             case DescribeServer():
-                identity = self._identity
-                return ServerDescription(identity.name, identity.version, identity.extensions)
+                return self._identity.description
             case InFlight() | Measure() as call:
                 return self._measurements(call)
+            case KeepLoaded() | ListLoaded() as call:
+                return answer_about_loaded(call, request.model, self.registry, self._loaded_models)
             case SaveRecord() | ReadRecord() | DeleteRecord() as call:
                 return self._records.answer(call)
             case States(token):
@@ -379,7 +379,7 @@ class Engine:
         if call.otherwise is not None and not request.model:
             call_type = self._choose_call_type(call_type, call.otherwise)
         deployment = self.registry.find(self._model_of(request, call_type), request.version)
-        if not deployment.is_loaded and deployment.loads_on_demand:
+        if deployment.loads_on_demand and not (deployment.state == "READY" if call.load else deployment.is_loaded):
             await deployment.wait_until_loaded(request, time.monotonic())
         return self._description(deployment)
 
@@ -437,13 +437,14 @@ class Engine:
         return sum_families((families,))
 
     def _authorize(self, token: str) -> None:
-        expected = self._identity.control_token
-        if not expected and not self._identity.control_open:
+        if not self._identity.control_token and not self._identity.control_open:
             raise Forbidden("model control is off; an operator enables it with --control-token")
-        if expected and not hmac.compare_digest(token.encode(), expected.encode()):
+        if self._identity.control_token and not self._is_control_token(token):
             raise Unauthorized("This API is restricted, expecting header 'Authorization: Bearer <control token>'")
 
     def _shows_reasons(self, token: str | None) -> bool:
+        return token is None or self._identity.has_open_reasons or self._is_control_token(token)
+
+    def _is_control_token(self, token: str) -> bool:
         expected = self._identity.control_token.encode()
-        is_equal = expected and token is not None and hmac.compare_digest(token.encode(), expected)
-        return token is None or self._identity.has_open_reasons or bool(is_equal)
+        return bool(expected) and hmac.compare_digest(token.encode(), expected)

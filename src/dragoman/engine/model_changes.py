@@ -41,7 +41,7 @@ class ModelChanges:
         task = asyncio.get_running_loop().create_task(work)
         change = self._changes[name] = ModelChange(task, frozenset(versions), is_retry)
 
-        def done(_: "asyncio.Task[None]") -> None:
+        def on_done(_: "asyncio.Task[None]") -> None:
             if self._changes.get(name) is change:
                 del self._changes[name]
             if not task.cancelled():
@@ -49,7 +49,7 @@ class ModelChanges:
                 if error is not None:
                     log.error("%s", error)
 
-        task.add_done_callback(done)
+        task.add_done_callback(on_done)
         return change
 
     async def run(self, name: str, work: Coroutine[object, object, None], versions: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 
 from dragoman.core.errors import InvalidInput, NotReady
 from dragoman.core.metrics import Family, Histogram, Sample
+from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.spec import ModelSpec
 from dragoman.engine.deployment import Deployment
+from dragoman.engine.registry import ModelRegistry
 from dragoman.settings import Settings
 
 log = logging.getLogger("dragoman.engine")
@@ -78,6 +81,8 @@ class LoadedModels:
         self._loaded: dict[Deployment, float] = {}
         self._unloading: dict[Deployment, asyncio.Task[None]] = {}
         self._failures: dict[Deployment, _Failures] = {}
+        self._idle_s: dict[Deployment, float] = {}  # of models for which a client has set it
+        self._timers: dict[Deployment, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
         self._loads: Counter[str] = Counter()
         self._unloads: Counter[str] = Counter()
@@ -177,6 +182,7 @@ class LoadedModels:
                 await deployment.unload()
             finally:
                 self._loaded.pop(deployment, None)
+                self._reset(deployment)
                 del self._unloading[deployment]
             log.info("model unloaded: %s reason=%s loaded=%d", _label(deployment), reason, len(self._loaded))
 
@@ -188,18 +194,47 @@ class LoadedModels:
         if deployment in self._unloading:
             await asyncio.wait({self._unloading[deployment]})
         self._failures.pop(deployment, None)
+        self._reset(deployment)
         if self._loaded.pop(deployment, None) is not None:
             self._unloads["removed"] += 1
 
     async def unload_idle(self) -> None:
         """Unload models that have had no request for `idle_s` seconds, until cancelled."""
-        idle_s = self._limits.idle_s
         while True:
-            now_s = time.monotonic()
-            for deployment in [d for d in self._loaded if not is_pinned(d.spec) and d.state == "READY"]:
-                if not deployment.in_flight and now_s - self._last_used_s(deployment) >= idle_s:
+            for deployment in [d for d in self._loaded if d not in self._idle_s and d.state == "READY"]:
+                if not deployment.in_flight and self.unload_in_s(deployment) <= 0:
                     self._start_unloading(deployment, "idle")
-            await asyncio.sleep(min(idle_s / 4, 1.0))
+            await asyncio.sleep(min(self._limits.idle_s / 4, 1.0))
+
+    def keep(self, deployment: Deployment, idle_s: float) -> None:
+        """Unload a loaded model after so many seconds without requests, until it is unloaded for any reason."""
+        if deployment.state != "READY" or deployment not in self._loaded or is_pinned(deployment.spec):
+            return
+        self._reset(deployment)
+        self._idle_s[deployment] = idle_s
+        if idle_s < math.inf:
+            self._timers[deployment] = asyncio.get_running_loop().create_task(self._unload_later(deployment))
+
+    async def _unload_later(self, deployment: Deployment) -> None:
+        while deployment.in_flight or self.unload_in_s(deployment) > 0:
+            await deployment.wait_until_idle()
+            await asyncio.sleep(max(0.0, self.unload_in_s(deployment)))
+        if deployment.state == "READY":
+            del self._timers[deployment]
+            self._start_unloading(deployment, "idle")
+
+    def _reset(self, deployment: Deployment) -> None:
+        """Forget what a client has set for a deployment."""
+        self._idle_s.pop(deployment, None)
+        if (timer := self._timers.pop(deployment, None)) is not None:
+            timer.cancel()
+
+    def unload_in_s(self, deployment: Deployment) -> float:
+        """Return the seconds until a loaded model is unloaded if there is no further request."""
+        idle_s = self._idle_s.get(deployment, self._limits.idle_s or math.inf)
+        if is_pinned(deployment.spec) or deployment not in self._loaded:
+            return math.inf
+        return idle_s - (0.0 if deployment.in_flight else time.monotonic() - self._last_used_s(deployment))
 
     # --- metrics -----------------------------------------------------------------------------------------------
 
@@ -215,6 +250,24 @@ class LoadedModels:
         yield Family(name, "counter", "Unloaded models by reason.", unloads)
         name = "dragoman_model_load_duration_seconds"
         yield Family(name, "histogram", "Seconds to load a model.", tuple(self._durations.samples(name, {})))
+
+
+def answer_about_loaded(
+    call: KeepLoaded | ListLoaded, name: str, registry: ModelRegistry, loaded: LoadedModels | None
+) -> tuple[LoadedModel, ...] | None:
+    """Return the answer to a call; `loaded` is None if models are not loaded on demand."""
+    if isinstance(call, KeepLoaded):
+        if loaded is not None:
+            for deployment in registry.select(name):
+                loaded.keep(deployment, call.idle_s)
+        return None
+    found = []
+    for name in registry.names():
+        ready = [d for d in registry.select(name) if d.state == "READY"]
+        if ready:
+            unload_in_s = max(math.inf if loaded is None else loaded.unload_in_s(d) for d in ready)
+            found.append(LoadedModel(name, sum(map(_size, ready)), max(0.0, unload_in_s)))
+    return tuple(found)
 
 
 def _size(deployment: Deployment) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 
-# Counted for each record in addition to its value.
+_Key = tuple[str, str]  # owner and id
+# Bytes counted for each value in addition to its own.
 _RECORD_BYTES = 512
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 3600.0  # since the last use
@@ -17,7 +18,8 @@ class RecordStore:
 
     def __init__(self, max_records: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_records, self._clock = max_records, clock
-        self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # oldest use first
+        self._records: OrderedDict[_Key, tuple[float, SaveRecord]] = OrderedDict()  # least recently used first
+        self._parts: dict[_Key, _Key] = {}  # the record that has a part
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -27,28 +29,42 @@ class RecordStore:
         """Return the answer to a call."""
         key = (call.owner, call.id)
         self._drop_old()
-        if isinstance(call, DeleteRecord):
-            return self._remove(key) is not None
-        value = call.value if isinstance(call, SaveRecord) else self._remove(key)
-        if value is not None:
-            self._add(key, value)
-        return None if isinstance(call, SaveRecord) else value
+        match call:
+            case SaveRecord():
+                self._add(key, call)
+                return None
+            case DeleteRecord():
+                return self._remove(key) is not None
+        whole = self._parts.get(key) if call.is_part else key
+        record = None if whole is None else self._remove(whole)
+        if whole is None or record is None:
+            return None
+        self._add(whole, record)  # as the last one used
+        return record.parts[call.id] if call.is_part else record.value
 
-    def _add(self, key: tuple[str, str], value: bytes) -> None:
+    def _add(self, key: _Key, record: SaveRecord) -> None:
         self._remove(key)
-        self._records[key] = self._clock(), value
-        self.bytes += len(value) + _RECORD_BYTES
+        self._records[key] = self._clock(), record
+        self._parts |= {(record.owner, part): key for part in record.parts}
+        self.bytes += _size(record)
         while len(self._records) > self._max_records or self.bytes > MAX_BYTES:
             self._remove(next(iter(self._records)))
 
-    def _remove(self, key: tuple[str, str]) -> bytes | None:
-        record = self._records.pop(key, None)
+    def _remove(self, key: _Key) -> SaveRecord | None:
+        _, record = self._records.pop(key, (0.0, None))
         if record is None:
             return None
-        self.bytes -= len(record[1]) + _RECORD_BYTES
-        return record[1]
+        for part in record.parts:
+            if self._parts.get((record.owner, part)) == key:  # else a newer record has it
+                del self._parts[record.owner, part]
+        self.bytes -= _size(record)
+        return record
 
     def _drop_old(self) -> None:
         oldest_s = self._clock() - MAX_AGE_S
         while self._records and next(iter(self._records.values()))[0] < oldest_s:
             self._remove(next(iter(self._records)))
+
+
+def _size(record: SaveRecord) -> int:
+    return sum(len(value) + _RECORD_BYTES for value in (record.value, *record.parts.values()))

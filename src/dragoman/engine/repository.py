@@ -85,8 +85,11 @@ class Repository:
 class DiskRepository(Repository):
     """Models below paths on disk, in addition to fixed ones. Each scan reads the disk again.
 
-    defaults: fields of a ModelSpec for every model. version_policy: latest, all, or a list such as `1,3`.
-    live: fixed models. folders: models below these may be registered by URL. run_code, may_be_empty: see `Search`.
+    defaults: fields of a ModelSpec for every model.
+    version_policy: latest, all, or a list such as `1,3`.
+    live: models that are Python objects.
+    folders: models below these may be registered by URL.
+    run_code, may_be_empty: see `Search`.
     model_name: the name of the only model, by default that of its file or folder.
     """
 
@@ -262,7 +265,7 @@ def _model_path(url: str, folders: Sequence[str]) -> Path:
         if not any(Path(folder).resolve() in path.parents for folder in folders):
             allowed = f"below {' or '.join(folders)}" if folders else "in a folder of --model-folders, which is empty"
             raise Forbidden(f"`url`: '{url[:256]}' may not be loaded: expected a path {allowed}")
-        path.stat()  # raises for a loop of links, which `resolve` does from Python 3.13 on no longer
+        path.stat()  # raises for a loop of links; since Python 3.13 `resolve` does not
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InvalidInput(f"`url`: there is nothing at '{url[:256]}'") from error
     except (OSError, ValueError, RuntimeError) as error:  # impossible file names, loops of links

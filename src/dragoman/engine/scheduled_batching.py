@@ -21,7 +21,8 @@ from dragoman.workers.pool import Pool
 
 # Parameters that order the queue. The model does not see them: they must not keep calls from being merged.
 _PARAMETERS = ("priority", "timeout")
-# A delayed call comes behind all others of its level, and those behind the levels before; clocks are below this.
+# Offset between the levels of the order, larger than any clock: all calls of a level come before the next level, and
+# within a level those that have waited too long come last.
 _LEVEL_S = 1e9
 
 
@@ -105,7 +106,7 @@ class ScheduledBatcher(Batcher):
         self._insert(key, member)
 
     def _wait_s(self, queue: deque[Any], delay_s: float, now_s: float) -> float:
-        """Return how long a batch still waits; below 0 if it is ready, the less the earlier it is in the order."""
+        """Return how long a batch still waits. Ready batches get negative values, which sort by their order."""
         wait_s = super()._wait_s(queue, delay_s, now_s)
         if wait_s > 0:
             return wait_s

@@ -21,7 +21,7 @@ from dragoman.core.sequences import SequenceOptions
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.worker_status import WorkerStatus
 from dragoman.engine.batch_counters import BatchCounters
-from dragoman.engine.batching import group_key, merge, split
+from dragoman.engine.batching import group_key, merge, split_rows
 from dragoman.engine.sequences import (
     LiveSequence,
     SequenceId,
@@ -360,7 +360,7 @@ class SequencePool:
             call, deadline_s = structs.replace(merge([turn.call for turn in turns]), sequences=steps), None
         request = structs.replace(first.request, call=call, deadline_s=deadline_s)
         answer: Inference = await complete(worker.pool.call(request))
-        answers = [answer] if len(turns) == 1 else split(answer, [1] * len(turns))
+        answers = [answer] if len(turns) == 1 else split_rows(answer, [1] * len(turns))
         waits_s = [start_s - turn.arrived_s for turn in turns]
         self.counters.count_execution(len(turns), waits_s, time.monotonic() - start_s)
         for turn, each, wait_s in zip(turns, answers, waits_s, strict=True):

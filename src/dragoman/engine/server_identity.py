@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dragoman._version import __version__
+from dragoman.core.calls import ServerDescription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +27,7 @@ class ServerIdentity:
     load_at_start: bool = True
     loads_new_models: bool = True
     has_texts_of_mlserver: bool = False
+
+    @property
+    def description(self) -> ServerDescription:
+        return ServerDescription(self.name, self.version, self.extensions)

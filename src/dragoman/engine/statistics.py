@@ -84,9 +84,9 @@ def index_entry(deployment: Deployment) -> IndexEntry:
 
 def without_reasons(entry: IndexEntry) -> IndexEntry:
     """Return the entry without texts of exceptions, paths and addresses, but with the places that have them."""
-    workers = tuple(replace(worker, reason=_hidden(worker.reason)) for worker in entry.workers)
-    return replace(entry, reason=_hidden(entry.reason), workers=workers)
+    workers = tuple(replace(worker, reason=_hide(worker.reason)) for worker in entry.workers)
+    return replace(entry, reason=_hide(entry.reason), workers=workers)
 
 
-def _hidden(reason: str) -> str:
+def _hide(reason: str) -> str:
     return reason if reason in _PUBLIC_REASONS else _HIDDEN

@@ -212,7 +212,8 @@ class _Budget:
         self._elements += 1
         if self._elements > self._max_elements:
             raise InvalidInput(
-                f"the message has too many unpacked elements: expected at most {self._max_elements}, got more"
+                f"the message has too many elements in typed contents: expected at most {self._max_elements}"
+                " (setting 'max_bytes_elements'), got more; send raw contents"
             )
 
 

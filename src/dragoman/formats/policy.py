@@ -19,8 +19,8 @@ _MESSAGE_DEPTH = 5  # of an Open Inference request with data in rows
 class Policy(ProtocolOptions):
     """Settings of protocols.
 
-    forward_headers: patterns, in lower case, of the headers that models receive. regions: the shared memory of clients,
-    None if the operator has not enabled it.
+    forward_headers: patterns, in lower case, of the headers that models receive.
+    regions: the shared memory of clients, None if the operator has not enabled it.
     traces: which requests are traced; None if several processes answer requests, each with its own log and traces.
     irregular_texts: BYTES in JSON may hold null, and a single text may have its length as shape, as in MLServer.
     """

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import httptools
 import orjson
 
-from dragoman.load_test.jobs import Job
+from dragoman.load_test.jobs import RequestJob
 
 
 @dataclass(slots=True)
-class Exchange:
+class TimedExchange:
     """Times of one exchange on the performance counter; `error` is empty if it succeeded.
 
     chunks: of a streamed response, with their times.
@@ -30,10 +30,10 @@ class Exchange:
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
 
 
-class Connection(Protocol):
+class LoadConnection(Protocol):
     """A connection that sends the request of a job."""
 
-    async def exchange(self) -> Exchange: ...
+    async def exchange(self) -> TimedExchange: ...
 
     async def close(self) -> None: ...
 
@@ -41,15 +41,15 @@ class Connection(Protocol):
 class HttpConnection(asyncio.Protocol):
     """One HTTP/1.1 connection, opened when first needed and again after it was closed."""
 
-    def __init__(self, job: Job, timeout_s: float) -> None:
+    def __init__(self, job: RequestJob, timeout_s: float) -> None:
         self._job, self._timeout_s = job, timeout_s
         self._transport: Any = None
         self._keeps_chunks = job.has_text is not None
         self._done: asyncio.Future[None] | None = None
-        self._current = Exchange(0.0)
+        self._current = TimedExchange(0.0)
 
-    async def exchange(self) -> Exchange:
-        self._current = current = Exchange(time.perf_counter())
+    async def exchange(self) -> TimedExchange:
+        self._current = current = TimedExchange(time.perf_counter())
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send()
@@ -116,7 +116,7 @@ class HttpConnection(asyncio.Protocol):
 class GrpcConnection:
     """One gRPC channel with a connection of its own."""
 
-    def __init__(self, job: Job, timeout_s: float) -> None:
+    def __init__(self, job: RequestJob, timeout_s: float) -> None:
         import grpc
 
         options = [
@@ -134,8 +134,8 @@ class GrpcConnection:
         self._error = grpc.aio.AioRpcError
         self._job, self._timeout_s = job, timeout_s
 
-    async def exchange(self) -> Exchange:
-        current = Exchange(time.perf_counter())
+    async def exchange(self) -> TimedExchange:
+        current = TimedExchange(time.perf_counter())
         try:
             response = await self._call(self._job.request, timeout=self._timeout_s, metadata=self._job.metadata)
             current.received_bytes = len(response)
@@ -148,17 +148,17 @@ class GrpcConnection:
         await self._channel.close()
 
 
-def open_connection(job: Job, timeout_s: float) -> Connection:
+def open_connection(job: RequestJob, timeout_s: float) -> LoadConnection:
     return GrpcConnection(job, timeout_s) if job.grpc else HttpConnection(job, timeout_s)
 
 
-def text_times(job: Job, exchange: Exchange) -> list[float]:
+def text_times(job: RequestJob, exchange: TimedExchange) -> list[float]:
     """Return the time of each event with text of a streamed response; sets its number of tokens, and its error."""
     times, rest = [], b""
     for time_s, chunk in exchange.chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            event = _parsed(line)
+            event = _parse_line(line)
             if isinstance(event, dict) and event.get("error"):
                 exchange.error = exchange.error or "error within the stream"
             elif isinstance(event, dict) and job.has_text is not None:
@@ -179,7 +179,7 @@ def _completion_tokens(event: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _parsed(line: bytes) -> Any:
+def _parse_line(line: bytes) -> Any:
     """Return the JSON of a line of a stream; None for other lines."""
     line = line.removeprefix(b"data:").strip()
     if not line.startswith(b"{"):

@@ -12,7 +12,7 @@ import orjson
 
 from dragoman.conformance import umbridge
 from dragoman.conformance.clauses import ClauseFailed, NotOffered, NotTried
-from dragoman.conformance.samples import Sample, sample_of, samples_of_request
+from dragoman.conformance.samples import SampleTensor, sample_of, samples_of_request
 from dragoman.conformance.target import Target, declared_tensors
 from dragoman.core.errors import InvalidInput
 
@@ -35,7 +35,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RequestJob:
     """One request, to be sent many times.
 
     request: the bytes of an HTTP/1.1 request, or of a ModelInferRequest if `grpc` is set.
@@ -55,7 +55,7 @@ class Job:
     events_are_tokens: bool = False
 
 
-def make_job(target: Target, protocol: str, options: Options) -> Job:
+def make_job(target: Target, protocol: str, options: Options) -> RequestJob:
     """Return the job of a protocol. Raises InvalidInput if no valid request can be made."""
     try:
         return _MAKERS[protocol](target, protocol, options)
@@ -63,14 +63,14 @@ def make_job(target: Target, protocol: str, options: Options) -> Job:
         raise InvalidInput(f"no {protocol} request for '{options.model}' can be made: {error}") from error
 
 
-def _rest(target: Target, protocol: str, options: Options) -> Job:
+def _rest(target: Target, protocol: str, options: Options) -> RequestJob:
     body = (
         _file(options) if options.file else orjson.dumps({"inputs": [s.as_json() for s in _samples(target, options)]})
     )
     return _http(target, protocol, f"/v2/models/{quote(options.model, safe='')}/infer", body)
 
 
-def _binary(target: Target, protocol: str, options: Options) -> Job:
+def _binary(target: Target, protocol: str, options: Options) -> RequestJob:
     samples = _samples(target, options)
     parts = [sample.as_bytes() for sample in samples]
     inputs = []
@@ -84,7 +84,7 @@ def _binary(target: Target, protocol: str, options: Options) -> Job:
     return _http(target, protocol, path, text + b"".join(parts), headers)
 
 
-def _grpc(target: Target, protocol: str, options: Options) -> Job:
+def _grpc(target: Target, protocol: str, options: Options) -> RequestJob:
     try:
         from dragoman.conformance.grpc_client import infer_request
     except ModuleNotFoundError as error:
@@ -92,10 +92,10 @@ def _grpc(target: Target, protocol: str, options: Options) -> Job:
     message = infer_request(options.model, _samples(target, options)).SerializeToString()
     host, _, port = target.grpc.rpartition(":")
     metadata = tuple((name.lower(), value) for name, value in target.http.headers.items())
-    return Job(protocol, host, int(port), message, target.http.tls, target.grpc, metadata, target.http.ca)
+    return RequestJob(protocol, host, int(port), message, target.http.tls, target.grpc, metadata, target.http.ca)
 
 
-def _umbridge(target: Target, protocol: str, options: Options) -> Job:
+def _umbridge(target: Target, protocol: str, options: Options) -> RequestJob:
     if options.file:
         return _http(target, protocol, "/Evaluate", _file(options))
     function = umbridge.PROTOCOL.prepare(replace(target, models=(options.model,)))
@@ -108,7 +108,7 @@ def _umbridge(target: Target, protocol: str, options: Options) -> Job:
 def _text(paths: Sequence[str], bodies: Callable[[Options], Sequence[Mapping[str, Any]]], has_text: HasText) -> Any:
     """Return a maker of streamed text generation requests: the first path and body that the server accepts."""
 
-    def make(target: Target, protocol: str, options: Options) -> Job:
+    def make(target: Target, protocol: str, options: Options) -> RequestJob:
         contents = [_file(options)] if options.file else [orjson.dumps(body) for body in bodies(options)]
         reasons = []
         for path in (each.format(quote(options.model, safe="")) for each in paths):
@@ -151,7 +151,7 @@ def _has_token(event: Any) -> bool:
     return isinstance(event.get("token"), dict)
 
 
-_MAKERS: Mapping[str, Callable[[Target, str, Options], Job]] = {
+_MAKERS: Mapping[str, Callable[[Target, str, Options], RequestJob]] = {
     "rest": _rest,
     "rest-binary": _binary,
     "grpc": _grpc,
@@ -163,7 +163,7 @@ _MAKERS: Mapping[str, Callable[[Target, str, Options], Job]] = {
 }
 
 
-def _samples(target: Target, options: Options) -> list[Sample]:
+def _samples(target: Target, options: Options) -> list[SampleTensor]:
     """Return the inputs of a tensor request: those of the file, or derived from the metadata."""
     if options.file:
         try:
@@ -188,11 +188,13 @@ def _file(options: Options) -> bytes:
         raise InvalidInput(f"--input: '{options.file}' cannot be read: {error.strerror}") from error
 
 
-def _http(target: Target, protocol: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Job:
+def _http(
+    target: Target, protocol: str, path: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> RequestJob:
     """Return a job whose request is serialized once."""
     address = urlsplit(target.http.url)
     host, port = address.hostname or "", address.port or (443 if target.http.tls else 80)
     fields = {"Host": address.netloc, "Content-Type": "application/json", **target.http.headers, **(headers or {})}
     lines = [f"POST {address.path}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode("latin-1") + body
-    return Job(protocol, host, port, request, target.http.tls)
+    return RequestJob(protocol, host, port, request, target.http.tls)

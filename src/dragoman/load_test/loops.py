@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate, count, takewhile
 from typing import Literal
 
-from dragoman.load_test.connections import Connection, open_connection, text_times
-from dragoman.load_test.jobs import Job
+from dragoman.load_test.connections import LoadConnection, open_connection, text_times
+from dragoman.load_test.jobs import RequestJob
 from dragoman.load_test.measurements import Measurement, Recorder
 
 Arrival = Literal["poisson", "constant"]
@@ -20,7 +20,7 @@ _TIMER_S = 0.0015
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLevel:
     """A closed loop of `concurrency` clients, or an open loop of `rate` requests per second.
 
     connections: in an open loop, the most that are open; requests beyond wait, and their wait is part of the latency.
@@ -40,7 +40,7 @@ class Load:
         return f"{self.rate:g} requests/s, {self.arrival}" if self.rate else f"concurrency {self.concurrency}"
 
 
-def arrival_times(load: Load) -> Iterator[float]:
+def arrival_times(load: LoadLevel) -> Iterator[float]:
     """Yield the times, in seconds from the start, at which requests of an open loop are due."""
     end_s = load.warmup_s + load.seconds
     if load.arrival == "constant":
@@ -50,7 +50,7 @@ def arrival_times(load: Load) -> Iterator[float]:
     yield from takewhile(lambda time_s: time_s < end_s, accumulate(gaps.expovariate(load.rate) for _ in count()))
 
 
-async def run_load(job: Job, load: Load, show: Callable[[Recorder], None] | None = None) -> Measurement:
+async def run_load(job: RequestJob, load: LoadLevel, show: Callable[[Recorder], None] | None = None) -> Measurement:
     """Send requests for the warm-up and the measured time, wait for all responses, and return the measurement."""
     recorder = Recorder(time.perf_counter() + load.warmup_s, load.seconds, load.warmup_s)
     call_later = asyncio.get_running_loop().call_later
@@ -72,7 +72,7 @@ async def _show(recorder: Recorder, show: Callable[[Recorder], None]) -> None:
         show(recorder)
 
 
-async def _closed_loop(job: Job, load: Load, recorder: Recorder) -> None:
+async def _closed_loop(job: RequestJob, load: LoadLevel, recorder: Recorder) -> None:
     async def run_client() -> None:
         connection = open_connection(job, load.timeout_s)
         try:
@@ -84,7 +84,7 @@ async def _closed_loop(job: Job, load: Load, recorder: Recorder) -> None:
     await asyncio.gather(*(run_client() for _ in range(load.concurrency)))
 
 
-async def _open_loop(job: Job, load: Load, recorder: Recorder) -> None:
+async def _open_loop(job: RequestJob, load: LoadLevel, recorder: Recorder) -> None:
     due: asyncio.Queue[float | None] = asyncio.Queue()
     clients: list[asyncio.Task[None]] = []
     idle = 0
@@ -118,7 +118,7 @@ async def _wait_until(time_s: float) -> None:
         await asyncio.sleep(left_s - _TIMER_S if left_s > _TIMER_S else 0)
 
 
-async def _exchange(job: Job, connection: Connection, recorder: Recorder, due_s: float | None) -> None:
+async def _exchange(job: RequestJob, connection: LoadConnection, recorder: Recorder, due_s: float | None) -> None:
     """Send one request and record it. Its latency counts from when it was due."""
     found = await connection.exchange()
     times = text_times(job, found) if job.has_text is not None else []

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from dragoman.load_test.connections import Exchange
+from dragoman.load_test.connections import TimedExchange
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 # Parts of a run, whose differences are its spread.
@@ -85,7 +85,7 @@ class Recorder:
         """Record the CPU time of this process; called at the start and the end of the measured time."""
         self._cpu.append((time.perf_counter(), time.process_time()))
 
-    def add(self, exchange: Exchange, due_s: float, times: Sequence[float]) -> None:
+    def add(self, exchange: TimedExchange, due_s: float, times: Sequence[float]) -> None:
         """Record an exchange and the times of its events with text. Its latencies count if it was due in time."""
         if not exchange.error:
             self._ends.append(exchange.end_s)

@@ -56,11 +56,11 @@ def _point(element: ET.Element, x: str, y: str) -> Point:
 def _draw_line(draw: Any, element: ET.Element, points: list[Point]) -> None:
     width = round(_SCALE * float(element.get("stroke-width", 1)))
     dashes = [_SCALE * float(each) for each in element.get("stroke-dasharray", "").split()]
-    for start, end in _dashed(points, *dashes) if len(dashes) == 2 else pairwise(points):
+    for start, end in _dashes(points, *dashes) if len(dashes) == 2 else pairwise(points):
         draw.line((start, end), fill=element.get("stroke"), width=width)
 
 
-def _dashed(points: list[Point], dash: float, gap: float) -> Iterator[tuple[Point, Point]]:
+def _dashes(points: list[Point], dash: float, gap: float) -> Iterator[tuple[Point, Point]]:
     """Yield the dashes along a line."""
     offset = 0.0  # within the current dash and gap
     for (x, y), (to_x, to_y) in pairwise(points):

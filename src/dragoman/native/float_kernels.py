@@ -107,7 +107,7 @@ _BLOCK = 64  # numbers whose digits are found together
 
 @njit(inline="always")
 def _vector_multiply_high(a: Any, b: Any) -> Any:
-    """As `_multiply_high`, of halves of 32 bits: there are no vectors of 128-bit integers."""
+    """As `_multiply_high`, by halves of 32 bits, since vectors of 128-bit integers do not exist."""
     a0, a1 = a & _LOW_HALF, a >> uint64(32)
     b0, b1 = b & _LOW_HALF, b >> uint64(32)
     c01, c10 = a0 * b1, a1 * b0

@@ -54,7 +54,7 @@ class Autoscaler:
         return len(self._supervisor.running) < self.most
 
     def grow(self) -> None:
-        """Start workers if the calls that wait are worth it; call this whenever one waits."""
+        """Start workers if the waiting calls justify it. Called when a call begins to wait."""
         self._is_needed.set()
         self._last_wait_s = time.monotonic()
         self._first_wait_s = self._first_wait_s or self._last_wait_s
@@ -69,7 +69,7 @@ class Autoscaler:
         self._is_needed.set()
 
     def _worth(self) -> int:
-        """Return the number of workers that the present calls are worth: at least one."""
+        """Return the number of workers that the present calls justify, at least one."""
         waiting, held = self._count_calls()
         calls = waiting + held
         if self.concurrent:

@@ -36,7 +36,8 @@ class ChannelSocket(Protocol):
 class Channel:
     """A socket that carries frames, on the running event loop.
 
-    on_frame: called with each frame. on_close: called once when the other end has closed; a truncated frame is dropped.
+    on_frame: called with each frame.
+    on_close: called once when the other end has closed; a truncated frame is dropped.
     on_idle: called when all frames that one turn of the loop brought have been received.
     memory: the memory files that both ends share, the one to write and the one to read.
     serializer: serializes the values that `encode` gets.
@@ -97,7 +98,7 @@ class Channel:
     def _parse(self, count: int) -> list[Frame]:
         """Return the frames that `count` further bytes complete, without those about shared memory.
 
-        Bytes that are no frames close the channel: where the next frame begins is not known.
+        Bytes that are not frames close the channel, because the start of the next frame is unknown.
         """
         try:
             frames = self._parser.feed(count)

@@ -33,7 +33,8 @@ class ChildProcess:
     """A child process that runs `main` of a module. Raises OSError if it cannot be started.
 
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
-    closed: set by the owner when the child has closed its end. exited: set when the child has exited and was reaped.
+    closed: set by the owner when the child has closed its end.
+    exited: set when the child has exited and was reaped.
     device: the GPU that it sees, "" for those of this process.
     folder: its working directory, deleted when it has exited; by default that of this process.
     """

@@ -23,11 +23,13 @@ _SQUEUE_S = 20.0
 class DrainOnSignal(threading.Thread):
     """Tells the server once that this worker leaves; the server closes the connection after the last response.
 
-    A thread, because the main thread may compute a call for long: the system writes the numbers of signals to a pipe at
-    once, while Python runs their handlers between two steps of the main thread. Created and started there.
+    It is a thread, because the main thread may compute a call for long. Python runs signal handlers only between two
+    steps
+    of the main thread, but the system writes the numbers of signals to a pipe at once. Create and start it in the main
+    thread.
 
-    time_limit_s: when this process is ended by something else, in seconds from now; None if that is not known, then
-    SLURM is asked, inside a job. drain_s: how long before that it leaves; at most half of the time.
+    time_limit_s: seconds until this process is ended from outside; None if unknown, then a SLURM job asks SLURM.
+    drain_s: how long before that the worker leaves, at most half of the time.
     """
 
     def __init__(self, link: Link, time_limit_s: float | None, drain_s: float) -> None:

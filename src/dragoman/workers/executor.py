@@ -145,7 +145,7 @@ class Executor:
         try:
             return tuple(self.model.measurements())
         except Exception as error:
-            if repr(error) != self._measurements_error:  # it may be called every second
+            if repr(error) != self._measurements_error:  # logged once: it may be called every second
                 log.exception("model '%s': measurements() raised", self.name)
                 self._measurements_error = repr(error)
             return ()

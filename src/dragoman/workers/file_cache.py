@@ -33,12 +33,13 @@ def default_folder() -> Path:
 
 
 class FileCache:
-    """Keeps each model in a folder that is named by the hash of its files and appears once it has all of them.
+    """Keeps each model in a folder named by the hash of its files, which appears once all of its files are there.
 
-    Workers that need the same model wait for the one that downloads it. Files are verified each time that they are
-    used, each that is damaged is replaced, and they are taken from other models of the folder if those have them.
-    Before a download, models that no worker uses are removed, the least recently used first, until all together, with
-    those that are downloaded, have at most `max_bytes`.
+    - Workers that need the same model wait for the one that downloads it.
+    - Files are verified each time they are used. Damaged ones are replaced, and files of other models are reused.
+    - Before a download, unused models are removed, least recently used first, until all models, including those that
+      are
+    downloaded, take at most `max_bytes`.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

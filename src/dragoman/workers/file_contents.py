@@ -116,7 +116,7 @@ def file_part(place: str) -> str:
 
 
 def _content(path: Path, *, is_whole: bool) -> FileContent | None:
-    """Return size and hash of a file, None if it does not exist or is no regular file. Raises OSError."""
+    """Return size and hash of a file, None if it does not exist or is not a regular file. Raises OSError."""
     try:
         found = path.stat()
     except FileNotFoundError:  # a link to nothing, or a file of weights that only some models have

@@ -26,9 +26,13 @@ _CREDIT = pool.WINDOW // 2
 class Job:
     """A call that waits for a worker or is computed by one.
 
-    kind: `FrameKind.CALL` or `FrameKind.STREAM`. number: id of the call in frames. worker: the process that has it.
-    credits: chunks that a stream in a thread may still send. context: of the request, for log lines. times: of a
-    traced request. repeats: how often it was sent again because its worker was lost.
+    kind: `FrameKind.CALL` or `FrameKind.STREAM`.
+    number: id of the call in frames.
+    worker: the process that has it.
+    credits: chunks that a stream in a thread may still send.
+    context: of the request, for log lines.
+    times: of a traced request.
+    repeats: how often it was sent again because its worker was lost.
     """
 
     __slots__ = ("context", "credits", "deliver", "kind", "number", "repeats", "request", "times", "worker")
@@ -100,7 +104,7 @@ class JobRunner:
         raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
-        """Cancel a job, whose caller does not wait any more. Does nothing for one that has ended."""
+        """Cancel a job whose caller no longer waits. Does nothing for one that has ended."""
         raise NotImplementedError
 
     def credit(self, job: Job, count: int) -> None:

@@ -47,8 +47,10 @@ _MARK_BYTES = 16
 class JoinOptions:
     """Where and how a worker joins. ticket, model: see `Hello`. connect_s: how long to try to connect.
 
-    plaintext: without TLS also to other machines. tls: with TLS also to this machine.
-    time_limit_s, drain_s: see `DrainOnSignal`. cache: for files of models that the server sends.
+    plaintext: without TLS also to other machines.
+    tls: with TLS also to this machine.
+    time_limit_s, drain_s: see `DrainOnSignal`.
+    cache: for files of models that the server sends.
     """
 
     host: str
@@ -180,7 +182,7 @@ def _open_memory(paths: tuple[str, ...]) -> tuple[tuple[int, ...], bytes]:
 
 
 def _receive_first(link: Link, timeout_s: float) -> Frame | None:
-    """Return the first frame that is no heartbeat and nothing that follows it; None if the server has gone.
+    """Return the first frame other than a heartbeat, without the bytes after it; None if the server is lost.
 
     Raises JoinError if the server is silent.
     """

@@ -13,9 +13,11 @@ from dragoman.workers.pool import load_error
 class WorkerProcess(Protocol):
     """A process that was started for one replica, wherever it runs, and the connection to it.
 
-    has_own_clock: whether its clock may differ from that of this machine. host: the name of its machine, "" for this.
+    has_own_clock: whether its clock may differ from that of this machine.
+    host: the name of its machine, "" for this.
     socket, memory: this process's end of the connection, and the files of the memory that both map; for one `Channel`.
-    closed: set by the owner when the other end of the socket is closed. exited: set when the process has ended.
+    closed: set by the owner when the other end of the socket is closed.
+    exited: set when the process has ended.
     """
 
     has_own_clock: bool

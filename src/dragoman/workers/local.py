@@ -96,14 +96,14 @@ class InlinePool:
     async def stream(self, request: Request[A]) -> AsyncGenerator[A, None]:
         if self._executor is None:
             raise unloading(self._spec)
-        count = 0
+        count, interruptible = 0, _Interruptible(self)
         async with aclosing(self._executor.stream_async(request)) as chunks:
             while self._executor is not None:
                 count += 1
                 if not count % _CHUNKS_PER_TURN:
                     await asyncio.sleep(0)
                 try:
-                    with _Interruptible(self):
+                    with interruptible:
                         chunk = await anext(chunks)
                 except StopAsyncIteration:
                     return
@@ -118,7 +118,7 @@ class InlinePool:
         self._on_change()
         for task in self._running:
             task.cancel()
-        if self._running:  # the model is closed when nothing uses it any more, if that does not take too long
+        if self._running:  # the model is closed once nothing uses it, if that does not take too long
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), GRACE_S)
         await executor.close()

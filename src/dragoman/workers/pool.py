@@ -34,9 +34,12 @@ _OUT_OF_MEMORY = re.compile(
 class Loaded:
     """Description of a loaded model.
 
-    calls: the types of call that it supports. streams: its response to Infer is a stream of chunks.
+    calls: the types of call that it supports.
+    streams: its response to Infer is a stream of chunks.
     concurrent: one replica computes many calls concurrently, because its methods are `async`.
-    merges: the default of `max_batch_size`. details: further metadata. handlers: URL paths that the model serves.
+    merges: the default of `max_batch_size`.
+    details: further metadata.
+    handlers: URL paths that the model serves.
     sequences: it is stateful.
     """
 

@@ -1,4 +1,4 @@
-"""Routing of prompts to the replica that had the longest part of their beginning, so that its prefix cache is used."""
+"""Route prompts to the replica that has computed the longest prefix of them, so that its prefix cache is used."""
 
 import itertools
 from collections import OrderedDict
@@ -20,7 +20,7 @@ _MAX_CHARACTERS = 1 << 16
 _MAX_DEPTH = 32
 # Prefixes that are remembered for each replica.
 _MAX_PREFIXES = 10_000
-# A replica gets no prompts for their prefix while it has more calls than the least busy one by this and by half.
+# A replica is not chosen by prefix while it has this many calls more than the least busy one, and 1.5 times as many.
 _MAX_AHEAD = 4
 
 
@@ -70,7 +70,7 @@ class _RecentPrefixes:
 
 
 def prefix_keys(call: Any) -> list[int]:
-    """Return a hash of each prefix of a call's first prompt, shortest first; none if it is short or has no prompt."""
+    """Return a hash of each prefix of a call's first prompt, shortest first; none if the prompt is short or missing."""
     match call:
         case Generate(prompts=[prompt, *_]):
             return _hashes(prompt, call.sampling.adapter)

@@ -103,14 +103,14 @@ class ProcessPool(JobRunner):
         return task
 
     @property
-    def _required(self) -> int:
+    def _required_workers(self) -> int:
         """Number of workers that must be able to answer; with `min_ready` 0, one of those that run."""
         return self._min_ready or min(1, len(self.supervisor.running))
 
     @property
     def ready(self) -> bool:
         able = (not replica.heartbeat.is_hung and not replica.unavailable for replica in self.supervisor.running)
-        return self._open and sum(able) >= self._required and not self.supervisor.has_given_up
+        return self._open and sum(able) >= self._required_workers and not self.supervisor.has_given_up
 
     @property
     def unavailable(self) -> str:
@@ -119,7 +119,7 @@ class ProcessPool(JobRunner):
             return reason
         if len(reasons) < self._min_ready:
             return self.waiting
-        return "" if reasons.count("") >= self._required else next(filter(None, reasons))
+        return "" if reasons.count("") >= self._required_workers else next(filter(None, reasons))
 
     @property
     def waiting(self) -> str:
@@ -237,9 +237,7 @@ class ProcessPool(JobRunner):
                 replica.send(job, frame)
 
     def _choose(self, job: Job) -> Replica | None:
-        """Return the replica that has capacity and is expected to answer first, for prompts the one that had their
-        prefix; None to wait for one.
-        """
+        """Return the replica that is expected to answer first, or for prompts one with their prefix; None to wait."""
         if self._prefix_router is not None and job.request is not None:
             able = [each for each in self.supervisor.running if each.has_capacity and not each.heartbeat.is_hung]
             if able:
@@ -264,11 +262,11 @@ class ProcessPool(JobRunner):
         return best
 
     def _guess_s(self, replica: Replica) -> float:
-        """Return the time per call of a replica that has not answered yet: it is tried, with one call at first."""
+        """Return the assumed time per call of a replica without an estimate: 0 if idle, so that it gets a call."""
         return max((each.mean_s for each in self.supervisor.running), default=0.0) or 1.0 if replica.held else 0.0
 
     def _is_sooner_elsewhere(self, mean_s: float) -> bool:
-        """Return whether busy replicas, which are faster, will have answered all jobs within `mean_s` seconds."""
+        """Return whether the faster replicas, although busy, will have answered all jobs within `mean_s` seconds."""
         running = [replica for replica in self.supervisor.running if not replica.leaving]
         faster = [r for r in running if 0 < r.mean_s < mean_s and not r.has_capacity]
         faster = [replica for replica in faster if replica.elapsed_s < 2 * replica.mean_s]

@@ -41,8 +41,10 @@ class Replica(JobSender):
     """A worker process with one copy of the model. `on_done` is called whenever it has finished a job.
 
     A process that computes one call at a time and does not end a cancelled one within `cancel_grace_s` is killed
-    (`was_killed`). unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
-    mean_s: running estimate of the time per call, 0 while it is unknown. start_s: how long it took to start.
+        (`was_killed`).
+    unavailable: why the model cannot answer, as of the last heartbeat; "" while it can.
+    mean_s: running estimate of the time per call, 0 while it is unknown.
+    start_s: how long it took to start.
     leaving: why the process takes no further jobs and is ended after those that it has; "" while it stays.
     has_failed: whether that is because its model can never answer again.
     measurements: the metrics of its model, with the label `replica`, as of the last second.

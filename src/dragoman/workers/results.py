@@ -56,7 +56,7 @@ def inference(result: Any, call: Infer, signature: Signature) -> Inference:
     all_requested = signature.open_outputs and not call.outputs
     tensors = {n: _check_output(n, v, signature) for n, v in outputs.items() if all_requested or n in requested}
     for name in requested:
-        if name not in tensors:
+        if name not in tensors and not _may_be_missing(name, signature):
             raise _missing_output(name, outputs, signature)
     response = Inference(tensors, parameters, metadata)
     if call.content_types and encodes_outputs:
@@ -110,9 +110,10 @@ def generation(result: Any, call: Generate, signature: Signature) -> Generation:
     if not isinstance(result, Generation):
         raise InvalidOutput(f"Generate: expected a Generation, got {type(result).__name__}")
     count = len(call.prompts)
-    unknown = [text.prompt for text in result.texts if text.prompt not in range(count)]
-    if unknown:
-        raise InvalidOutput(f"Generate: expected completions of prompts 0 to {count - 1}, got prompt {min(unknown)}")
+    known = range(count)
+    for text in result.texts:
+        if text.prompt not in known:
+            raise InvalidOutput(f"Generate: expected completions of prompts 0 to {count - 1}, got prompt {text.prompt}")
     if not call.stream and (found := len({text.prompt for text in result.texts})) < count:
         raise InvalidOutput(f"Generate: expected completions of {count} prompts, got {found}")
     return result
@@ -176,6 +177,12 @@ def _is_name(name: Any) -> bool:
         return isinstance(name, str) and bool(name.encode())
     except UnicodeEncodeError:
         return False
+
+
+def _may_be_missing(name: str, signature: Signature) -> bool:
+    """Return whether a model may leave out an output that is requested, as those of Triton's Python backend may."""
+    spec = signature.output(name)
+    return signature.open_outputs and spec is not None and spec.optional
 
 
 def _missing_output(name: str, outputs: Mapping[str, Any], signature: Signature) -> InvalidInput | InvalidOutput:

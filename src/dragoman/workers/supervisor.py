@@ -69,11 +69,12 @@ class Supervisor(Generic[P]):
     create: return a new process that has not been started, given its number from 0.
     initial: number of processes to start with; by default all.
     required: number of processes that `start` waits for; by default all.
-    on_exit: called with each process that has exited. on_restart: called with each one that has started since `start`.
+    on_exit: called with each process that has exited.
+    on_restart: called with each one that has started since `start`.
     on_restart_failed: called after each failed attempt.
     on_heartbeats: called at each heartbeat interval with the processes that have begun or ceased to hang.
     max_crashes: a process that has exited or failed to start this many times within `crash_window_s` seconds is not
-    restarted again; 0 for no limit. NotReady and processes that were killed do not count.
+        restarted again; 0 for no limit. NotReady and processes that were killed do not count.
     """
 
     def __init__(
@@ -116,21 +117,21 @@ class Supervisor(Generic[P]):
     @property
     def starting(self) -> int:
         """Number of processes that are being started, or will be after a delay."""
-        return sum(not slot.is_running and not slot.is_abandoned for slot in self._used())
+        return sum(not slot.is_running and not slot.is_abandoned for slot in self._used_slots())
 
     @property
     def has_given_up(self) -> bool:
         """Whether no process runs and each one cannot be started, or exits without a response or too often."""
-        used = self._used()
+        used = self._used_slots()
         return not self.running and bool(used) and all(slot.is_failing for slot in used)
 
     @property
     def is_crash_loop(self) -> bool:
         """Whether no process runs or will be started again, because each one has exited or failed too often."""
-        used = self._used()
+        used = self._used_slots()
         return bool(used) and all(slot.is_abandoned for slot in used)
 
-    def _used(self) -> list[_Slot]:
+    def _used_slots(self) -> list[_Slot]:
         return [slot for slot in self._slots if slot.task is not None]
 
     async def start(self) -> list[Any]:
@@ -180,7 +181,7 @@ class Supervisor(Generic[P]):
 
     def cancel_starts(self, count: int) -> None:
         """End this many processes that have not started yet."""
-        waiting = [slot for slot in self._used() if not slot.is_running and not slot.is_abandoned]
+        waiting = [slot for slot in self._used_slots() if not slot.is_running and not slot.is_abandoned]
         for slot in waiting[len(waiting) - count :]:
             self._release(slot)
 

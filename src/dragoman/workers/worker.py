@@ -243,7 +243,8 @@ class Worker:
     concurrent: compute them concurrently, as those of an `async` model; otherwise in order, one at a time.
     on_frame: called with frames that belong to no call.
     begin: starts a call without a task; without it, each call has a task from the start.
-    serializer: serializes responses. has_own_clock: whether deadlines arrive as seconds left.
+    serializer: serializes responses.
+    has_own_clock: whether deadlines arrive as seconds left.
     """
 
     def __init__(

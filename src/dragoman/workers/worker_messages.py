@@ -243,7 +243,7 @@ def _loaded_row(loaded: Loaded, _arrays: list[Any]) -> tuple[Any, ...]:
     return (_signature_row(loaded.signature), loaded.platform, calls, *rest)
 
 
-def _loaded(row: tuple[Any, ...], _arrays: Iterator[memoryview]) -> Loaded:
+def _to_loaded(row: tuple[Any, ...], _arrays: Iterator[memoryview]) -> Loaded:
     signature, platform, calls, *rest = row
     return Loaded(_signature(signature), platform, frozenset(_CALLS[call] for call in calls), *rest)
 
@@ -316,7 +316,7 @@ _TYPES: Mapping[type, _Form] = {
         lambda value, _arrays: _signature_row(value),
         lambda fields, _arrays: _signature(fields),
     ),
-    Loaded: _Form(_decoder(_LoadedRow), _loaded_row, _loaded),
+    Loaded: _Form(_decoder(_LoadedRow), _loaded_row, _to_loaded),
     DragomanError: _Form(
         _decoder(tuple[str, str]),
         lambda error, _arrays: (type(error).__name__, error.message.encode(errors="backslashreplace").decode()),

@@ -284,9 +284,9 @@ class WorkerPort:
         try:
             hello = authenticate_worker(conversation, options.secret)
             if not (certificate or options.allow_plaintext or is_loopback(host)):
-                raise self._rejected(conversation, "the connection is not encrypted: expected TLS")
+                raise self._rejection_error(conversation, "the connection is not encrypted: expected TLS")
             if hello.ticket and hello.ticket not in self._expected:
-                raise self._rejected(conversation, "the server does not expect this worker any more")
+                raise self._rejection_error(conversation, "the server does not expect this worker any more")
             memory = self._share_memory(sock, conversation)
         except BaseException:
             sock.close()
@@ -306,7 +306,7 @@ class WorkerPort:
         first = pem[pem.index(_BEGIN) : pem.index(_END) + len(_END)]
         return context.wrap_socket(sock, server_side=True), ssl.PEM_cert_to_DER_cert(first)
 
-    def _rejected(self, conversation: Conversation, reason: str) -> JoinError:
+    def _rejection_error(self, conversation: Conversation, reason: str) -> JoinError:
         conversation.send(Welcome(0.0, error=reason))
         return JoinError(reason)
 

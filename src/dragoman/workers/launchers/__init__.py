@@ -20,7 +20,7 @@ _FIELDS = ("address", "host", "port", "ticket", "model", "worker")
 
 
 class JoinLauncher:
-    """Takes workers that somebody starts with `dragoman worker --join`."""
+    """Waits for workers that are started outside of the server with `dragoman worker --join`."""
 
     starts_workers = False
 
@@ -37,7 +37,7 @@ class JoinLauncher:
 
 
 class CommandLauncher:
-    """Starts a command for each worker, which joins from wherever the command brings it."""
+    """Runs a command for each worker, which joins from the machine on which the command starts it."""
 
     starts_workers = True
 

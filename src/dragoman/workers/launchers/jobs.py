@@ -35,7 +35,7 @@ class JobState:
 
 
 class JobLauncher(ABC):
-    """Submits a job for each worker and cancels it when the worker is not needed any more.
+    """Submits a job for each worker and cancels it when the worker is no longer needed.
 
     job_name: what the scheduler calls a job, as `SLURM job`. reports_success: whether `states` reports the end of a job
     without an error. A subclass implements `submit`, `states` and `cancel`.
@@ -60,7 +60,7 @@ class JobLauncher(ABC):
 
     @abstractmethod
     async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        """Return the states of jobs; those that the scheduler does not know any more are left out. Raises NotReady."""
+        """Return the states of jobs; those that the scheduler no longer knows are left out. Raises NotReady."""
 
     @abstractmethod
     async def cancel(self, job: str) -> None:
@@ -99,7 +99,7 @@ class JobLauncher(ABC):
         except BaseException as error:
             joined.cancel()
             if isinstance(error, DragomanError):
-                self.port.start_failures[self.model] = error.message.removeprefix(self._failed)
+                self.port.start_failures[self.model] = error.message.removeprefix(self._failure_prefix)
             if job:
                 await self._give_up(job)
             raise
@@ -110,7 +110,7 @@ class JobLauncher(ABC):
         return worker
 
     @property
-    def _failed(self) -> str:
+    def _failure_prefix(self) -> str:
         return f"failed to load '{self.model}', "
 
     async def _submit(self, ticket: str) -> str:
@@ -134,7 +134,7 @@ class JobLauncher(ABC):
             if self._states[job].phase == "ended" and not joined.done():
                 details = await self.describe_failure(job)
                 ended = f"{self.job_name} {job} ended with {self._states[job].text} before its worker joined"
-                raise NotReady(f"{self._failed}{ended}{details}")
+                raise NotReady(f"{self._failure_prefix}{ended}{details}")
 
     async def _poll(self) -> None:
         """Update the states of the jobs, unless that was done a short time ago."""
@@ -147,7 +147,7 @@ class JobLauncher(ABC):
             try:
                 found = await self.states(asked)
             except NotReady as error:
-                self.port.start_failures[self.model] = error.message.removeprefix(self._failed)
+                self.port.start_failures[self.model] = error.message.removeprefix(self._failure_prefix)
                 return
             finally:
                 self._polled_s = time.monotonic()
