@@ -156,9 +156,9 @@ def sagemaker_paths(environment: Mapping[str, str]) -> list[str]:
 def sagemaker_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the defaults for a SageMaker container, by the variables that SageMaker sets."""
     port = environment.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-    made = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
+    defaults = {"host": "0.0.0.0", "http_port": port, "grpc_port": -1}  # noqa: S104 - a container's own network
     # SageMaker sends no token; it forwards clients' requests to the inference paths only.
-    return {**made, "model_folders": "/opt/ml/models", "control_open": _is_multi_model(environment)}
+    return {**defaults, "model_folders": "/opt/ml/models", "control_open": _is_multi_model(environment)}
 
 
 def _is_multi_model(environment: Mapping[str, str]) -> bool:

@@ -69,13 +69,13 @@ def built_in_runtimes() -> Mapping[str, Runtime]:
 @cache
 def other_runtimes() -> Mapping[str, Runtime]:
     """Return the runtimes of other packages. One that cannot be imported is left out, with a line in the log."""
-    found = {}
+    runtimes = {}
     for name in installed_names("runtimes"):
         try:
-            found[name] = runtime(name)
+            runtimes[name] = runtime(name)
         except ModelFailed as error:
             log.warning("runtime not available: name=%s error=%s", name, error.message)
-    return _by_priority(found)
+    return _by_priority(runtimes)
 
 
 def _by_priority(found: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
@@ -109,16 +109,16 @@ def resolve(path: str) -> Any:
     """Return the object of `module:attribute` or `file.py:attribute`. Raises ModelFailed."""
     place, _, attribute = path.rpartition(":")
     try:
-        found: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        target: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except (ImportError, OSError, SyntaxError) as error:
         raise ModelFailed(f"cannot import '{path}': {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         try:
-            found = getattr(found, part)
+            target = getattr(target, part)
         except AttributeError as error:
-            near = suggestion(part, [name for name in dir(found) if not name.startswith("_")])
+            near = suggestion(part, [name for name in dir(target) if not name.startswith("_")])
             raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'{near}") from error
-    return found
+    return target
 
 
 def import_file(path: Path) -> ModuleType:
@@ -148,10 +148,10 @@ def _import_module(name: str) -> ModuleType:
     if name in sys.modules or name.partition(".")[0] == __package__:
         return importlib.import_module(name)
     with _IMPORTING:
-        found = importlib.util.find_spec(name)
-        if found is None or not isinstance(found.loader, SourceFileLoader):
+        spec = importlib.util.find_spec(name)
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return importlib.import_module(name)
-        with _model_import(Path(found.loader.path)):
+        with _model_import(Path(spec.loader.path)):
             return importlib.import_module(name)
 
 

@@ -230,11 +230,11 @@ def load_protocols(settings: Settings, traces: TraceSettings | None = None) -> t
     """Return the protocols of the settings: those over HTTP, and those over gRPC; they may change `traces`."""
     names = [*split_list(settings.protocols), *["umbridge_shmem"] * settings.umbridge_shared_memory]
     policy = protocol_policy(settings, traces)
-    found = [plugins.find("protocols", name)(policy) for name in names]
-    http = [p for p in found if hasattr(p, "routes")]
+    protocols = [plugins.find("protocols", name)(policy) for name in names]
+    http = [p for p in protocols if hasattr(p, "routes")]
     if settings.responses_as == "mlserver":
         http = prefer_handlers(http, policy, needs_keys=settings.needs_keys)
-    return http, [p for p in found if hasattr(p, "methods")]
+    return http, [p for p in protocols if hasattr(p, "methods")]
 
 
 def with_pages(
@@ -268,15 +268,15 @@ def check_settings(settings: Settings) -> None:
 
 
 def http_addresses(settings: Settings) -> list[Address]:
-    found = [(settings.host, settings.http_port)]
+    addresses = [(settings.host, settings.http_port)]
     if settings.umbridge_port >= 0:
-        found.append((settings.host, settings.umbridge_port))
+        addresses.append((settings.host, settings.umbridge_port))
     for text in split_list(settings.http_also):
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"setting 'http_also': expected host:port, got {text!r}")
-        found.append((host.strip("[]"), int(port)))
-    return found
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses
 
 
 def front_end_setting(settings: Settings) -> tuple[str, int]:
@@ -351,14 +351,14 @@ def tls_files(settings: Settings) -> TlsFiles | None:
                     f"setting '{name}' needs 'tls_cert'; without a certificate nothing would be encrypted"
                 )
         return None
-    found = TlsFiles(
+    files = TlsFiles(
         cert=settings.tls_cert,
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
         min_version=settings.tls_min_version,
     )
-    found.check()
-    return found
+    files.check()
+    return files
 
 
 def make_kafka_input(engine: CallHandler, settings: Settings) -> Any:

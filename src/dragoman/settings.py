@@ -430,7 +430,7 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.+")
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings in environment variables; raise InvalidInput for an unknown variable with our prefix."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for variable, value in environment.items():
         key = variable.removeprefix(PREFIX)
         if key == variable or _SERVICE_VARIABLE.fullmatch(key):
@@ -440,5 +440,5 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if key.lower() not in SETTINGS:
             known = [f"{PREFIX}{name.upper()}" for name in SETTINGS]
             raise InvalidInput(f"unknown environment variable '{variable}'{suggestion(variable, known)}")
-        found[key.lower()] = value
-    return found
+        fields[key.lower()] = value
+    return fields

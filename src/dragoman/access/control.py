@@ -102,14 +102,14 @@ class AccessControl:
             log.warning("every user of this machine can add keys; chmod o-w %s", rules.keys_file)
         if rules.api_key:
             stored.append(single_key(rules.api_key))
-        found = {key.digest: key.grant for key in stored}
-        for digest, grant in found.items():
+        grants = {key.digest: key.grant for key in stored}
+        for digest, grant in grants.items():
             before = self._grants.get(digest)
             if before is not None and before.is_equivalent(grant):
-                found[digest] = before
+                grants[digest] = before
         if self._control is not None:
-            found[digest_of(rules.control_token)] = self._control
-        return found
+            grants[digest_of(rules.control_token)] = self._control
+        return grants
 
     def authorize(self, role: Role, headers: Mapping[str, str], address: Callable[[], str]) -> Grant:
         """Return what the caller may do. Raises Unauthorized, Forbidden, RateLimited, or NotReady without keys.

@@ -96,12 +96,12 @@ def parse_keys(text: str) -> list[StoredKey]:
         raise InvalidInput(f"expected TOML: {error}") from error
     except (msgspec.ValidationError, RecursionError) as error:
         raise InvalidInput(str(error)) from error
-    found = [_stored_key(entry) for entry in document.key]
-    for field, values in (("name", [k.grant.name for k in found]), ("sha256", [k.digest.hex() for k in found])):
+    keys = [_stored_key(entry) for entry in document.key]
+    for field, values in (("name", [k.grant.name for k in keys]), ("sha256", [k.digest.hex() for k in keys])):
         repeated = next((value for value in values if values.count(value) > 1), None)
         if repeated is not None:
             raise InvalidInput(f"two keys have the {field} '{repeated}'")
-    return found
+    return keys
 
 
 def _stored_key(entry: "_KeyEntry") -> StoredKey:
@@ -113,8 +113,8 @@ def _stored_key(entry: "_KeyEntry") -> StoredKey:
 
 def expand_roles(roles: Iterable[str]) -> frozenset[str]:
     """Return the known roles among these; admin includes the others."""
-    found = EVERYTHING.intersection(roles)
-    return EVERYTHING if "admin" in found else found
+    expanded = EVERYTHING.intersection(roles)
+    return EVERYTHING if "admin" in expanded else expanded
 
 
 def format_keys(keys: Iterable[StoredKey]) -> str:

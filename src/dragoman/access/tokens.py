@@ -134,17 +134,19 @@ class TokenVerifier:
 
     def _usable(self, keys: list[Any]) -> dict[str, Any]:
         """Return public keys for signatures by their ids. Symmetric keys would let every server forge tokens."""
-        found = {k.key_id or "": k for k in keys if k.key_type in ("RSA", "EC", "OKP") and k.public_key_use != "enc"}
-        if not found:
+        usable_keys = {
+            k.key_id or "": k for k in keys if k.key_type in ("RSA", "EC", "OKP") and k.public_key_use != "enc"
+        }
+        if not usable_keys:
             raise ValueError("it has no public key for signatures (RSA, EC or OKP)")
-        return found
+        return usable_keys
 
     # --- tokens ----------------------------------------------------------------------------------------------------
 
     def find(self, token: str) -> Grant | None:
         """Return the grant of a token that has been verified before."""
-        found = self._kept.get(_digest(token))
-        return None if found is None or found.expires_s <= time.time() else found
+        grant = self._kept.get(_digest(token))
+        return None if grant is None or grant.expires_s <= time.time() else grant
 
     def verify(self, token: str) -> Grant:
         """Return the grant of a token. Raises Unauthorized."""
@@ -172,13 +174,13 @@ class TokenVerifier:
 
     def _key_of(self, header: Mapping[str, Any]) -> Any:
         kid = header.get("kid", "")
-        found = self._keys.get(kid) if isinstance(kid, str) else None
-        if found is None and not kid and len(self._keys) == 1:
-            (found,) = self._keys.values()
-        if found is None:
+        key = self._keys.get(kid) if isinstance(kid, str) else None
+        if key is None and not kid and len(self._keys) == 1:
+            (key,) = self._keys.values()
+        if key is None:
             self._wants_refresh = self.is_remote
             raise ValueError("it is signed by an unknown key")
-        return found
+        return key
 
     def _grant(self, claims: Mapping[str, Any]) -> Grant:
         models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)

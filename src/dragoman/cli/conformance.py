@@ -35,8 +35,8 @@ def check_server(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(_one_line(f"{url}: {server.get('name', 'server')} {server.get('version', '')}".rstrip()))
     results = []
-    found = run_clauses(target, protocols, arguments.only or (), arguments.allow_changes)
-    for title, rows in groupby(found, lambda result: result.protocol.title):
+    clause_results = run_clauses(target, protocols, arguments.only or (), arguments.allow_changes)
+    for title, rows in groupby(clause_results, lambda result: result.protocol.title):
         if not arguments.json:
             print("\n" + colour_text(title, "1", sys.stdout), flush=True)
         for _, group in groupby(rows, lambda result: (result.outcome, result.reason)):
@@ -121,12 +121,12 @@ def _target(arguments: argparse.Namespace) -> Target:
 
 def _server(target: Target) -> dict[str, Any]:
     """Return name and version of the server, if the server reports them, and the version of the checker."""
-    found: dict[str, Any] = {"checked_by": f"dragoman {__version__}"}
+    server: dict[str, Any] = {"checked_by": f"dragoman {__version__}"}
     if not target.http.url:
-        return found
+        return server
     try:
         response = target.http.get("/v2")
         answer = response.json() if response.status == 200 else {}
     except ClauseFailed:
         answer = {}
-    return found | {key: answer[key] for key in ("name", "version") if isinstance(answer, dict) and key in answer}
+    return server | {key: answer[key] for key in ("name", "version") if isinstance(answer, dict) and key in answer}

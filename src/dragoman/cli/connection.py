@@ -147,8 +147,8 @@ def _reason(error: urllib.error.HTTPError) -> str:
     """Return the message in an error of any protocol."""
     try:
         body = json.load(error)
-        found = body.get("error") or body.get("detail") or body.get("message")
-        reason = found.get("message") if isinstance(found, dict) else found
+        message = body.get("error") or body.get("detail") or body.get("message")
+        reason = message.get("message") if isinstance(message, dict) else message
     except (ValueError, LookupError, TypeError, AttributeError, OSError):
         reason = None
     return reason if isinstance(reason, str) else str(error.reason)

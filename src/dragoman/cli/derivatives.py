@@ -39,9 +39,9 @@ class ServedFunction(VectorFunction):
     def __init__(self, engine: Engine, name: str, runner: asyncio.Runner, config: Config) -> None:
         self.name, self._engine, self._runner = name, engine, runner
         self._description: calls.ModelDescription = self._call(calls.Describe())
-        found = self._signature(config)
-        self.input_names = tuple(spec.name for spec in found.inputs)
-        self.output_names = tuple(spec.name for spec in found.outputs)
+        signature = self._signature(config)
+        self.input_names = tuple(spec.name for spec in signature.inputs)
+        self.output_names = tuple(spec.name for spec in signature.outputs)
 
     def input_sizes(self, config: Config) -> Sequence[int]:
         return [_size(spec) for spec in self._signature(config).inputs]
@@ -145,13 +145,13 @@ def _check_model(function: ServedFunction, config: Config, arguments: argparse.N
     if not points:
         print("  the function has no finite values at any random point; name points of its domain with --at")
         return 2
-    found = run_checks(function, points, config, arguments.seed, Tolerance(arguments.tolerance, identities))
-    print(_table(function, found))
-    bad = sum(not result.passed for result in found)
-    verdict = f"{bad} of {len(found)} checks failed" if bad else "all checks passed"
+    checks = run_checks(function, points, config, arguments.seed, Tolerance(arguments.tolerance, identities))
+    print(_table(function, checks))
+    bad = sum(not result.passed for result in checks)
+    verdict = f"{bad} of {len(checks)} checks failed" if bad else "all checks passed"
     print(f"\n{verdict}, at {_pluralize(len(points), 'point')}")
     if arguments.plot:
-        _plot(function, found, arguments.plot)
+        _plot(function, checks, arguments.plot)
     return 1 if bad else 0
 
 
@@ -165,11 +165,11 @@ def _points(function: ServedFunction, config: Config, arguments: argparse.Namesp
         return
     middle = function.point(sizes)
     rng = np.random.default_rng(arguments.seed)
-    left, count = _TRIES * arguments.points, 0
-    while left and count < arguments.points:
+    remaining, count = _TRIES * arguments.points, 0
+    while remaining and count < arguments.points:
         spread = arguments.spread * _SPREADS[count % len(_SPREADS)]
         point = [_near(x, spread, rng) for x in middle]
-        left -= 1
+        remaining -= 1
         if _is_inside(function, point, config):
             count += 1
             yield point
@@ -191,12 +191,12 @@ def _is_inside(function: ServedFunction, point: Sequence[Vector], config: Config
 
 def _point(text: str, sizes: Sequence[int]) -> list[Vector]:
     try:
-        found = [np.array(each, np.float64).reshape(-1) for each in parse_json(text, list, "--at")]
+        point = [np.array(each, np.float64).reshape(-1) for each in parse_json(text, list, "--at")]
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"--at: expected one list of numbers for each input, got {text}: {error}") from error
-    if [len(each) for each in found] != list(sizes):
-        raise InvalidInput(f"--at: expected vectors of {list(sizes)} numbers, got {[len(each) for each in found]}")
-    return found
+    if [len(each) for each in point] != list(sizes):
+        raise InvalidInput(f"--at: expected vectors of {list(sizes)} numbers, got {[len(each) for each in point]}")
+    return point
 
 
 def _remote(url: str, model: str) -> ModelSpec:

@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"'{arguments.folder}' is not a folder")
     requests = _parse_requests(arguments.request)
     logging.getLogger("dragoman").addHandler(logging.NullHandler())  # the remarks say the same
-    found = survey_script(folder) if is_script else survey(folder)
+    survey_result = survey_script(folder) if is_script else survey(folder)
     names: list[str] = []
-    remarks = [*found, *_load_errors(folder, found, names)]
+    remarks = [*survey_result, *_load_errors(folder, survey_result, names)]
     if unknown := sorted(requests.keys() - names):
         raise InvalidInput(f"--request: expected a model of {', '.join(names) or 'none'}, got '{unknown[0]}'")
     if arguments.dry_run:

@@ -72,10 +72,10 @@ def _show(graph: GraphFunction, arguments: argparse.Namespace) -> int:
 def _load(place: str, siblings: SiblingModels | None) -> GraphFunction:
     path = Path(place)
     if not path.exists() and ":" in place:
-        found = vector_function(plugins.resolve(place))
-        if not isinstance(found, GraphFunction):
-            raise InvalidInput(f"'{place}' is {type(found).__name__}, expected a graph")
-        return found
+        function = vector_function(plugins.resolve(place))
+        if not isinstance(function, GraphFunction):
+            raise InvalidInput(f"'{place}' is {type(function).__name__}, expected a graph")
+        return function
     if not path.exists():
         raise InvalidInput(f"'{place}' not found: expected a graph file, a folder with one, or file.py:object")
     return load_graph(read_graph(path), path, siblings)

@@ -39,10 +39,10 @@ def parse_inputs(words: Sequence[str], data: str | None, signature: Signature) -
     """Return the inputs of `Client.infer`. Raises InvalidInput that names an unknown input or an invalid value."""
     values: dict[str, Any] = {}
     if data is not None:
-        found = _read_data(data, signature)
-        if isinstance(found, InferenceRequest):
-            return found
-        values.update(found)
+        file_values = _read_data(data, signature)
+        if isinstance(file_values, InferenceRequest):
+            return file_values
+        values.update(file_values)
     for word in words:
         name, value = _split_word(word, signature)
         if name in values:
@@ -212,12 +212,12 @@ def _only(names: Sequence[str]) -> str:
 
 def _from_json(text: str, source: str, signature: Signature) -> Any:
     try:
-        found = _load_json(text)
+        value = _load_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{source} is not JSON: {error}") from error
-    if isinstance(found, dict) and isinstance(found.get("inputs"), list):
+    if isinstance(value, dict) and isinstance(value.get("inputs"), list):
         return InferenceRequest.from_json(text.encode())
-    return found if isinstance(found, dict) else {_only([spec.name for spec in signature.inputs]): found}
+    return value if isinstance(value, dict) else {_only([spec.name for spec in signature.inputs]): value}
 
 
 def _read_file(path: str, spec: TensorSpec) -> Any:

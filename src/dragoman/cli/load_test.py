@@ -47,21 +47,21 @@ def measure(arguments: argparse.Namespace) -> int:
     options = Options(arguments.model, arguments.rows, max_tokens=arguments.max_tokens, file=arguments.input)
     job = make_job(target, arguments.protocol, replace(options, prompt=arguments.prompt or options.prompt))
     quiet = arguments.json == "-"
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     try:
         for load in loads:
-            found.append(_run(job, load))
+            measurements.append(_run(job, load))
             if not quiet:
-                print("\n".join(_rows(found)[-1:] if len(found) > 1 else _rows(found)), flush=True)
+                print("\n".join(_rows(measurements)[-1:] if len(measurements) > 1 else _rows(measurements)), flush=True)
     except KeyboardInterrupt:
-        print(f"dragoman: stopped after {len(found)} of {len(loads)} loads", file=sys.stderr)
-        if found:
-            _report(arguments, found)
+        print(f"dragoman: stopped after {len(measurements)} of {len(loads)} loads", file=sys.stderr)
+        if measurements:
+            _report(arguments, measurements)
         return 130
-    _report(arguments, found)
-    if not any(m.completed for m in found):
+    _report(arguments, measurements)
+    if not any(m.completed for m in measurements):
         return 2
-    return 1 if any(m.errors for m in found) else 0
+    return 1 if any(m.errors for m in measurements) else 0
 
 
 def _report(arguments: argparse.Namespace, found: Sequence[Measurement]) -> None:
@@ -146,12 +146,12 @@ def _positive(flag: str, value: int) -> int:
 
 def _numbers(flag: str, text: str, kind: type) -> list[Any]:
     try:
-        found = [kind(each) for each in text.split(",")]
+        numbers = [kind(each) for each in text.split(",")]
     except ValueError as error:
         raise InvalidInput(f"{flag}: expected numbers separated by commas, got '{text}'") from error
-    if not all(0 < each < 1e7 for each in found):
+    if not all(0 < each < 1e7 for each in numbers):
         raise InvalidInput(f"{flag}: expected positive numbers, got '{text}'")
-    return found
+    return numbers
 
 
 def _target(arguments: argparse.Namespace) -> Target:
@@ -174,11 +174,11 @@ def _rows(measurements: Sequence[Measurement]) -> list[str]:
 
 def _stream_columns(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     """Return titles for streams: of chunks where the server does not report tokens, or sends several at a time."""
-    found = [m for m in measurements if m.first_token_ms]
-    if not found:
+    streamed = [m for m in measurements if m.first_token_ms]
+    if not streamed:
         return ()
-    unit = "token" if all(m.tokens_per_s for m in found) else "chunk"
-    gap = "tokens" if all(m.between_tokens_ms for m in found) else "chunks"
+    unit = "token" if all(m.tokens_per_s for m in streamed) else "chunk"
+    gap = "tokens" if all(m.between_tokens_ms for m in streamed) else "chunks"
     return f"first {unit} p50", "p99", f"between {gap} p50", "p99", f"{unit}s/s"
 
 
@@ -294,9 +294,9 @@ def _difference_row(each: Difference) -> tuple[str, ...]:
 
 def _read(path: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--compare: '{path}' cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidInput(f"--compare: expected a file that --json wrote, got '{path}'")
-    return found
+    return value

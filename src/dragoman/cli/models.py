@@ -54,17 +54,17 @@ def _names(client: Any) -> list[str]:
 
 def _describe(client: Any, name: str) -> dict[str, Any]:
     try:
-        found, reason = client.metadata(name), ""
+        metadata, reason = client.metadata(name), ""
     except DragomanError as error:
-        found, reason = None, error.message
+        metadata, reason = None, error.message
     return {
         "name": name,
-        "versions": list(found.versions) if found else [],
-        "platform": found.platform if found else "",
+        "versions": list(metadata.versions) if metadata else [],
+        "platform": metadata.platform if metadata else "",
         "ready": client.ready(name),
         "reason": reason,
-        "inputs": [_tensor(spec) for spec in found.signature.inputs] if found else [],
-        "outputs": [_tensor(spec) for spec in found.signature.outputs] if found else [],
+        "inputs": [_tensor(spec) for spec in metadata.signature.inputs] if metadata else [],
+        "outputs": [_tensor(spec) for spec in metadata.signature.outputs] if metadata else [],
     }
 
 

@@ -81,11 +81,11 @@ def _settings_help(parser: argparse.ArgumentParser, word: str | None) -> str:
     if word is None:
         lines = [f"usage: {_USAGE}", "", _DESCRIPTION, "", _PATHS, *_short_help(shown), "", _EXAMPLES]
     else:
-        found = shown if word.lower() == _ALL else [each for each in shown if _contains(each, word.lower())]
-        if not found:
+        matching = shown if word.lower() == _ALL else [each for each in shown if _contains(each, word.lower())]
+        if not matching:
             hint = suggestion(word.lower(), [part for each in shown for part in each.name.split("_")])
             parser.error(f"no setting contains '{word}'{hint or '; --help=all shows all settings'}")
-        lines = [*_grouped_help(found), "", _RULE.rstrip()]
+        lines = [*_grouped_help(matching), "", _RULE.rstrip()]
     return "\n".join(lines).rstrip()
 
 
@@ -117,10 +117,10 @@ def _short_help(options: Sequence[Option]) -> Iterator[str]:
 
 def _grouped_help(options: Sequence[Option]) -> Iterator[str]:
     for group in GROUPS:
-        found = [option for option in options if option.group == group]
-        if found:
+        members = [option for option in options if option.group == group]
+        if members:
             yield f"{group}:"
-        for option in found:
+        for option in members:
             yield from _describe(option)
 
 
@@ -129,16 +129,16 @@ def _describe(option: Option) -> Iterator[str]:
     values = "" if option.type is bool else _metavar(option)
     if option.choices:
         values = "{" + ",".join(filter(None, option.choices)) + "}"
-    left = f"  {_flag(option)} {values}".rstrip()
+    column = f"  {_flag(option)} {values}".rstrip()
     default = option.shown_default
     if option.type is bool:
         default = f"on; --no-{_flag(option)[2:]}" if option.default else ""
     text = option.help + (f" (default: {default})" if default else "")
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS) - _FLAG_COLUMNS
     lines = textwrap.wrap(text, max(width, 30), break_long_words=False, break_on_hyphens=False)
-    if len(left) < _FLAG_COLUMNS - 1:
-        left += " " * (_FLAG_COLUMNS - len(left)) + lines.pop(0)
-    yield left
+    if len(column) < _FLAG_COLUMNS - 1:
+        column += " " * (_FLAG_COLUMNS - len(column)) + lines.pop(0)
+    yield column
     for line in lines:
         yield " " * _FLAG_COLUMNS + line
 
@@ -155,8 +155,8 @@ def expand(words: Sequence[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in _SCRIPT_FLAGS:
         parser.add_argument(f"--{name}")
-    given, _ = parser.parse_known_args(words[at + 1 :])
-    shared = [f"{flag}={vars(given)[name]}" for name, flag in _SCRIPT_FLAGS.items() if vars(given)[name] is not None]
+    parsed, _ = parser.parse_known_args(words[at + 1 :])
+    shared = [f"{flag}={vars(parsed)[name]}" for name, flag in _SCRIPT_FLAGS.items() if vars(parsed)[name] is not None]
     return [*shared, *words[:at], f"--script-arguments={shlex.join(words[at + 1 :])}"]
 
 

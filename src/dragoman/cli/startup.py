@@ -42,8 +42,8 @@ async def _report(server: Server) -> None:
             models = server.engine.deployments()
             slow = [f"{d.spec.name} ({_step(d)})" for d in models if d.state == "LOADING"]
             some = ", ".join(slow[:5]) + (", ..." if len(slow) > 5 else "")
-            done = f"{len(models) - len(slow)} of {len(models)} models"
-            log.info("loaded %s after %.0f s; still loading %s", done, now_s - began_s, some)
+            progress = f"{len(models) - len(slow)} of {len(models)} models"
+            log.info("loaded %s after %.0f s; still loading %s", progress, now_s - began_s, some)
 
 
 async def _wait_for_change(server: Server, timeout_s: float) -> None:

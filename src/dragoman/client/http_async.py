@@ -21,8 +21,8 @@ def connect_transport(address: Address) -> HttpTransport:
         """Connect to the first address of the host that accepts."""
         loop, last_error = asyncio.get_running_loop(), OSError("its name has no address")
         async with asyncio.timeout(deadline.left_s()):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            for family, _, _, _, target in found:
+            addresses = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            for family, _, _, _, target in addresses:
                 try:
                     connection = await loop.create_connection(_AsyncConnection, *target[:2], family=family, **options)
                 except OSError as error:

@@ -109,13 +109,13 @@ def address(
 
 
 def _headers(token: str, headers: Mapping[str, str]) -> Headers:
-    found = {name.lower(): value for name, value in headers.items()}
+    all_headers = {name.lower(): value for name, value in headers.items()}
     if token:
-        found["authorization"] = f"Bearer {token}"
-    for name, value in found.items():
+        all_headers["authorization"] = f"Bearer {token}"
+    for name, value in all_headers.items():
         if not name or any(c in f"{name}{value}" for c in "\r\n\0") or any(c in name for c in ": "):
             raise InvalidInput(f"header {name!r}: expected a name and a value without line breaks")
-    return tuple(found.items())
+    return tuple(all_headers.items())
 
 
 T = TypeVar("T")

@@ -151,8 +151,8 @@ def _datetimes(tensor: Tensor, name: str, where: str) -> Any:
     _check_type(values, str, name, where)
     for at, value in enumerate(values):
         if value is not None and not (value.endswith(suffix) and _ISO_8601.fullmatch(value.removesuffix(suffix))):
-            wanted = "in UTC, ending in +00:00" if zone is not None else "without a time zone"
-            text = f"'{DTYPE}' '{name}': expected ISO 8601 {wanted}, got {value!r} at element {at}"
+            expected = "in UTC, ending in +00:00" if zone is not None else "without a time zone"
+            text = f"'{DTYPE}' '{name}': expected ISO 8601 {expected}, got {value!r} at element {at}"
             raise content_error(where, "datetime", text)
     plain = ["NaT" if value is None else value.removesuffix(suffix) for value in values]
     try:

@@ -151,15 +151,15 @@ def _workers(value: Any) -> dict[str, Any]:
 
 def _cors(given: Any) -> dict[str, Any]:
     """Return our settings for the keywords of FastAPI's CORS middleware, whose defaults apply."""
-    found = json.loads(given) if isinstance(given, str) else dict(given)
+    options = json.loads(given) if isinstance(given, str) else dict(given)
     names = {"origins": "allow_origins", "methods": "allow_methods", "headers": "allow_headers"}
-    lists = {ours: found.get(theirs) or [] for ours, theirs in {**names, "expose": "expose_headers"}.items()}
+    lists = {ours: options.get(theirs) or [] for ours, theirs in {**names, "expose": "expose_headers"}.items()}
     lists["methods"] = lists["methods"] or ["GET"]
     return {
         **{f"cors_{name}": ",".join(values) for name, values in lists.items()},
-        "cors_origin_regex": found.get("allow_origin_regex") or "",
-        "cors_credentials": bool(found.get("allow_credentials")),
-        "cors_max_age_s": int(found.get("max_age", 600)),
+        "cors_origin_regex": options.get("allow_origin_regex") or "",
+        "cors_credentials": bool(options.get("allow_credentials")),
+        "cors_max_age_s": int(options.get("max_age", 600)),
     }
 
 

@@ -98,13 +98,13 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     given.pop("version", None)
     parameters = {**given, **(given.pop("extra", None) or {})}
     parameters.pop("extra", None)
-    found = {
+    settings = {
         "uri": _file(uri, known, path.parent),
         "parameters": {k: v for k, v in parameters.items() if v is not None},
         "inputs": [_tensor_table(t) for t in fields.get("inputs") or []],
         "outputs": [_tensor_table(t) for t in fields.get("outputs") or []],
     }
-    return found | ({"runtime": known.runtime} if known else {})
+    return settings | ({"runtime": known.runtime} if known else {})
 
 
 def known_implementation(named: str) -> KnownImplementation | None:
@@ -194,17 +194,17 @@ def _client_defaults(folder: Path) -> dict[str, Any]:
 def _fields(path: Path) -> Mapping[str, Any]:
     """Return the fields of a file; none if it is invalid, which is reported when it is used."""
     try:
-        found = json.loads(path.read_text())
+        fields = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _server_field(name: str, folder: Path) -> Any:
     """Return a field of the settings.json of a folder or one above it, else of the environment, else None."""
     places = (folder, *folder.resolve().parents[:_MOST_ABOVE])
-    found = (_fields(place / "settings.json").get(name) for place in places)
-    return next((value for value in found if value is not None), server_variables(variables(folder)).get(name))
+    values = (_fields(place / "settings.json").get(name) for place in places)
+    return next((value for value in values if value is not None), server_variables(variables(folder)).get(name))
 
 
 def _caches(fields: Mapping[str, Any], folder: Path) -> bool:
@@ -242,8 +242,8 @@ def environment_paths(environment: Mapping[str, str]) -> list[str]:
     uri = environment.get(f"{MODEL_PREFIX}URI", "")
     if uri and f"{MODEL_PREFIX}IMPLEMENTATION" in environment and Path(uri).is_file():
         return [str(Path(uri).parent)]
-    found = uri or environment.get(f"{PREFIX}MODELS_DIR", "")
-    return [found] if found else []
+    path = uri or environment.get(f"{PREFIX}MODELS_DIR", "")
+    return [path] if path else []
 
 
 def environment_table(folder: Path) -> dict[str, Any] | None:

@@ -134,14 +134,14 @@ def environment_table(folder: Path) -> dict[str, Any] | None:
 
 def server_table(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return our settings of the server for the `SERVING_` variables. Raises InvalidInput."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name, value in environment.items():
         if name.startswith(_SERVER) and (read := _SERVER_VARIABLES.get(name.removeprefix(_SERVER).lower())):
             try:
-                _add(found, read(value))
+                _add(table, read(value))
             except ValueError as error:
                 raise InvalidInput(f"invalid value of environment variable {name}: {value!r}") from error
-    return found
+    return table
 
 
 def _address(value: str) -> dict[str, Any]:
@@ -167,10 +167,10 @@ _SERVER_VARIABLES: Mapping[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
+def _add(table: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Add settings; status codes of several variables are joined in one of them."""
     for name, value in more.items():
-        found[name] = f"{found[name]},{value}" if name == "lmi_http_codes" and name in found else value
+        table[name] = f"{table[name]},{value}" if name == "lmi_http_codes" and name in table else value
 
 
 # --- parsing -------------------------------------------------------------------------------------------------
@@ -182,16 +182,16 @@ def property_remarks(path: Path, place: str) -> list[Remark]:
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {name: environment[key] for key, name in _VARIABLES.items() if environment.get(key)}
+    options = {name: environment[key] for key, name in _VARIABLES.items() if environment.get(key)}
     for key, value in environment.items():
         if key.startswith(_OPTION):
-            found[f"option.{key.removeprefix(_OPTION).lower()}"] = value
-    return found
+            options[f"option.{key.removeprefix(_OPTION).lower()}"] = value
+    return options
 
 
 def _parse(path: Path) -> dict[str, str]:
     """Parse a Java properties file: `name=value` or `name: value`; comments begin with # or !."""
-    found = {}
+    properties = {}
     for line in path.read_text().splitlines():
         text = line.strip()
         if not text or text[0] in "#!":
@@ -199,8 +199,8 @@ def _parse(path: Path) -> dict[str, str]:
         at = min((i for i in (text.find("="), text.find(":")) if i >= 0), default=-1)
         if at < 0:
             raise InvalidInput(f"{path}: expected lines of name=value, got {text[:80]!r}")
-        found[text[:at].strip().lower()] = text[at + 1 :].strip()
-    return found
+        properties[text[:at].strip().lower()] = text[at + 1 :].strip()
+    return properties
 
 
 def _table(given: Mapping[str, str], folder: Path) -> dict[str, Any]:

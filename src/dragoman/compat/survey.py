@@ -128,10 +128,10 @@ def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 # --- code ------------------------------------------------------------------------------------------------------

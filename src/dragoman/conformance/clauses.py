@@ -121,9 +121,9 @@ def field_of(value: object, name: str, kind: type | tuple[type, ...], what: str 
     if not isinstance(value, dict):
         fail(f"{what} to be an object", value)
     expect(name in value, f"'{name}' in {what}", value)
-    found = value[name]
+    field_value = value[name]
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    is_bool = isinstance(found, bool) and bool not in kinds  # which Python counts as an integer
+    is_bool = isinstance(field_value, bool) and bool not in kinds  # which Python counts as an integer
     names = " or ".join(k.__name__ for k in kinds)
-    expect(isinstance(found, kind) and not is_bool, f"'{name}' in {what} to be {names}", found)
-    return found
+    expect(isinstance(field_value, kind) and not is_bool, f"'{name}' in {what} to be {names}", field_value)
+    return field_value

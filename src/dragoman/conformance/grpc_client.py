@@ -63,12 +63,12 @@ class GrpcTarget:
 
     def _parse_response(self, method: str, kind: Any, request: Any, answer: bytes) -> Any:
         try:
-            found = m.parse_message(kind, answer)
+            message = m.parse_message(kind, answer)
         except Exception as error:
             self.exchanges.append(RecordedExchange(_describe_request(method, request), f"{len(answer)} bytes"))
             raise ClauseFailed(f"expected a {kind.DESCRIPTOR.name}, got {answer[:40]!r}") from error
-        self.exchanges.append(RecordedExchange(_describe_request(method, request), _text(found)))
-        return found
+        self.exchanges.append(RecordedExchange(_describe_request(method, request), _text(message)))
+        return message
 
 
 def open_channel(target: Target) -> Any:
@@ -104,8 +104,8 @@ def infer_request(model: str, samples: Sequence[SampleTensor], raw: bool = True,
 
 def contents_of(output: Any) -> Mapping[str, int]:
     """Return the numbers of elements of the typed contents that are set."""
-    found = ((name, len(getattr(output.contents, name))) for name in dict.fromkeys(_CONTENTS.values()))
-    return {name: count for name, count in found if count}
+    lengths = ((name, len(getattr(output.contents, name))) for name in dict.fromkeys(_CONTENTS.values()))
+    return {name: count for name, count in lengths if count}
 
 
 def contents_field(datatype: str) -> str | None:

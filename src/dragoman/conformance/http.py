@@ -119,14 +119,16 @@ class HttpTarget:
         try:
             connection.request(method, address.path + path, body, {**self.headers, **(headers or {})})
             answer = connection.getresponse()
-            found = RecordedResponse(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+            response = RecordedResponse(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         except (OSError, http.client.HTTPException) as error:
             self.exchanges.append(RecordedExchange(sent, f"no response: {error or type(error).__name__}"))
             raise ClauseFailed(f"expected a response, got none: {error or type(error).__name__}") from error
         finally:
             connection.close()
-        self.exchanges.append(RecordedExchange(sent, f"{found.status} {found.media_type} {_text(found.body)}".rstrip()))
-        return found
+        self.exchanges.append(
+            RecordedExchange(sent, f"{response.status} {response.media_type} {_text(response.body)}".rstrip())
+        )
+        return response
 
     def require_connection(self) -> None:
         """Raise NotReady if there is no server."""

@@ -26,15 +26,15 @@ class V1Context:
 
 
 def _prepare(target: Target) -> V1Context:
-    found = with_request(find_tensor_model(target))
-    if len(found.samples) != 1 or not found.samples[0].shape:
-        raise NotTried(f"'{found.name}' has no single input with a first axis")
-    context = V1Context(target.http, found.name, found.samples[0].as_json(nested=True)["data"])
-    if len(found.samples[0].shape) > 1 and not isinstance(context.instances[0], list):
-        raise NotTried(f"'{found.name}' has no rows")
+    model = with_request(find_tensor_model(target))
+    if len(model.samples) != 1 or not model.samples[0].shape:
+        raise NotTried(f"'{model.name}' has no single input with a first axis")
+    context = V1Context(target.http, model.name, model.samples[0].as_json(nested=True)["data"])
+    if len(model.samples[0].shape) > 1 and not isinstance(context.instances[0], list):
+        raise NotTried(f"'{model.name}' has no rows")
     response = context.predict({"instances": context.instances})
     if response.status in (404, 405, 501):
-        raise NotOffered(f"POST v1/models/{found.name}:predict gets status {response.status}")
+        raise NotOffered(f"POST v1/models/{model.name}:predict gets status {response.status}")
     return context
 
 

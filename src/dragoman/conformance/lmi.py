@@ -26,16 +26,16 @@ class LmiContext:
         return self.http.post(self.path, body if stream is None else body | {"stream": stream})
 
     def text(self, **parameters: Any) -> str:
-        found: str = field_of(self.generate(**parameters).ok().json(), "generated_text", str)
-        return found
+        generated: str = field_of(self.generate(**parameters).ok().json(), "generated_text", str)
+        return generated
 
     def lines(self, **parameters: Any) -> list[Any]:
         """Return the lines of a stream."""
         response = self.generate(stream=True, **parameters).ok()
         expect(response.media_type == "application/jsonlines", "application/jsonlines", response.media_type)
-        found = response.json_lines()
-        expect(found, "at least one line", response.body)
-        return found
+        values = response.json_lines()
+        expect(values, "at least one line", response.body)
+        return values
 
 
 def _prepare(target: Target) -> LmiContext:
@@ -115,8 +115,8 @@ def _details(c: LmiContext) -> None:
 def _max_new_tokens(c: LmiContext) -> None:
     """At most max_new_tokens tokens are generated."""
     for count in (1, 4):
-        found = _check_details(c.generate(details=True, max_new_tokens=count).ok().json())["generated_tokens"]
-        expect(found <= count, f"at most {count} tokens", found)
+        generated = _check_details(c.generate(details=True, max_new_tokens=count).ok().json())["generated_tokens"]
+        expect(generated <= count, f"at most {count} tokens", generated)
 
 
 @_add("return-full-text", "GenerationParameters")
@@ -148,8 +148,8 @@ def _stop_sequences(c: LmiContext) -> None:
     if not stop:
         raise NotTried("the model generates no text")
     answer = c.generate(max_new_tokens=8, stop_sequences=[stop], details=True).ok().json()
-    found = field_of(answer, "generated_text", str)
-    expect(len(found) < len(text) or text.endswith(stop), f"a text that ends at '{stop}'", found)
+    generated = field_of(answer, "generated_text", str)
+    expect(len(generated) < len(text) or text.endswith(stop), f"a text that ends at '{stop}'", generated)
     reason = _check_details(answer)["finish_reason"]
     expect(reason == "stop_sequence", "finish_reason stop_sequence", reason)
 

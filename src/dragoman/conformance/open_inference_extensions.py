@@ -63,19 +63,19 @@ def _binary_outputs(response: RecordedResponse) -> list[tuple[dict[str, Any], by
     expect(text.isdigit() and int(text) <= len(response.body), f"a length in {_HEADER}", text)
     answer = RecordedResponse(200, {}, response.body[: int(text)]).json()
     rest = response.body[int(text) :]
-    found: list[tuple[dict[str, Any], bytes | None]] = []
+    raw_outputs: list[tuple[dict[str, Any], bytes | None]] = []
     for output in field_of(answer, "outputs", list):
         parameters = output.get("parameters") if isinstance(output, dict) else None
         size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
         if size is None:
-            found.append((output, None))
+            raw_outputs.append((output, None))
             continue
         expect(type(size) is int and 0 <= size <= len(rest), "binary_data_size within the body", size)
         expect("data" not in output, "no 'data' next to binary_data_size", sorted(output))
-        found.append((output, rest[:size]))
+        raw_outputs.append((output, rest[:size]))
         rest = rest[size:]
     expect(not rest, "no bytes after the last output", f"{len(rest)} bytes")
-    return found
+    return raw_outputs
 
 
 def _check_binary(outputs: Sequence[tuple[dict[str, Any], bytes | None]]) -> None:
@@ -167,10 +167,10 @@ def _binary_header(c: RestContext) -> None:
 @_add("classification", "Classification")
 def _classification(c: RestContext) -> None:
     """The output parameter classification returns BYTES elements 'value:index[:label]'."""
-    wanted = next((spec for spec in c.model.outputs() if spec.datatype in ELEMENT_SIZES), None)
-    if wanted is None or not wanted.shape:
+    output = next((spec for spec in c.model.outputs() if spec.datatype in ELEMENT_SIZES), None)
+    if output is None or not output.shape:
         raise NotTried("the model has no output of numbers with an axis")
-    response = c.infer(c.model.request(outputs=[{"name": wanted.name, "parameters": {"classification": 1}}]))
+    response = c.infer(c.model.request(outputs=[{"name": output.name, "parameters": {"classification": 1}}]))
     listed = _is_listed(c, "classification")
     if not listed and response.status != 200:
         raise NotOffered("'classification' is not in the extensions of GET v2")
@@ -193,9 +193,9 @@ def _classification(c: RestContext) -> None:
 def _statistics(c: RestContext, path: str) -> dict[str, Any]:
     """Return the statistics of the model, of the version with most requests."""
     answer = c.http.get(path).expect_offered(f"GET {path}").json()
-    found = [s for s in field_of(answer, "model_stats", list) if field_of(s, "name", str) == c.model.name]
-    expect(found, f"statistics of '{c.model.name}'", answer)
-    return max(found, key=lambda one: int(field_of(one, "inference_count", (int, str), "statistics")))
+    entries = [s for s in field_of(answer, "model_stats", list) if field_of(s, "name", str) == c.model.name]
+    expect(entries, f"statistics of '{c.model.name}'", answer)
+    return max(entries, key=lambda one: int(field_of(one, "inference_count", (int, str), "statistics")))
 
 
 @_add("statistics", "Statistics")
@@ -250,8 +250,8 @@ def _index(c: RestContext, request: dict[str, Any]) -> list[Any]:
     response = c.http.post("/v2/repository/index", request)
     answer = response.expect_offered("POST v2/repository/index").json()
     expect(isinstance(answer, list), "a list", answer)
-    found: list[Any] = answer
-    return found
+    index: list[Any] = answer
+    return index
 
 
 @_add("repository-index", "Model repository, Index")

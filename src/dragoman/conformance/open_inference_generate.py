@@ -27,16 +27,16 @@ class GenerateContext:
         return self.http.post(f"/v2/models/{quote(self.model, safe='')}/{action}", body)
 
     def text(self, **parameters: Any) -> str:
-        found: str = field_of(self.post(**parameters).ok().json(), "text_output", str)
-        return found
+        generated: str = field_of(self.post(**parameters).ok().json(), "text_output", str)
+        return generated
 
     def events(self, **parameters: Any) -> list[Any]:
         """Return the events of a stream."""
         response = self.post("generate_stream", **parameters).ok()
         expect(response.media_type == "text/event-stream", "text/event-stream", response.media_type)
-        found = response.json_events()
-        expect(found, "at least one event", response.body)
-        return found
+        values = response.json_events()
+        expect(values, "at least one event", response.body)
+        return values
 
 
 def _prepare(target: Target) -> GenerateContext:

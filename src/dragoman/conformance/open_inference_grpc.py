@@ -90,9 +90,9 @@ def _prepare(target: Target) -> GrpcContext:
 
 def _find_model(target: Target, client: "g.GrpcTarget") -> TensorModel | str:
     """Return the model that REST found, or one by gRPC alone if there is no REST."""
-    found = find_tensor_model(target) if target.http.url else "name a model with --model NAME"
-    if not isinstance(found, str):
-        return found
+    model = find_tensor_model(target) if target.http.url else "name a model with --model NAME"
+    if not isinstance(model, str):
+        return model
     for name in target.models:
         try:
             answer = client.call("ModelMetadata", m.ModelMetadataResponse, m.ModelMetadataRequest(name=name))
@@ -106,7 +106,7 @@ def _find_model(target: Target, client: "g.GrpcTarget") -> TensorModel | str:
                 "outputs": [_tensor(t) for t in answer.outputs],
             }
             return TensorModel(name, metadata, samples)
-    return found
+    return model
 
 
 def _tensor(tensor: Any) -> dict[str, Any]:
@@ -179,10 +179,10 @@ def _model_metadata(c: GrpcContext) -> None:
     answer = c.call("ModelMetadata", m.ModelMetadataResponse, m.ModelMetadataRequest(name=c.model.name))
     expect(answer.name == c.model.name, f"the name '{c.model.name}'", answer.name)
     for key in ("inputs", "outputs"):
-        found = [_tensor(t) for t in getattr(answer, key)]
+        tensors = [_tensor(t) for t in getattr(answer, key)]
         declared = c.model.metadata.get(key) or []
         want = [{k: t[k] for k in ("name", "datatype", "shape")} for t in declared]
-        expect(found == want, f"the {key} {want} of the metadata over REST", found)
+        expect(tensors == want, f"the {key} {want} of the metadata over REST", tensors)
 
 
 @_add("metadata-unknown-model", "GRPC, Metadata, Model Metadata")
@@ -217,31 +217,31 @@ def _infer_contents(c: GrpcContext) -> None:
 def _infer_metadata(c: GrpcContext) -> None:
     """Outputs have the names and datatypes that the metadata declares."""
     declared = sorted((spec.name, spec.datatype) for spec in c.model.outputs())
-    found = sorted((o.name, o.datatype) for o in c.infer(c.request()).outputs)
-    expect(found == declared, f"outputs {declared}", found)
+    outputs = sorted((o.name, o.datatype) for o in c.infer(c.request()).outputs)
+    expect(outputs == declared, f"outputs {declared}", outputs)
 
 
 @_add("infer-id", "GRPC, Inference, ModelInferRequest.id")
 def _infer_id(c: GrpcContext) -> None:
     """The id of a request is returned in the response."""
-    found = c.infer(c.request(id="dragoman-check-42")).id
-    expect(found == "dragoman-check-42", "id 'dragoman-check-42'", found)
+    response_id = c.infer(c.request(id="dragoman-check-42")).id
+    expect(response_id == "dragoman-check-42", "id 'dragoman-check-42'", response_id)
 
 
 @_add("infer-version", "GRPC, Inference, ModelInferRequest.model_version")
 def _infer_version(c: GrpcContext) -> None:
     """A requested version is used, and named in model_version."""
-    found = c.infer(c.request(model_version=c.model.version)).model_version
-    expect(found == c.model.version, f"model_version '{c.model.version}'", found)
+    version = c.infer(c.request(model_version=c.model.version)).model_version
+    expect(version == c.model.version, f"model_version '{c.model.version}'", version)
 
 
 @_add("infer-request-output", "GRPC, Inference, InferRequestedOutputTensor")
 def _infer_request_output(c: GrpcContext) -> None:
     """Only requested outputs are returned."""
-    wanted = c.model.outputs()[-1].name
-    answer = c.infer(c.request(outputs=[{"name": wanted}]))
+    name = c.model.outputs()[-1].name
+    answer = c.infer(c.request(outputs=[{"name": name}]))
     _check_outputs(answer)
-    expect([o.name for o in answer.outputs] == [wanted], f"the output '{wanted}'", [o.name for o in answer.outputs])
+    expect([o.name for o in answer.outputs] == [name], f"the output '{name}'", [o.name for o in answer.outputs])
 
 
 # --- errors ------------------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ def _stream_infer(c: GrpcContext) -> None:
             raise NotOffered("ModelStreamInfer gets status UNIMPLEMENTED") from error
         raise ClauseFailed(f"expected the status OK of ModelStreamInfer, got {error}") from error
     expect(not any(a.error_message for a in answers), "no error_message", [a.error_message for a in answers])
-    found = sorted({a.infer_response.id for a in answers})
-    expect(found == ["0", "1", "2"], "responses with the ids 0, 1, 2", found)
+    ids = sorted({a.infer_response.id for a in answers})
+    expect(ids == ["0", "1", "2"], "responses with the ids 0, 1, 2", ids)
     for answer in answers:
         if answer.infer_response.outputs:
             _check_outputs(answer.infer_response)

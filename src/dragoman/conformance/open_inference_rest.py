@@ -198,8 +198,10 @@ def _metadata_versions(c: RestContext) -> None:
         raise NotTried("the metadata lists no versions")
     for version in field_of(answer, "versions", list):
         expect(isinstance(version, str), "strings in 'versions'", version)
-        found = c.http.get(f"{c.described_model.path}/versions/{quote(version)}").ok().json()
-        expect(field_of(found, "name", str) == c.described_model.name, f"the name '{c.described_model.name}'", found)
+        metadata = c.http.get(f"{c.described_model.path}/versions/{quote(version)}").ok().json()
+        expect(
+            field_of(metadata, "name", str) == c.described_model.name, f"the name '{c.described_model.name}'", metadata
+        )
 
 
 @_add("metadata-unknown-model", "HTTP/REST, Model Metadata Response JSON Error Object")
@@ -288,10 +290,10 @@ def _infer_nested_data(c: RestContext) -> None:
 @_add("infer-request-output", "HTTP/REST, Request Output")
 def _infer_request_output(c: RestContext) -> None:
     """Only requested outputs are returned."""
-    wanted = c.model.outputs()[-1].name
-    outputs = c.outputs(c.model.request(outputs=[{"name": wanted}]))
+    name = c.model.outputs()[-1].name
+    outputs = c.outputs(c.model.request(outputs=[{"name": name}]))
     names = [output["name"] for output in outputs]
-    expect(names == [wanted], f"the output '{wanted}'", names)
+    expect(names == [name], f"the output '{name}'", names)
 
 
 @_add("infer-parameters", "HTTP/REST, Parameters", level="should")

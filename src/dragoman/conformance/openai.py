@@ -215,8 +215,8 @@ def _chat_stream_text(c: OpenAIContext) -> None:
 
 def _delta(chunk: Any) -> dict[str, Any]:
     choices = field_of(chunk, "choices", list, "a chunk")
-    found: dict[str, Any] = field_of(choices[0], "delta", dict, "a choice") if choices else {}
-    return found
+    delta: dict[str, Any] = field_of(choices[0], "delta", dict, "a choice") if choices else {}
+    return delta
 
 
 @_add("chat-stream-usage", "Chat completions, stream_options")

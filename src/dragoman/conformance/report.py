@@ -58,8 +58,8 @@ def as_junit(url: str, results: Sequence[ClauseResult]) -> bytes:
         suite = ET.SubElement(root, "testsuite", {"name": name, **{k: str(v) for k, v in attributes.items()}})
         for row in rows:
             _add_case(suite, row)
-    found: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
-    return found
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document
 
 
 def _printable(text: str) -> str:

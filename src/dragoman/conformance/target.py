@@ -38,10 +38,10 @@ class Target:
         """Return the models to consider: those of the command, or those that the server lists."""
         if self.models:
             return list(self.models)
-        found: dict[str, None] = {}
+        models: dict[str, None] = {}
         for names in (self._index(), self._names("/v2/models", "models"), self._names("/v1/models", "data")):
-            found |= dict.fromkeys(names)
-        return list(found)
+            models |= dict.fromkeys(names)
+        return list(models)
 
     def _index(self) -> Iterator[str]:
         answer = _json(self.http.post("/v2/repository/index", {}))
@@ -101,10 +101,10 @@ class TensorModel:
 
     def outputs(self) -> list[TensorShape]:
         """Return the declared outputs. Raises NotTried if there are none."""
-        found = declared_tensors(self.metadata, "outputs")
-        if not found:
+        declared = declared_tensors(self.metadata, "outputs")
+        if not declared:
             raise NotTried(f"the metadata of '{self.name}' declares no outputs")
-        return found
+        return declared
 
     def request(self, **changes: Any) -> dict[str, Any]:
         return json_request(self.samples) | changes
@@ -183,9 +183,9 @@ def _difficulty(model: TensorModel) -> int:
 def read_request(path: str) -> Mapping[str, Any]:
     """Return the V2 request in a file. Raises InvalidInput."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        request = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--request: '{path}' cannot be read: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
+    if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
         raise InvalidInput(f"--request: expected an object with 'inputs' in '{path}'")
-    return found
+    return request

@@ -32,9 +32,9 @@ class TgiContext:
         """Return the events of a stream."""
         response = self.post(path, **parameters).ok()
         expect(response.media_type == "text/event-stream", "text/event-stream", response.media_type)
-        found = response.json_events()
-        expect(found, "at least one event", response.body)
-        return found
+        values = response.json_events()
+        expect(values, "at least one event", response.body)
+        return values
 
 
 def _prepare(target: Target) -> TgiContext:
@@ -104,8 +104,8 @@ def _details(c: TgiContext) -> None:
 def _max_new_tokens(c: TgiContext) -> None:
     """At most max_new_tokens tokens are generated."""
     for count in (1, 4):
-        found = _check_details(c.generate(details=True, max_new_tokens=count))["generated_tokens"]
-        expect(found <= count, f"at most {count} tokens", found)
+        generated = _check_details(c.generate(details=True, max_new_tokens=count))["generated_tokens"]
+        expect(generated <= count, f"at most {count} tokens", generated)
 
 
 @_add("decoder-input-details", "POST /generate, decoder_input_details")

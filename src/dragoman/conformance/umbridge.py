@@ -33,14 +33,14 @@ class Function:
 
     def sizes(self, kind: str) -> list[int]:
         key = f"{kind}Sizes"
-        found: list[int] = field_of(self.post(f"{kind.capitalize()}Sizes").ok().json(), key, list)
-        expect(all(type(n) is int and n >= 0 for n in found), f"non-negative integers in {key}", found)
-        return found
+        values: list[int] = field_of(self.post(f"{kind.capitalize()}Sizes").ok().json(), key, list)
+        expect(all(type(n) is int and n >= 0 for n in values), f"non-negative integers in {key}", values)
+        return values
 
     def supports(self, feature: str) -> bool:
         answer = self.http.post("/ModelInfo", {"name": self.name}).ok().json()
-        found: bool = field_of(field_of(answer, "support", dict), feature, bool, "'support'")
-        return found
+        supported: bool = field_of(field_of(answer, "support", dict), feature, bool, "'support'")
+        return supported
 
     def require(self, feature: str) -> None:
         if not self.supports(feature):
@@ -57,8 +57,8 @@ class Function:
         return self.post(feature, **(fields | changes))
 
     def vector(self, feature: str, **changes: Any) -> list[float]:
-        found = field_of(self.derivative(feature, **changes).ok().json(), "output", list)
-        return _numbers(found, "'output'")
+        values = field_of(self.derivative(feature, **changes).ok().json(), "output", list)
+        return _numbers(values, "'output'")
 
 
 def _prepare(target: Target) -> Function:
@@ -98,8 +98,8 @@ def _numbers(values: Any, what: str) -> list[float]:
         f"a list of numbers in {what}",
         values,
     )
-    found: list[float] = values
-    return found
+    numbers: list[float] = values
+    return numbers
 
 
 def _check_error(response: RecordedResponse, kind: str, status: int = 400) -> None:
@@ -166,32 +166,32 @@ def _evaluate(c: Function) -> None:
     c.require("Evaluate")
     output = field_of(c.post("Evaluate", input=c.point).ok().json(), "output", list)
     sizes = c.sizes("output")
-    found = [len(_numbers(vector, "an output vector")) for vector in output]
-    expect(found == sizes, f"vectors of {sizes} numbers", found)
+    output_sizes = [len(_numbers(vector, "an output vector")) for vector in output]
+    expect(output_sizes == sizes, f"vectors of {sizes} numbers", output_sizes)
 
 
 @_add("gradient", "POST /Gradient")
 def _gradient(c: Function) -> None:
     """POST /Gradient returns a vector as long as the input."""
     c.require("Gradient")
-    found = c.vector("Gradient")
-    expect(len(found) == c.sizes("input")[0], f"{c.sizes('input')[0]} numbers", len(found))
+    gradient = c.vector("Gradient")
+    expect(len(gradient) == c.sizes("input")[0], f"{c.sizes('input')[0]} numbers", len(gradient))
 
 
 @_add("apply-jacobian", "POST /ApplyJacobian")
 def _apply_jacobian(c: Function) -> None:
     """POST /ApplyJacobian returns a vector as long as the output."""
     c.require("ApplyJacobian")
-    found = c.vector("ApplyJacobian")
-    expect(len(found) == c.sizes("output")[0], f"{c.sizes('output')[0]} numbers", len(found))
+    product = c.vector("ApplyJacobian")
+    expect(len(product) == c.sizes("output")[0], f"{c.sizes('output')[0]} numbers", len(product))
 
 
 @_add("apply-hessian", "POST /ApplyHessian")
 def _apply_hessian(c: Function) -> None:
     """POST /ApplyHessian returns a vector as long as the first input."""
     c.require("ApplyHessian")
-    found = c.vector("ApplyHessian")
-    expect(len(found) == c.sizes("input")[0], f"{c.sizes('input')[0]} numbers", len(found))
+    product = c.vector("ApplyHessian")
+    expect(len(product) == c.sizes("input")[0], f"{c.sizes('input')[0]} numbers", len(product))
 
 
 @_add("adjoint", "POST /Gradient, POST /ApplyJacobian")
@@ -218,10 +218,10 @@ def _directional_derivative(c: Function) -> None:
         moved = [[x + sign * step * v for x, v in zip(c.point[0], vec, strict=True)], *c.point[1:]]
         ends.append(field_of(c.post("Evaluate", input=moved).ok().json(), "output", list)[0])
     slopes = [(a - b) / (2 * step) for a, b in zip(*ends, strict=True)]
-    found = c.vector("ApplyJacobian", vec=vec)
+    product = c.vector("ApplyJacobian", vec=vec)
     size = math.sqrt(_dot(slopes, slopes)) + 1e-6
-    error = math.dist(slopes, found)
-    expect(error <= 0.01 * size, f"J v near {slopes[:4]}", found[:4])
+    error = math.dist(slopes, product)
+    expect(error <= 0.01 * size, f"J v near {slopes[:4]}", product[:4])
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

@@ -53,8 +53,8 @@ class BytesTensor(Tensor, frozen=True, eq=False):
     ) -> Self:
         """Make a tensor of concatenated elements, an array of bytes, and their lengths."""
         make: Any = cls
-        made: Self = make(None, BYTES, parameters, None, buffer.tobytes(), tuple(shape), came_as_text, lengths)
-        return made
+        tensor: Self = make(None, BYTES, parameters, None, buffer.tobytes(), tuple(shape), came_as_text, lengths)
+        return tensor
 
     @classmethod
     def _of(
@@ -66,8 +66,8 @@ class BytesTensor(Tensor, frozen=True, eq=False):
         came_as_text: bool,
     ) -> Self:
         make: Any = cls
-        made: Self = make(None, BYTES, parameters, texts, buffer, tuple(shape), came_as_text)
-        return made
+        tensor: Self = make(None, BYTES, parameters, texts, buffer, tuple(shape), came_as_text)
+        return tensor
 
     @property  # type: ignore[misc]
     def data(self) -> Array:

@@ -132,8 +132,8 @@ def split_list(text: str) -> tuple[str, ...]:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name closest to `name`, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +287,8 @@ def child_environment(*, runs_models: bool) -> dict[str, str]:
 
     Children that run no models get the headers for a collector of traces.
     """
-    found = {name: value for name, value in os.environ.items() if name not in (*_VARIABLES, *_COLLECTOR_HEADERS)}
-    return found if runs_models else {**found, _COLLECTOR_HEADERS[1]: collector_headers()}
+    environment = {name: value for name, value in os.environ.items() if name not in (*_VARIABLES, *_COLLECTOR_HEADERS)}
+    return environment if runs_models else {**environment, _COLLECTOR_HEADERS[1]: collector_headers()}
 
 
 def collector_headers() -> str:

@@ -116,12 +116,12 @@ def texts(most: int) -> ValueKind:
     """A list of non-empty texts, or one text."""
 
     def convert(value: Any) -> tuple[str, ...]:
-        found = [value] if isinstance(value, str) else value
-        if not isinstance(found, list | tuple) or len(found) > most:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or len(items) > most:
             raise InvalidValueError
-        if not all(isinstance(text, str) and 0 < len(text) <= MOST_WORD_CHARACTERS for text in found):
+        if not all(isinstance(text, str) and 0 < len(text) <= MOST_WORD_CHARACTERS for text in items):
             raise InvalidValueError
-        return tuple(found)
+        return tuple(items)
 
     one = {"type": "string", "minLength": 1, "maxLength": MOST_WORD_CHARACTERS}
     schema = {"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]}
@@ -279,15 +279,17 @@ def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> 
     A temperature or top_p of (nearly) 0 means greedy decoding. most: maximum number of sequences of a prompt. Raises
     InvalidInput if fields contradict each other.
     """
-    made = Sampling(**fields)
-    if made.temperature < GREEDY_BELOW or made.top_p == 0:
-        made = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
-    if made.n > 1 or made.best_of > 1 or made.num_beams > 1:
-        _check_sequences(made, names, most)
-    if made.max_new_tokens is not None and made.min_new_tokens > made.max_new_tokens:
+    parameters = Sampling(**fields)
+    if parameters.temperature < GREEDY_BELOW or parameters.top_p == 0:
+        parameters = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
+    if parameters.n > 1 or parameters.best_of > 1 or parameters.num_beams > 1:
+        _check_sequences(parameters, names, most)
+    if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:
         least, limit = (f"`{names.get(field, field)}`" for field in ("min_new_tokens", "max_new_tokens"))
-        raise InvalidInput(f"{least} must be <= {limit}; got {made.min_new_tokens} and {made.max_new_tokens}")
-    return made
+        raise InvalidInput(
+            f"{least} must be <= {limit}; got {parameters.min_new_tokens} and {parameters.max_new_tokens}"
+        )
+    return parameters
 
 
 def _check_sequences(made: Sampling, names: Mapping[str, str], most: int) -> None:

@@ -38,8 +38,8 @@ class Chat:
     def without_turns(self, count: int) -> "Chat":
         """Return the conversation without what comes before the turn of this index; messages of the system stay."""
         first = self.turns[count]
-        kept = [each for i, each in enumerate(self.messages) if i >= first or each["role"] == "system"]
-        return replace(self, messages=tuple(kept))
+        messages = [each for i, each in enumerate(self.messages) if i >= first or each["role"] == "system"]
+        return replace(self, messages=tuple(messages))
 
     @property
     def images(self) -> list[str]:

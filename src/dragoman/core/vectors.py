@@ -94,8 +94,8 @@ class VectorFunction:
 
 def find_vector_function(target: Any) -> VectorFunction | None:
     """Return the VectorFunction that an object is or carries; None if there is none."""
-    found = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
-    return found if isinstance(found, VectorFunction) else None
+    candidate = target if isinstance(target, VectorFunction) else getattr(target, "__dict__", {}).get(MARK)
+    return candidate if isinstance(candidate, VectorFunction) else None
 
 
 def replace_item(inputs: Sequence[T], index: int, value: T) -> tuple[T, ...]:

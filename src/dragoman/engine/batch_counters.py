@@ -46,13 +46,13 @@ class BatchCounters:
 
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
-        taken = type(self)(_no_queue)
+        snapshot = type(self)(_no_queue)
         for name in self.__slots__:
             if name != "queued":
                 mine = getattr(self, name)
-                setattr(self, name, getattr(taken, name))
-                setattr(taken, name, mine)
-        return taken
+                setattr(self, name, getattr(snapshot, name))
+                setattr(snapshot, name, mine)
+        return snapshot
 
     def add(self, other: Self) -> None:
         """Add what other counters have counted."""

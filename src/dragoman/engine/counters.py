@@ -52,10 +52,10 @@ class CallCounters:
 
     def take(self) -> Self:
         """Return the counts so far, and reset these counters."""
-        taken = type(self)()
-        taken._by_type, self._by_type = self._by_type, taken._by_type
-        taken.generation, self.generation = self.generation, taken.generation
-        return taken
+        snapshot = type(self)()
+        snapshot._by_type, self._by_type = self._by_type, snapshot._by_type
+        snapshot.generation, self.generation = self.generation, snapshot.generation
+        return snapshot
 
     def add(self, other: Self) -> None:
         """Add what other counters have counted of calls without generated texts."""

@@ -19,14 +19,14 @@ async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Poo
 
     pool: the workers that it waits for; see `deadline_error`.
     """
-    begun = begin(coroutine)
-    if not isinstance(begun, Pending):
-        return begun
-    with closing(begun):
+    pending = begin(coroutine)
+    if not isinstance(pending, Pending):
+        return pending
+    with closing(pending):
         await ensure_task()
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
-                return await begun
+                return await pending
         except TimeoutError as error:
             raise deadline_error(pool) from error
 

@@ -50,12 +50,12 @@ class FolderSync:
         """
         async with self._lock:
             try:
-                found = await asyncio.to_thread(self._read)
+                contents = await asyncio.to_thread(self._read)
             except (InvalidInput, OSError) as error:
                 self._report(str(error))
                 return {}
             self._report("")
-            return self._apply(found, seen)
+            return self._apply(contents, seen)
 
     def _apply(self, found: Mapping[str, ModelOnDisk], seen: Changes | None) -> Changes:
         waiting: dict[str, ModelOnDisk | None] = {}

@@ -261,13 +261,13 @@ def answer_about_loaded(
             for deployment in registry.select(name):
                 loaded.keep(deployment, call.idle_s)
         return None
-    found = []
+    loaded_models = []
     for name in registry.names():
         ready = [d for d in registry.select(name) if d.state == "READY"]
         if ready:
             unload_in_s = max(math.inf if loaded is None else loaded.unload_in_s(d) for d in ready)
-            found.append(LoadedModel(name, sum(map(_size, ready)), max(0.0, unload_in_s)))
-    return tuple(found)
+            loaded_models.append(LoadedModel(name, sum(map(_size, ready)), max(0.0, unload_in_s)))
+    return tuple(loaded_models)
 
 
 def _size(deployment: Deployment) -> int:

@@ -45,7 +45,7 @@ def _code(spec: ModelSpec) -> _Code | None:
     if not separator and (spec.runtime or "python") != "python":
         return None
     try:
-        found = os.stat(f"{file}.py" if separator else os.path.join(spec.uri, "model.py"))
+        stat = os.stat(f"{file}.py" if separator else os.path.join(spec.uri, "model.py"))
     except OSError:
         return None
-    return spec.runtime, spec.uri, found.st_ino, found.st_size, found.st_mtime_ns
+    return spec.runtime, spec.uri, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -126,16 +126,16 @@ class DiskRepository(Repository):
         by_name: dict[str, list[FoundModel]] = {}
         search = Search(self._run_code, self._may_be_empty)
         for path in self._paths:
-            for found in search.models(path):
-                check_name(found.name, f"the model name of '{_location(found)}'")
-                same = by_name.setdefault(found.name, [])
-                if found.name in sources or not _are_versions([*same, found]):
+            for each in search.models(path):
+                check_name(each.name, f"the model name of '{_location(each)}'")
+                same = by_name.setdefault(each.name, [])
+                if each.name in sources or not _are_versions([*same, each]):
                     first = _location(same[0]) if same else "a Python object"
                     raise InvalidInput(
-                        f"two models are called '{found.name}': {first} and {_location(found)}; give one of them "
+                        f"two models are called '{each.name}': {first} and {_location(each)}; give one of them "
                         "another name, as `name` in a dragoman.toml in a folder of its own"
                     )
-                same.append(found)
+                same.append(each)
         self.skipped = tuple(search.skipped)
         if self._model_name:
             by_name = self._rename(by_name, sources)
@@ -167,8 +167,8 @@ class DiskRepository(Repository):
 
     def _source(self, same: Sequence[FoundModel]) -> Source:
         settings: dict[str, Any] = {}
-        for found in reversed(same):
-            settings |= {key: found.settings[key] for key in _ROUTING if key in found.settings}
+        for candidate in reversed(same):
+            settings |= {key: candidate.settings[key] for key in _ROUTING if key in candidate.settings}
         routing = VersionRouting(str(settings.get("default_version", "")), settings.get("version_weights", {}))
 
         def specs() -> list[ModelSpec]:

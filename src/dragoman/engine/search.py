@@ -131,12 +131,12 @@ class Search:
         if settings is not None or versions or recognise(folder) is not None:
             yield from self._model_folder(folder, settings or {}, versions)
             if _has_mlserver_settings(folder):  # MLServer: every model-settings.json below is a model too
-                yield from (found for p in folders for found in self._search_settings(p))
+                yield from (source for p in folders for source in self._search_settings(p))
             return
         overrides = model_files.repository_settings(folder)
-        below = [found for p in folders for found in self._search_subfolder(p, above)]
-        for found in [*self._model_files(folder), *below]:
-            yield replace(found, settings={**found.settings, **overrides.pop(found.name, {})})
+        below = [source for p in folders for source in self._search_subfolder(p, above)]
+        for source in [*self._model_files(folder), *below]:
+            yield replace(source, settings={**source.settings, **overrides.pop(source.name, {})})
         if overrides:
             raise InvalidInput(f"{folder / 'dragoman.toml'}: there is no model {', '.join(map(repr, overrides))} here")
 
@@ -195,7 +195,7 @@ class Search:
         if _has_mlserver_settings(folder):
             yield from self._search_folder(folder)
         else:
-            yield from (found for p in _entries(folder) if p.is_dir() for found in self._search_settings(p))
+            yield from (source for p in _entries(folder) if p.is_dir() for source in self._search_settings(p))
 
 
 def _is_python(folder: Path, settings: Mapping[str, Any]) -> bool:

@@ -393,8 +393,8 @@ async def start_pool(
     """Return the pool of a model, once it is loaded. `on_create` is called with it before."""
 
     def make(spec: ModelSpec) -> Pool:
-        made: Pool = plugins.find("pools", placement)(spec, on_change)
-        return made
+        inner_pool: Pool = plugins.find("pools", placement)(spec, on_change)
+        return inner_pool
 
     pool = make(spec if spec.sequences is None else _one_replica(spec))
     on_create(pool)

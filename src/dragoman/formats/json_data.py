@@ -46,9 +46,9 @@ def tensor_from_json(
     if depth == 0:
         raise InvalidInput(f"{where}: expected 'data' to be an array")
     if depth > 1 and depth != len(shape) and not (count == 0 and depth < len(shape)):
-        found = f"{depth} deep" if depth < _MAX_DEPTH else f"deeper than {_MAX_DEPTH - 1}"
+        actual = f"{depth} deep" if depth < _MAX_DEPTH else f"deeper than {_MAX_DEPTH - 1}"
         expected = f"1 or {len(shape)}" if len(shape) > 1 else "1"
-        raise InvalidInput(f"{where}: 'data' nests {found}, expected {expected} by its shape")
+        raise InvalidInput(f"{where}: 'data' nests {actual}, expected {expected} by its shape")
     parsed = isinstance(data, msgspec.Raw)
     size = len(memoryview(data)) if parsed else 0
     if size > (_VERY_LONG if datatype is BYTES else LONG):

@@ -50,10 +50,10 @@ def parse_config(text: str, name: str) -> ConfigFile:
             return ConfigFile(name, text_format.Parse(text, m.ModelConfig()), tuple(unknown), lines)
         except text_format.ParseError as error:
             line, column = error.GetLine() or 1, error.GetColumn() or 1
-            found = _NO_SUCH_FIELD.search(str(error))
-            if found is None:
+            match = _NO_SUCH_FIELD.search(str(error))
+            if match is None:
                 raise InvalidInput(f"{name}:{line}:{column}: {_reason(error)}") from error
-            unknown.append((found[1], line))
+            unknown.append((match[1], line))
             text = _without_field(text, line, column)
     raise InvalidInput(f"{name}: expected the fields of Triton's ModelConfig, got over {_MAX_UNKNOWN} other fields")
 

@@ -176,8 +176,8 @@ def _open(name: str, key: str) -> int:
             os.close(folder)
     except OSError as error:
         raise InvalidInput(f"Unable to open shared memory region: '{key}'") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
         raise InvalidInput(f"Unable to open shared memory region: '{key}'")
     return descriptor

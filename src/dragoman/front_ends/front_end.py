@@ -273,9 +273,9 @@ class FrontEnd:
         elif frame.kind == FrameKind.COPIES:
             self._end_updates(value)
         elif frame.kind == FrameKind.REQUESTS:
-            number, found = value
+            number, query_result = value
             if (query := self._queries.get(number)) is not None:
-                query.set_result(found)
+                query.set_result(query_result)
         elif self._listening.done():
             return
         elif frame.kind == FrameKind.LOADED:

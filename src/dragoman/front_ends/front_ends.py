@@ -58,13 +58,13 @@ def _processes(settings: Settings) -> int:
     """Return the number of processes that answer requests; a warning says if it is another one than in the settings."""
     if settings.front_ends != 1:
         raise InvalidInput(f"setting 'processes': expected front_ends 1, got {settings.front_ends}")
-    wanted, most = settings.processes or cores(), cores()
+    requested, most = settings.processes or cores(), cores()
     if not can_share_ports():
         log.warning("setting 'processes': one process is used, since more need SO_REUSEPORT of Linux")
         return 1
-    if wanted > most:
-        log.warning("setting 'processes': %d used, one per core of this machine, instead of %d", most, wanted)
-    return min(wanted, most)
+    if requested > most:
+        log.warning("setting 'processes': %d used, one per core of this machine, instead of %d", most, requested)
+    return min(requested, most)
 
 
 class FrontEnds(ServerTransports):
@@ -107,10 +107,10 @@ class FrontEnds(ServerTransports):
 
     def _bind(self, addresses: Ports) -> None:
         """Bind the ports, which are the same for all processes, also if the system chooses them."""
-        wanted = (*addresses.http, *addresses.grpc, *addresses.admin)
-        self._bound = bind_all(wanted)
+        addresses_to_bind = (*addresses.http, *addresses.grpc, *addresses.admin)
+        self._bound = bind_all(addresses_to_bind)
         numbers = [each.getsockname()[1] for each in self._bound]
-        bound = [(host, port) for (host, _), port in zip(wanted, numbers, strict=True)]
+        bound = [(host, port) for (host, _), port in zip(addresses_to_bind, numbers, strict=True)]
         http, grpc = len(addresses.http), len(addresses.http) + len(addresses.grpc)
         self._ports = Ports(tuple(bound[:http]), tuple(bound[http:grpc]), tuple(bound[grpc:]), len(self._services))
         self.http_ports = numbers[:http]
@@ -176,8 +176,8 @@ class FrontEnds(ServerTransports):
 
     async def _find_requests(self, query: FindRequests) -> list[dict[str, Any]]:
         """Return recent requests of all front ends, newest first."""
-        found = await asyncio.gather(*(each.find_requests(query) for each in self._supervisor.running))
-        return sorted(chain.from_iterable(found), key=itemgetter("time"), reverse=True)[: query.count]
+        results = await asyncio.gather(*(each.find_requests(query) for each in self._supervisor.running))
+        return sorted(chain.from_iterable(results), key=itemgetter("time"), reverse=True)[: query.count]
 
     async def _measure_regularly(self) -> None:
         """Take the counts of front ends now and then: those since the last time are lost if one is killed."""

@@ -138,15 +138,15 @@ class CopiedModels:
             "it calls other models": calls_others,
             "a GPU is in use": has_open_device(_GPU_DEVICES),
         }
-        found = next((reason for reason, applies in reasons.items() if applies), "")
-        if not found:
+        obstacle = next((reason for reason, applies in reasons.items() if applies), "")
+        if not obstacle:
             try:
                 pickle.dumps(importable(replace(spec, siblings=None, worker_port=None)))
             except ModelFailed:
-                found = "other processes cannot import it"
+                obstacle = "other processes cannot import it"
             except Exception:  # pickle raises anything
-                found = "its settings cannot be sent to other processes"
-        return found
+                obstacle = "its settings cannot be sent to other processes"
+        return obstacle
 
     def _report(self, number: int, deployment: Deployment, reason: str) -> None:
         if reason and number not in self._reported:
@@ -302,7 +302,7 @@ def _check_files(spec: ModelSpec) -> None:
 
 def _state(path: str) -> FileState | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return path, found.st_ino, found.st_size, found.st_mtime_ns
+    return path, stat.st_ino, stat.st_size, stat.st_mtime_ns

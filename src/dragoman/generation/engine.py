@@ -360,12 +360,12 @@ class GenerationEngine:
             if each.search is not job.search:
                 continue
             waiter = job.writers[each.sequence].chooser if each.sequence is not None else job.search
-            done = self._run_for(job, waiter.wait, until_s)
-            if done is False:
+            finished = self._run_for(job, waiter.wait, until_s)
+            if finished is False:
                 self._waiting.append(each)
-            elif done and each.sequence is not None and each.choice is not None:
+            elif finished and each.sequence is not None and each.choice is not None:
                 self._take(job, each.sequence, each.choice)
-            elif done:
+            elif finished:
                 self._run_for(job, self._advance, job)
 
     def _is_waiting(self, sequence: Sequence) -> bool:

@@ -138,7 +138,7 @@ class FusedModel:
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor | int, step: AttentionFunction
     ) -> torch.Tensor:
-        """Return logits [rows, vocabulary] of the rows in `wanted`, or of all if it is 0."""
+        """Return logits [rows, vocabulary] of the rows in `outputs`, or of all rows if it is 0."""
         count = len(tokens)
         # If there are too few rows, they are repeated once here, not in each product.
         repeated = torch.arange(self._min_rows) % count if count < self._min_rows else None

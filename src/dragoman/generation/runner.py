@@ -123,8 +123,8 @@ class Runner:
         others = [row for row in rows if not row.adapter]
         groups = [(adapted, self._run(cache, adapted)), *([(others, self._native(cache, others))] if others else [])]
         logits: dict[int, torch.Tensor] = {}
-        for group, wanted in groups:
-            logits |= zip(map(id, group), torch.split(wanted, [row.wanted for row in group]), strict=True)
+        for group, group_logits in groups:
+            logits |= zip(map(id, group), torch.split(group_logits, [row.wanted for row in group]), strict=True)
         return torch.cat([logits[id(row)] for row in rows])
 
     def _run(self, cache: KeyValueCache, rows: Sequence[BatchRow]) -> torch.Tensor:

@@ -106,8 +106,8 @@ class _Writer:
             by_trigger.setdefault(str(trigger), []).append(tag)
         options = []
         for trigger, group in by_trigger.items():
-            begun = self._rule(f"{_ANY_TEXT} {literal(trigger)}", "[lazy]")
-            options.append(f"{begun} {self._choice([self._tag(tag, trigger, is_last=False) for tag in group])}")
+            opening = self._rule(f"{_ANY_TEXT} {literal(trigger)}", "[lazy]")
+            options.append(f"{opening} {self._choice([self._tag(tag, trigger, is_last=False) for tag in group])}")
         some = self._choice(options)
         first = self._choice([self._tag(tag, "", is_last=False) for tag in tags])
         if form.get("stop_after_first"):

@@ -311,8 +311,8 @@ class Vocabulary:
         """Tokens that are omitted when special tokens are skipped; those of harmony are part of the text."""
         added = self._fast.get_added_tokens_decoder()
         texts = {word.content for word in added.values()}
-        kept = _HARMONY if texts >= _HARMONY else frozenset()
-        return frozenset(token for token, word in added.items() if word.special and word.content not in kept)
+        harmony = _HARMONY if texts >= _HARMONY else frozenset()
+        return frozenset(token for token, word in added.items() if word.special and word.content not in harmony)
 
 
 def _adds_special_tokens(prompt: str | Chat) -> bool:

@@ -49,10 +49,10 @@ def compare_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Di
             names = [", ".join(" ".join(key) for key in each) for each in loads]
             raise InvalidInput(f"the runs have no load in common: {names[0]}; {names[1]}")
         return [
-            found
+            difference
             for key in shared
             for name, better in _VALUES.items()
-            if (found := _difference(name, better, loads[0][key], loads[1][key]))
+            if (difference := _difference(name, better, loads[0][key], loads[1][key]))
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidInput("expected files that dragoman bench --json wrote") from error
@@ -71,5 +71,5 @@ def _difference(name: str, better: bool, first: Mapping[str, Any], second: Mappi
 
 
 def _value(measurement: Mapping[str, Any], name: str) -> float | None:
-    found: float | None = measurement["rate"] if name == "rate" else measurement["latency_ms"].get(name)
-    return found
+    value: float | None = measurement["rate"] if name == "rate" else measurement["latency_ms"].get(name)
+    return value

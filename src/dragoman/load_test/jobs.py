@@ -113,13 +113,15 @@ def _text(paths: Sequence[str], bodies: Callable[[Options], Sequence[Mapping[str
         reasons = []
         for path in (each.format(quote(options.model, safe="")) for each in paths):
             for content in contents:
-                found = target.http.send("POST", path, content, {"Content-Type": "application/json"})
-                if found.status == 200:
+                response = target.http.send("POST", path, content, {"Content-Type": "application/json"})
+                if response.status == 200:
                     job = _http(target, protocol, path, content)
                     return replace(job, has_text=has_text, events_are_tokens=has_text is _has_token)
-                if found.status not in (400, 422):
+                if response.status not in (400, 422):
                     break
-            reasons.append(f"POST {path} gets status {found.status} {found.body[:200].decode('utf-8', 'replace')}")
+            reasons.append(
+                f"POST {path} gets status {response.status} {response.body[:200].decode('utf-8', 'replace')}"
+            )
         raise ClauseFailed("; ".join(reasons))
 
     return make

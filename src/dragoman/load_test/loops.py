@@ -120,8 +120,8 @@ async def _wait_until(time_s: float) -> None:
 
 async def _exchange(job: RequestJob, connection: LoadConnection, recorder: Recorder, due_s: float | None) -> None:
     """Send one request and record it. Its latency counts from when it was due."""
-    found = await connection.exchange()
-    times = text_times(job, found) if job.has_text is not None else []
-    recorder.add(found, found.sent_s if due_s is None else due_s, times)
-    if found.error:
+    outcome = await connection.exchange()
+    times = text_times(job, outcome) if job.has_text is not None else []
+    recorder.add(outcome, outcome.sent_s if due_s is None else due_s, times)
+    if outcome.error:
         await asyncio.sleep(_PAUSE_S)

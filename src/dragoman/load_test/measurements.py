@@ -180,5 +180,5 @@ def percentiles(values_s: Sequence[float]) -> dict[str, float]:
         return {}
     ordered = sorted(values_s)
     ranks = {f"p{p:g}": ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)] for p in PERCENTILES}
-    found = {**ranks, "max": ordered[-1], "mean": math.fsum(ordered) / len(ordered)}
-    return {name: 1000 * value for name, value in found.items()}
+    summary = {**ranks, "max": ordered[-1], "mean": math.fsum(ordered) / len(ordered)}
+    return {name: 1000 * value for name, value in summary.items()}

@@ -79,8 +79,8 @@ class FloatText:
 
 
 def _is_equal(text: bytes, expected: Array) -> bool:
-    found = np.array([np.nan if v is None else v for v in json.loads(text)], expected.dtype)
-    return found.tobytes() == expected.tobytes()
+    parsed = np.array([np.nan if v is None else v for v in json.loads(text)], expected.dtype)
+    return parsed.tobytes() == expected.tobytes()
 
 
 _DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float64)))

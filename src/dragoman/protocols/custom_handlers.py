@@ -81,7 +81,7 @@ def prefer_handlers(protocols: Sequence[HttpProtocol], policy: Policy, *, needs_
     for protocol in protocols:
         for route in filter(_is_not_of_mlserver, protocol.routes):
             methods[_path_key(route)].add(route.method)
-    found = []
+    extended = []
     for protocol in protocols:
         routes = [
             replace(route, endpoint=partial(_call_handler_or, route.endpoint, frozenset(), policy))
@@ -93,8 +93,8 @@ def prefer_handlers(protocols: Sequence[HttpProtocol], policy: Policy, *, needs_
             known = frozenset(methods.pop(_path_key(route), _METHODS))
             endpoint = partial(_call_handler_or, None, known, policy)
             routes += [Route(method, route.pattern, endpoint, role="infer") for method in _METHODS - known]
-        found.append(replace(protocol, routes=tuple(routes)))
-    return found
+        extended.append(replace(protocol, routes=tuple(routes)))
+    return extended
 
 
 def _path_key(route: Route) -> str:

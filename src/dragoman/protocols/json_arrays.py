@@ -109,8 +109,8 @@ def _plain_lists(value: Any, name: str) -> Any:
 
 
 def _is_taken(array: Array, spec: TensorSpec) -> bool:
-    found = Tensor.of(array).datatype
-    return found is spec.datatype or found in spec.accepts
+    datatype = Tensor.of(array).datatype
+    return datatype is spec.datatype or datatype in spec.accepts
 
 
 def format_values(name: str, tensor: Tensor, policy: Policy, instead: str) -> Any:
@@ -124,7 +124,7 @@ def format_values(name: str, tensor: Tensor, policy: Policy, instead: str) -> An
             return np.array([each.decode() for each in array.flat], dtype=object).reshape(array.shape).tolist()
         except UnicodeDecodeError as error:
             raise NotSupported(f"output '{name}' holds bytes that are not UTF-8; {instead}") from error
-    refused = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
-    if tensor.datatype.kind == "float" and refused(array).any():
+    unsupported = np.isinf if policy.nonfinite != "error" else lambda values: ~np.isfinite(values)
+    if tensor.datatype.kind == "float" and unsupported(array).any():
         raise NotSupported(f"output '{name}' holds NaN or infinity, not supported by JSON; {instead}")
     return format_nested(array)

@@ -114,17 +114,17 @@ class CatBoostModel(Model):
         if not categories and not texts:
             return (TensorSpec("input", FP32, (-1, len(names)), accepts=NUMERIC),)
         kinds = {**dict.fromkeys(categories, (BYTES, _CATEGORIES)), **dict.fromkeys(texts, (BYTES, frozenset()))}
-        found = [(name, *kinds.get(i, (FP64, NUMERIC))) for i, name in enumerate(names)]
-        return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in found)
+        columns = [(name, *kinds.get(i, (FP64, NUMERIC))) for i, name in enumerate(names)]
+        return tuple(TensorSpec(name, datatype, (-1,), accepts=accepts) for name, datatype, accepts in columns)
 
     def _output_specs(self, classifies: bool) -> tuple[TensorSpec, ...]:
         """Return the outputs, from a prediction for one row of zeros."""
         row = self._rows({spec.name: _sample(spec) for spec in self._inputs})
         names = ("predict", "predict_proba", "raw") if classifies else ("predict", "raw")
-        found = {name: self._predict(name, row) for name in names}
+        outputs = {name: self._predict(name, row) for name in names}
         return tuple(
             TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=name != "predict")
-            for name, array in found.items()
+            for name, array in outputs.items()
         )
 
 

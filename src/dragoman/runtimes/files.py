@@ -79,8 +79,8 @@ def check_installed(package: str, where: str) -> None:
     if is_installed(package):
         return
     extras = [each.extra for each in plugins.built_in_runtimes().values() if package in each.packages[:1]]
-    wanted = f"'dragoman[{extras[0]}]'" if extras else f"{package}, or the package that contains it"
-    raise ModelFailed(f"'{where}' needs '{package}', which is not installed; pip install {wanted}")
+    requirement = f"'dragoman[{extras[0]}]'" if extras else f"{package}, or the package that contains it"
+    raise ModelFailed(f"'{where}' needs '{package}', which is not installed; pip install {requirement}")
 
 
 def check_source(spec: ModelSpec) -> None:

@@ -77,21 +77,21 @@ def model_file(folder: Path) -> Path | None:
     """
     if recognise(folder) is not None:
         return folder
-    found = sorted(entry for entry in folder.iterdir() if is_candidate(entry))
-    if len(found) > 1:
+    files = sorted(entry for entry in folder.iterdir() if is_candidate(entry))
+    if len(files) > 1:
         raise ModelFailed(
-            f"folder '{folder.name}' holds several models: {', '.join(entry.name for entry in found)}; name one of "
+            f"folder '{folder.name}' holds several models: {', '.join(entry.name for entry in files)}; name one of "
             "them in its model-settings.json as parameters.uri"
         )
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def is_candidate(entry: Path) -> bool:
     """Return whether a file or folder in a model's folder is a model: no code beside the model."""
     if entry.name.startswith(".") or entry.suffix == ".py":
         return False
-    found = recognise(entry)
-    return found is not None and not (entry.is_dir() and found == "python")
+    runtime = recognise(entry)
+    return runtime is not None and not (entry.is_dir() and runtime == "python")
 
 
 # The weights of a model, or the list of their files.
@@ -117,16 +117,16 @@ def pretrained_runtime(folder: Path) -> str | None:
         return None
     weights = any((folder / name).is_file() for name in _WEIGHTS)
     try:
-        found = json.loads(config.read_bytes())
+        config_fields = json.loads(config.read_bytes())
     except (ValueError, RecursionError):
         return "llm" if weights and any((folder / name).is_file() for name in _TOKENIZERS) else None
-    if not isinstance(found, dict) or not ("architectures" in found or "model_type" in found):
+    if not isinstance(config_fields, dict) or not ("architectures" in config_fields or "model_type" in config_fields):
         return None
     if weights:
         if has_pooling(folder):
             return "huggingface"
-        return "llm" if _is_decoder(found) or takes_images(folder) else "huggingface"
-    if not _is_decoder(found):
+        return "llm" if _is_decoder(config_fields) or takes_images(folder) else "huggingface"
+    if not _is_decoder(config_fields):
         return None
     if (folder / "openvino_model.xml").is_file():
         return "openvino_genai"

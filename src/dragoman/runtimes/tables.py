@@ -50,10 +50,10 @@ def matrix(value: Any, width: int, names: Sequence[str] | None = None) -> Array:
     if getattr(value, "ndim", 0) != 2 or value.shape[1] != width:
         shape = list(getattr(value, "shape", (len(value),)))
         raise InvalidInput(f"expected a table of shape [-1, {width}], got {shape}")
-    found: Array = value
-    if found.dtype.kind not in "biuf":
-        raise InvalidInput(f"expected numbers, got an array of dtype {found.dtype}")
-    return found
+    numbers: Array = value
+    if numbers.dtype.kind not in "biuf":
+        raise InvalidInput(f"expected numbers, got an array of dtype {numbers.dtype}")
+    return numbers
 
 
 def check_fp32(array: Array, names: Sequence[str] = ("input",)) -> None:

@@ -49,13 +49,13 @@ class TensorFlowModel(Model):
         self._tensorflow = RUNTIME.require("tensorflow")
         # The functions hold their variables only weakly: the loaded object has to live as long as the model.
         self._loaded = self._tensorflow.saved_model.load(str(path))
-        wanted = self.spec.parameters.get("signature_name", "serving_default")
-        if wanted not in self._loaded.signatures:
+        signature_name = self.spec.parameters.get("signature_name", "serving_default")
+        if signature_name not in self._loaded.signatures:
             raise ModelFailed(
-                f"'{path.name}' has no signature '{wanted}', but {', '.join(self._loaded.signatures) or 'none'}; "
-                "name one as parameters.signature_name"
+                f"'{path.name}' has no signature '{signature_name}', but "
+                f"{', '.join(self._loaded.signatures) or 'none'}; name one as parameters.signature_name"
             )
-        self._function = self._loaded.signatures[wanted]
+        self._function = self._loaded.signatures[signature_name]
         self._inputs: Mapping[str, Any] = self._function.structured_input_signature[1]
         self._signature = _signature(self._inputs, self._function.structured_outputs)
 
@@ -112,11 +112,11 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 def _graph_ends(nodes: Iterable[Any]) -> tuple[list[str], list[str]]:
     """Return the names of the placeholders, and those of the nodes that no other node uses."""
-    found = list(nodes)
-    used = {_node_name(name) for node in found for name in node.input}
-    inputs = [node.name for node in found if node.op == "Placeholder"]
+    graph_nodes = list(nodes)
+    used = {_node_name(name) for node in graph_nodes for name in node.input}
+    inputs = [node.name for node in graph_nodes if node.op == "Placeholder"]
     passive = ("Placeholder", "NoOp", "Const", "Assert")
-    return inputs, [node.name for node in found if node.name not in used and node.op not in passive]
+    return inputs, [node.name for node in graph_nodes if node.name not in used and node.op not in passive]
 
 
 def _node_name(name: str) -> str:

@@ -61,20 +61,20 @@ class XGBoostModel(Model):
         return self._signature
 
     def infer(self, call: Infer) -> Mapping[str, Array]:
-        wanted = set(call.outputs or ("predict",))
-        return self._compute(self._rows(call), wanted)
+        requested = set(call.outputs or ("predict",))
+        return self._compute(self._rows(call), requested)
 
     def _compute(self, rows: Array, wanted: Collection[str]) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
         if not {"predict", "label", "predict_proba"}.isdisjoint(wanted):
-            found["predict"] = values = self._predict(rows)
+            outputs["predict"] = values = self._predict(rows)
             if self._is_classifier or "label" in wanted:
-                found["predict" if self._is_classifier else "label"] = self._labels(values)
+                outputs["predict" if self._is_classifier else "label"] = self._labels(values)
             if "predict_proba" in wanted:
-                found["predict_proba"] = self._probabilities(values, rows)
+                outputs["predict_proba"] = self._probabilities(values, rows)
         if "margin" in wanted:
-            found["margin"] = self._predict(rows, margin=True)
-        return found
+            outputs["margin"] = self._predict(rows, margin=True)
+        return outputs
 
     def _rows(self, call: Infer) -> Array:
         value = content(call, self._defaults)
@@ -119,8 +119,8 @@ class XGBoostModel(Model):
         if self._objective == "multi:softmax":
             margin = self._predict(rows, margin=True)
             powers = np.exp(margin - margin.max(axis=1, keepdims=True))
-            found: Array = powers / powers.sum(axis=1, keepdims=True)
-            return found
+            probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+            return probabilities
         if values.ndim == 2 and (values.shape[1] == self._classes or (self._classes == 2 and values.shape[1] > 1)):
             return values
         return np.stack((1 - values.reshape(-1), values.reshape(-1)), axis=1)
@@ -129,9 +129,14 @@ class XGBoostModel(Model):
         further = ("predict_proba",) if self._is_classifier else ()
         if not self._is_classifier and self._objective in _LABEL_OBJECTIVES:
             further = ("label",)
-        found = self._compute(probe, {"predict", "margin", *further})
+        probe_outputs = self._compute(probe, {"predict", "margin", *further})
         outputs = [
-            TensorSpec(name, datatype_of(found[name].dtype), (-1, *found[name].shape[1:]), optional=name != "predict")
+            TensorSpec(
+                name,
+                datatype_of(probe_outputs[name].dtype),
+                (-1, *probe_outputs[name].shape[1:]),
+                optional=name != "predict",
+            )
             for name in ("predict", "margin", *further)
         ]
         return Signature(

@@ -72,7 +72,7 @@ def _signature(files: Sequence[Path]) -> _Signature:
 
 def _file_signature(path: Path) -> tuple[int, int, int]:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

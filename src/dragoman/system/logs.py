@@ -135,11 +135,13 @@ def log_options() -> LogOptions | None:
     if handler is None:
         return None
     level = logging.getLogger().level
-    found = next((each for each in handler.filters if isinstance(each, _LevelFilter)), _LevelFilter(frozenset(), 1))
-    shown = {name: level <= each and each not in found.dropped for name, each in _LEVELS.items()}
+    level_filter = next(
+        (each for each in handler.filters if isinstance(each, _LevelFilter)), _LevelFilter(frozenset(), 1)
+    )
+    shown = {name: level <= each and each not in level_filter.dropped for name, each in _LEVELS.items()}
     formatter = handler.formatter
     has_iso_times = not isinstance(formatter, TextFormatter) or formatter.has_iso_times
-    return LogOptions(**shown, debug=found.debug * (level <= logging.DEBUG), has_iso_times=has_iso_times)
+    return LogOptions(**shown, debug=level_filter.debug * (level <= logging.DEBUG), has_iso_times=has_iso_times)
 
 
 def set_log_options(options: LogOptions) -> None:

@@ -125,8 +125,8 @@ def make_sampler(ratio: float, environment: Mapping[str, str]) -> Sampler:
 def _ratio(environment: Mapping[str, str]) -> float:
     text = environment.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
     try:
-        if 0 <= (found := float(text)) <= 1:
-            return found
+        if 0 <= (ratio := float(text)) <= 1:
+            return ratio
     except ValueError:
         pass
     log.warning("OTEL_TRACES_SAMPLER_ARG: expected a number from 0 to 1, got %r; tracing all requests", text)
@@ -135,10 +135,10 @@ def _ratio(environment: Mapping[str, str]) -> float:
 
 def parse_parent(header: str) -> tuple[str, str, int] | None:
     """Return the trace id, the span id and the flags of a `traceparent`; None if it is invalid."""
-    found = _PARENT.fullmatch(header.strip())
-    if found is None:
+    match = _PARENT.fullmatch(header.strip())
+    if match is None:
         return None
-    version, trace_id, span_id, flags, rest = found.groups()
+    version, trace_id, span_id, flags, rest = match.groups()
     is_invalid = version == "ff" or (version == "00" and rest) or not (trace_id.strip("0") and span_id.strip("0"))
     return None if is_invalid else (trace_id, span_id, int(flags, 16) & _KNOWN_FLAGS)
 
@@ -166,5 +166,5 @@ def trace_headers() -> dict[str, str]:
     _, trace_id, span_id, flags, state = (*values(get_context()), "", "", "", "", "")[:5]
     if not flags:
         return {}
-    found = {PARENT: f"00-{trace_id}-{span_id}-{flags}"}
-    return {**found, STATE: state} if state else found
+    headers = {PARENT: f"00-{trace_id}-{span_id}-{flags}"}
+    return {**headers, STATE: state} if state else headers

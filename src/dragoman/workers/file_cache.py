@@ -55,7 +55,7 @@ class FileCache:
         local = {place: self._local(name, places, place) for place in places}
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if (found := self._folder.stat()).st_uid != os.getuid() or found.st_mode & 0o022:
+            if (stat := self._folder.stat()).st_uid != os.getuid() or stat.st_mode & 0o022:
                 raise ModelFailed(f"the cache '{self._folder}' can be written by other users: expected mode 0700")
             with self._lock(name, _BUILD), ExitStack() as use:
                 use.enter_context(self._lock(name, _USE, fcntl.LOCK_SH))
@@ -82,15 +82,15 @@ class FileCache:
     def _complete(self, name: str, files: Sequence[FileContent], download: Download) -> None:
         """Make the files of a model that are missing or damaged. The others stay, since workers may use them."""
         folder, part = self._folder / name, self._folder / (name + _PARTIAL)
-        wanted = [number for number, file in enumerate(files) if not is_intact(folder / file.path, file)]
-        if not wanted and folder.is_dir():
+        missing = [number for number, file in enumerate(files) if not is_intact(folder / file.path, file)]
+        if not missing and folder.is_dir():
             return
         shutil.rmtree(part, ignore_errors=True)
         try:
             self._reserve(name, files)
-            self._build(part, files, wanted, download)
+            self._build(part, files, missing, download)
             if folder.is_dir():
-                for number in wanted:
+                for number in missing:
                     path = files[number].path
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     (part / path).replace(folder / path)
@@ -213,9 +213,9 @@ class _FileWriter:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self._folder / self._files[number].path, flags, 0o600)
             self._number = number
-        left = memoryview(block)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
 
 
 class _Lock:

@@ -32,11 +32,11 @@ def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
     failed = f"failed to load '{spec.name}', placement.files 'send': "
     unreadable: dict[str, OSError] = {}  # by path
     places = [Path(file) for place in (spec.uri, spec.runtime) if (file := file_part(place))]
-    found = {file for place in places for file in model_files(place, lambda e: unreadable.update({e.filename: e}))}
-    if is_sent and len(found) > _MOST_FILES:
-        raise ModelFailed(f"{failed}expected at most {_MOST_FILES} files, got {len(found)}")
+    files = {file for place in places for file in model_files(place, lambda e: unreadable.update({e.filename: e}))}
+    if is_sent and len(files) > _MOST_FILES:
+        raise ModelFailed(f"{failed}expected at most {_MOST_FILES} files, got {len(files)}")
     contents = []
-    for path in sorted(found)[:_MOST_FILES]:
+    for path in sorted(files)[:_MOST_FILES]:
         try:
             content = _content(path, is_whole=is_sent)
         except OSError as error:
@@ -62,14 +62,14 @@ async def send_files(channel: Channel, contents: Sequence[FileContent], wanted: 
     for number in dict.fromkeys(wanted):
         if not 0 <= number < len(contents):
             return
-        path, left = contents[number].path, contents[number].size
+        path, rest = contents[number].path, contents[number].size
         try:
             with await asyncio.to_thread(open, path, "rb") as file:
-                while left and not channel.closed and (block := await asyncio.to_thread(file.read, _BLOCK_BYTES)):
-                    channel.send(encode(FrameKind.FILE, number, block[:left]))
-                    left -= len(block[:left])
+                while rest and not channel.closed and (block := await asyncio.to_thread(file.read, _BLOCK_BYTES)):
+                    channel.send(encode(FrameKind.FILE, number, block[:rest]))
+                    rest -= len(block[:rest])
                     await channel.drain()
-            reason = "has become shorter" if left else ""
+            reason = "has become shorter" if rest else ""
         except OSError as error:
             reason = f"cannot be read by the server ({error.strerror})"
         if reason:
@@ -92,8 +92,8 @@ def check_contents(spec: ModelSpec) -> None:
 def _difference(path: Path, size: int, digest: str) -> str:
     """Return how a file differs from one with this size and hash, "" if it does not."""
     try:
-        if (found := path.stat().st_size) != size:
-            return f"has {found} bytes instead of {size}"
+        if (actual_size := path.stat().st_size) != size:
+            return f"has {actual_size} bytes instead of {size}"
         return "" if _digest(path, size) == digest else "has other content"
     except FileNotFoundError:
         return "does not exist"
@@ -118,13 +118,13 @@ def file_part(place: str) -> str:
 def _content(path: Path, *, is_whole: bool) -> FileContent | None:
     """Return size and hash of a file, None if it does not exist or is not a regular file. Raises OSError."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:  # a link to nothing, or a file of weights that only some models have
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    digest = _remembered_digest(str(path), found.st_ino, found.st_size, found.st_mtime_ns, is_whole)
-    return FileContent(str(path), found.st_size, digest, bool(found.st_mode & stat.S_IXUSR))
+    digest = _remembered_digest(str(path), status.st_ino, status.st_size, status.st_mtime_ns, is_whole)
+    return FileContent(str(path), status.st_size, digest, bool(status.st_mode & stat.S_IXUSR))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -134,14 +134,14 @@ def _remembered_digest(path: str, _inode: int, size: int, _mtime_ns: int, is_who
 
 def _digest(path: Path, size: int, *, is_whole: bool = False) -> str:
     """Return the hash of a file: of all of it if it is small or `is_whole`, else of blocks."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         if is_whole or size <= _MOST_HASHED_BYTES:
             while block := file.read(_BLOCK_BYTES):
-                found.update(block)
-            return found.hexdigest()
+                digest.update(block)
+            return digest.hexdigest()
         count = _MOST_HASHED_BYTES // _BLOCK_BYTES
         for number in range(count):
             file.seek(number * (size - _BLOCK_BYTES) // (count - 1))
-            found.update(file.read(_BLOCK_BYTES))
-    return found.hexdigest()
+            digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

@@ -188,10 +188,10 @@ def _receive_first(link: Link, timeout_s: float) -> Frame | None:
     """
     while True:
         parser = FrameParser()
-        wanted = HEADER_BYTES
+        needed = HEADER_BYTES
         frames: list[Frame] = []
         while not frames:
-            buffer = parser.buffer()[:wanted]
+            buffer = parser.buffer()[:needed]
             try:
                 count = link.recv_into(buffer)
             except BlockingIOError:
@@ -203,10 +203,10 @@ def _receive_first(link: Link, timeout_s: float) -> Frame | None:
                 raise JoinError(f"the connection to the server is lost: {error}") from error
             if not count:
                 return None
-            wanted -= count
+            needed -= count
             frames = parser.feed(count)
-            if not wanted and not frames:
-                wanted = parser.missing
+            if not needed and not frames:
+                needed = parser.missing
         if frames[0].kind != FrameKind.HEARTBEAT:
             return frames[0]
 

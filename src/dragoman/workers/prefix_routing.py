@@ -84,24 +84,24 @@ def prefix_keys(call: Any) -> list[int]:
 def _hashes(prompt: Prompt, adapter: str) -> list[int]:
     content = _chat_text(prompt) if isinstance(prompt, Chat) else prompt
     step = _FIRST_TOKENS if isinstance(content, tuple) else _FIRST_CHARACTERS
-    found, start, stop = [], 0, step
+    hashes, start, stop = [], 0, step
     key = hash(adapter)
     while stop <= min(len(content), _MAX_CHARACTERS):
         key = hash((key, content[start:stop]))
-        found.append(key)
+        hashes.append(key)
         start, stop = stop, stop + max(step, stop // 4)
-    return found
+    return hashes
 
 
 def _chat_text(chat: Chat) -> str:
     """Return the texts of a conversation up to `_MAX_CHARACTERS`, in an order in which templates may write them."""
-    found, length = [], 0
+    texts, length = [], 0
     for text in _strings((chat.template, chat.tools, chat.options, chat.messages)):
-        found.append(text)
+        texts.append(text)
         length += len(text)
         if length > _MAX_CHARACTERS:
             break
-    return "\0".join(found)
+    return "\0".join(texts)
 
 
 def _strings(value: Any, depth: int = 0) -> Iterator[str]:

@@ -355,12 +355,12 @@ class ProcessPool(JobRunner):
             log.error("model '%s': a worker process died (%s)", self._spec.name, replica.exit_reason)
         self._exits += 1
         held = list(replica.held.values())
-        begun = held if self._concurrent else held[:1]
-        again = [job for job in begun if self._may_repeat(job, replica)]
-        for job in begun:
+        started = held if self._concurrent else held[:1]
+        again = [job for job in started if self._may_repeat(job, replica)]
+        for job in started:
             if job not in again:
                 job.deliver(None, replica.lost_error(), True)
-        self._requeue([*again, *held[len(begun) :]])
+        self._requeue([*again, *held[len(started) :]])
         replica.held.clear()
         self._reject_if_given_up()
         self._report_readiness()

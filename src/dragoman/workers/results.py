@@ -114,8 +114,8 @@ def generation(result: Any, call: Generate, signature: Signature) -> Generation:
     for text in result.texts:
         if text.prompt not in known:
             raise InvalidOutput(f"Generate: expected completions of prompts 0 to {count - 1}, got prompt {text.prompt}")
-    if not call.stream and (found := len({text.prompt for text in result.texts})) < count:
-        raise InvalidOutput(f"Generate: expected completions of {count} prompts, got {found}")
+    if not call.stream and (prompt_count := len({text.prompt for text in result.texts})) < count:
+        raise InvalidOutput(f"Generate: expected completions of {count} prompts, got {prompt_count}")
     return result
 
 

@@ -84,8 +84,8 @@ class BlockWriter:
 
         Return the block number, the offset in the buffer and its path; None for smaller data.
         """
-        found = find_buffer(data) if isinstance(data, memoryview) else None
-        if found is None:
+        buffer_and_offset = find_buffer(data) if isinstance(data, memoryview) else None
+        if buffer_and_offset is None:
             if len(data) < LARGE:
                 return None
             try:
@@ -93,11 +93,11 @@ class BlockWriter:
             except OSError:
                 return None
             memoryview(buffer)[:] = data
-            found = buffer, 0
+            buffer_and_offset = buffer, 0
         self._buffer_count += 1
         number = _BUFFERS + self._buffer_count
-        self._buffers[number] = found[0]
-        return number, found[1], found[0].path
+        self._buffers[number] = buffer_and_offset[0]
+        return number, buffer_and_offset[1], buffer_and_offset[0].path
 
     def free(self, number: int) -> None:
         if is_buffer(number):

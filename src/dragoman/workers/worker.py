@@ -113,18 +113,18 @@ async def _send_measurements(worker: "Worker", executor: Executor) -> None:
     """Send the metrics of the model at intervals, if they have changed, until they are invalid or this is cancelled."""
     sent: Measurements | None = None
     while True:
-        found = Measurements(tuple(executor.measurements()))
+        measurements = Measurements(tuple(executor.measurements()))
         try:
-            count = sum(len(family.samples) for family in found.families)
+            count = sum(len(family.samples) for family in measurements.families)
             if count > _MAX_SAMPLES:
                 raise ValueError(f"expected at most {_MAX_SAMPLES} samples, got {count}")
-            if found != sent:
-                worker.send(FrameKind.METRICS, found)
+            if measurements != sent:
+                worker.send(FrameKind.METRICS, measurements)
         except Exception as error:
             log.error("model '%s': its metrics are no longer exported: %s", executor.name, error)
             worker.send(FrameKind.METRICS, Measurements(()))
             return
-        sent = found
+        sent = measurements
         await asyncio.sleep(_METRICS_INTERVAL_S)
 
 
@@ -148,10 +148,10 @@ class _StepSender:
 
 def send_all(sock: Any, frame: list[Buffer]) -> None:
     """Send a frame before the channel is used, and wait until the system has accepted it."""
-    left = memoryview(b"".join(frame))
-    while left:
+    rest = memoryview(b"".join(frame))
+    while rest:
         try:
-            left = left[sock.sendmsg([left]) :]
+            rest = rest[sock.sendmsg([rest]) :]
         except BlockingIOError:
             wait_until_writable(sock)
 

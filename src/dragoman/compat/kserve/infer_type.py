@@ -53,9 +53,9 @@ class NamedArray:
     @classmethod
     def from_tensor(cls, name: str, tensor: Tensor) -> Self:
         """Return a tensor as an instance; the array is not copied."""
-        found = cls(name, list(tensor.shape), tensor.datatype.name, parameters=dict(tensor.parameters))
-        found._tensor = tensor
-        return found
+        instance = cls(name, list(tensor.shape), tensor.datatype.name, parameters=dict(tensor.parameters))
+        instance._tensor = tensor
+        return instance
 
     @property
     def data(self) -> Any:
@@ -426,7 +426,7 @@ class InferResponse(InferMessage):
         return next((each for each in self.outputs if each.name == name), None)
 
     def _output(self, name: str) -> InferOutput:
-        found = self.get_output_by_name(name)
-        if found is None:
+        output = self.get_output_by_name(name)
+        if output is None:
             raise InvalidInput(f"Unexpected inference output '{name}' for model '{self.model_name}'")
-        return found
+        return output

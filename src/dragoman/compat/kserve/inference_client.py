@@ -179,12 +179,12 @@ class InferenceRESTClient:
 
     async def _send_with_retries(self, transport: Any, request: RestRequest, deadline: Deadline) -> RestResponse:
         """Send a request again if the server cannot be reached."""
-        for left in range(self._config.retries, -1, -1):
+        for attempts_left in range(self._config.retries, -1, -1):
             try:
                 response: RestResponse = await transport.send(request, deadline)
                 return response
             except ServerUnreachable as error:
-                if not left:
+                if not attempts_left:
                     raise InferenceError(error.message) from error
             except DragomanError as error:
                 raise InferenceError(error.message) from error
@@ -205,10 +205,10 @@ def _body(data: Any) -> tuple[tuple[bytes, ...], tuple[tuple[str, str], ...]]:
 def _error_text(response: RestResponse) -> str:
     """Return the error in the JSON body of a response, else the start of the body."""
     try:
-        found = orjson.loads(response.body)
+        value = orjson.loads(response.body)
     except orjson.JSONDecodeError:
         return bytes(response.body[:200]).decode("utf-8", "replace")
-    return str(found.get("error", found)) if isinstance(found, dict) else str(found)
+    return str(value.get("error", value)) if isinstance(value, dict) else str(value)
 
 
 class InferenceGRPCClient:

@@ -10,10 +10,10 @@ from dragoman.core.errors import InvalidInput
 
 def to_np_dtype(dtype: str) -> Any:
     """Return NumPy's type for a datatype, None for an unknown one and for BF16, which NumPy lacks."""
-    found = DATATYPES.get(dtype)
-    if found is None or found is BF16:
+    datatype = DATATYPES.get(dtype)
+    if datatype is None or datatype is BF16:
         return None
-    return np.object_ if found is BYTES else found.dtype.type
+    return np.object_ if datatype is BYTES else datatype.dtype.type
 
 
 def from_np_dtype(np_dtype: Any) -> str | None:

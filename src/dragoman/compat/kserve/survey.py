@@ -88,10 +88,10 @@ def _remarks_on_step(method: ast.FunctionDef | ast.AsyncFunctionDef, place: str,
 def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Return the full names of what a statement imports of KServe."""
     if isinstance(node, ast.Import):
-        found = [alias.name for alias in node.names]
+        names = [alias.name for alias in node.names]
     else:
-        found = [f"{node.module}.{alias.name}" for alias in node.names] if not node.level else []
-    return [name for name in found if name.partition(".")[0] in (PACKAGE, "kserve_storage")]
+        names = [f"{node.module}.{alias.name}" for alias in node.names] if not node.level else []
+    return [name for name in names if name.partition(".")[0] in (PACKAGE, "kserve_storage")]
 
 
 def _attributes(tree: ast.Module) -> Iterator[str]:

@@ -38,8 +38,8 @@ def elements(tensor: Tensor) -> list[Any]:
     try:
         return list(map(ElementText, texts_of(tensor)))
     except UnicodeDecodeError:
-        found: list[Any] = tensor.data.reshape(-1).tolist()
-        return found
+        values: list[Any] = tensor.data.reshape(-1).tolist()
+        return values
 
 
 def texts(array: Array) -> list[str]:

@@ -64,12 +64,12 @@ class _LibraryModel(MLModel):
     def _check_request(self, payload: InferenceRequest) -> InferenceRequest:
         """Set the default output if the request names none. Raises InferenceError for an unknown output."""
         payload.outputs = payload.outputs or [RequestOutput(name=self._default_output())]
-        for wanted in payload.outputs:
-            if wanted.name not in self.known_outputs:
+        for output in payload.outputs:
+            if output.name not in self.known_outputs:
                 known = ", ".join(f"'{name}'" for name in self.known_outputs)
-                raise InferenceError(f"{type(self).__name__}: unknown output '{wanted.name}': expected one of {known}")
-            if not callable(getattr(self._model, wanted.name, None)):
-                raise InferenceError(f"{type(self._model).__name__} does not support '{wanted.name}'")
+                raise InferenceError(f"{type(self).__name__}: unknown output '{output.name}': expected one of {known}")
+            if not callable(getattr(self._model, output.name, None)):
+                raise InferenceError(f"{type(self._model).__name__} does not support '{output.name}'")
         return payload
 
     def _default_output(self) -> str:
@@ -78,13 +78,13 @@ class _LibraryModel(MLModel):
     def _get_model_outputs(self, payload: InferenceRequest) -> list[ResponseOutput]:
         value = self.decode_request(payload, default_codec=NumpyRequestCodec)
         outputs: list[ResponseOutput] = []
-        for wanted in payload.outputs or ():
-            result = self._call(getattr(self._model, wanted.name), value)
+        for output in payload.outputs or ():
+            result = self._call(getattr(self._model, output.name), value)
             if not PandasCodec.can_encode(result):
-                outputs += self._encode_result(result, wanted)
+                outputs += self._encode_result(result, output)
                 continue
             if len(payload.outputs or ()) > 1:
-                raise InferenceError(f"output '{wanted.name}' is a data frame: request it alone")
+                raise InferenceError(f"output '{output.name}' is a data frame: request it alone")
             return PandasCodec.encode_outputs(result)
         return outputs
 

@@ -106,12 +106,12 @@ def _check_warmup(file: ConfigFile, path: str, warmup: Any) -> None:
     limit = max(1, file.message.max_batch_size)
     if not 1 <= warmup.batch_size <= limit:
         raise file.error(f"{path}.batch_size", f"expected 1 to {limit}, got {warmup.batch_size}")
-    for name, given in warmup.inputs.items():
+    for name, tensor in warmup.inputs.items():
         where = f"{path}.inputs"
-        if not given.data_type or any(n < 1 for n in given.dims):
+        if not tensor.data_type or any(n < 1 for n in tensor.dims):
             raise file.error(where, f"'{name}': expected a data_type and dims from 1")
-        _check_inside(file, where, given.input_data_file)
-        if given.WhichOneof("input_data_type") is None:
+        _check_inside(file, where, tensor.input_data_file)
+        if tensor.WhichOneof("input_data_type") is None:
             raise file.error(where, f"'{name}': expected zero_data, random_data or input_data_file")
 
 
@@ -170,8 +170,8 @@ def _check_control(file: ConfigFile, path: str, control: Any, kinds: set[int]) -
         if kind not in _ID_TYPES:
             raise file.error(f"{path}.data_type", f"expected one of {', '.join(_ID_TYPES)}, got {kind}")
         return
-    given = [name for name in _TWO_VALUES if len(getattr(control, name))]
-    if len(given) != 1 or len(getattr(control, given[0])) != 2:
+    fields = [name for name in _TWO_VALUES if len(getattr(control, name))]
+    if len(fields) != 1 or len(getattr(control, fields[0])) != 2:
         raise file.error(path, "expected two values, as int32_false_true: [ 0, 1 ]")
 
 

@@ -196,11 +196,11 @@ def _read_and_report(path: Path, _changed_ns: int, _size: int, _files: frozenset
     Log the fields that are not honoured in one warning.
     """
     model = read_model(path.parent)
-    found = list(remarks(model, str(path)))
-    for remark in found:
+    model_remarks = list(remarks(model, str(path)))
+    for remark in model_remarks:
         if remark.effect == "rejected":
             raise model.file.error(remark.subject, remark.note)
-    if ignored := [f"'{r.subject}' ({r.note})" for r in found if r.effect in ("missing", "unused")]:
+    if ignored := [f"'{r.subject}' ({r.note})" for r in model_remarks if r.effect in ("missing", "unused")]:
         log.warning("%s: not honoured: %s", path, ", ".join(ignored))
     return model
 
@@ -273,8 +273,8 @@ def _set_fields(message: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _versions(folder: Path) -> list[Path]:
-    found = [p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal() and not p.name.startswith("0")]
-    return sorted(found, key=lambda p: int(p.name))
+    folders = [p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal() and not p.name.startswith("0")]
+    return sorted(folders, key=lambda p: int(p.name))
 
 
 def _version_policy(model: TritonModel) -> str:
@@ -291,7 +291,7 @@ def _version_policy(model: TritonModel) -> str:
 
 def _labels(model: TritonModel) -> dict[str, str]:
     """Return the files of class labels; an output of an ensemble has those of the step that produces it."""
-    found = {o.name: str(model.folder / o.label_filename) for o in model.config.output if o.label_filename}
+    files = {o.name: str(model.folder / o.label_filename) for o in model.config.output if o.label_filename}
     for step in model.config.ensemble_scheduling.step:
         folder = model.folder.parent / step.model_name
         if not (folder / CONFIG_FILE).is_file():
@@ -302,6 +302,6 @@ def _labels(model: TritonModel) -> dict[str, str]:
             continue  # loading that model reports it
         for name, tensor in step.output_map.items():
             if name in labels:
-                found.setdefault(tensor, labels[name])
+                files.setdefault(tensor, labels[name])
     outputs = {o.name for o in model.config.output}
-    return {name: path for name, path in found.items() if name in outputs}
+    return {name: path for name, path in files.items() if name in outputs}

@@ -410,12 +410,12 @@ class ModelConfig:
         if unknown := sorted(set(tensor) - set(known)):
             raise ValueError(f"{side} '{tensor['name']}': unknown property {', '.join(unknown)}")
         tensors = self._fields.setdefault(side, [])
-        given = next((each for each in tensors if each["name"] == tensor["name"]), None)
-        if given is None:
+        existing = next((each for each in tensors if each["name"] == tensor["name"]), None)
+        if existing is None:
             tensors.append({**tensor, "dims": list(tensor["dims"])})
             return
-        if given["data_type"] == "TYPE_INVALID":
-            given["data_type"] = tensor["data_type"]
-        given["dims"] = given["dims"] or list(tensor["dims"])
-        if given["data_type"] != tensor["data_type"] or list(given["dims"]) != list(tensor["dims"]):
+        if existing["data_type"] == "TYPE_INVALID":
+            existing["data_type"] = tensor["data_type"]
+        existing["dims"] = existing["dims"] or list(tensor["dims"])
+        if existing["data_type"] != tensor["data_type"] or list(existing["dims"]) != list(tensor["dims"]):
             raise ValueError(f"{side} '{tensor['name']}': config.pbtxt has another data_type or other dims")

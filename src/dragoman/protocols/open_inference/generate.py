@@ -107,8 +107,8 @@ def _words(most: int) -> ValueKind:
             value = [value]
         if not isinstance(value, list):
             raise InvalidValueError
-        found: tuple[str, ...] = some.convert([each for each in value if each != ""])
-        return found
+        words: tuple[str, ...] = some.convert([each for each in value if each != ""])
+        return words
 
     return ValueKind(some.description, convert)
 

@@ -23,12 +23,12 @@ def parse_generate_object(text: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise InvalidInput(f"input '{name}' already exists in request")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def infer_call(body: Mapping[str, Any], model: ModelDescription, policy: Policy) -> tuple[Infer, str]:

@@ -200,7 +200,7 @@ def _model_statistics(request: GrpcRequest) -> EngineCall[tuple[ModelStatistics,
 
 def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:
     message = m.ModelMetadataResponse.TensorMetadata
-    found = []
+    tensors = []
     for name, datatype, shape, parameters in oip.metadata_tensors(specs):
         tensor = message(name=name, datatype=datatype, shape=shape)
         for key, value in parameters.items():
@@ -208,8 +208,8 @@ def _tensor_metadata(specs: tuple[TensorSpec, ...]) -> list[Any]:
                 tensor.parameters[key].string_param = value
             else:
                 tensor.parameters[key].bool_param = value
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 # --- inference -------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _TRACE_CHANGES = dict[str, str | list[str] | None]
 
 def routes(policy: Policy) -> list[Route]:
     """Return the routes of REST."""
-    found = []
+    table = []
     for path, subject, read_and_change, settings in (
         ("/v2/trace/setting", "Trace settings", _trace_response, _TRACE_CHANGES),
         ("/v2/models/{model}/trace/setting", "Trace settings of a model", _trace_response, _TRACE_CHANGES),
@@ -51,8 +51,8 @@ def routes(policy: Policy) -> list[Route]:
         get = Operation(f"{subject}: read", body)
         post = Operation(f"{subject}: change", body, {JSON: settings}, is_body_required=False)
         endpoint = partial(_rest_call, policy, read_and_change)
-        found += [Route("GET", path, endpoint, operation=get), Route("POST", path, endpoint, operation=post)]
-    return found
+        table += [Route("GET", path, endpoint, operation=get), Route("POST", path, endpoint, operation=post)]
+    return table
 
 
 def methods(policy: Policy) -> tuple[GrpcMethod, ...]:
@@ -85,8 +85,8 @@ def _parse_settings(http: HttpRequest, policy: Policy) -> dict[str, Any]:
 
 def _trace_response(policy: Policy, model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     lists = {name: [value] if isinstance(value, str) else value for name, value in changes.items()}
-    found = _change_traces(policy, model, lists)
-    return {name: values if name == "trace_level" else values[0] for name, values in found.items()}
+    settings = _change_traces(policy, model, lists)
+    return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
 
 
 def _log_response(policy: Policy, _model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -71,25 +71,25 @@ def routes(policy: Policy) -> list[Route]:
         name = http.params.get("region", "")
         return _after_authorization(http, partial(_cuda_regions, policy, name))
 
-    done: Mapping[int, Bodies] = {200: {}}
+    success: Mapping[int, Bodies] = {200: {}}
     listed: Mapping[int, Bodies] = {200: {"application/json": list[RegionStatus]}}
     body = {"application/json": SystemRegion}
-    found: list[Route] = []
+    table: list[Route] = []
     for prefix, noun, register, unregister, status in (
         ("/v2/systemsharedmemory", "system", register_system, unregister_system, status_system),
         ("/v2/cudasharedmemory", "CUDA", register_cuda, unregister_cuda, status_cuda),
     ):
-        registering = Operation(f"Register a region of {noun} shared memory", done, body)
-        unregistering = Operation(f"Unregister regions of {noun} shared memory", done)
+        registering = Operation(f"Register a region of {noun} shared memory", success, body)
+        unregistering = Operation(f"Unregister regions of {noun} shared memory", success)
         listing = Operation(f"List the regions of {noun} shared memory", listed)
-        found += [
+        table += [
             Route("GET", f"{prefix}/status", status, operation=listing),
             Route("GET", f"{prefix}/region/{{region}}/status", status, operation=listing),
             Route("POST", f"{prefix}/region/{{region}}/register", register, operation=registering),
             Route("POST", f"{prefix}/region/{{region}}/unregister", unregister, operation=unregistering),
             Route("POST", f"{prefix}/unregister", unregister, operation=unregistering),
         ]
-    return found
+    return table
 
 
 def methods(policy: Policy) -> tuple[GrpcMethod, ...]:

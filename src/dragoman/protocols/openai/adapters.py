@@ -71,9 +71,9 @@ def routes(policy: Policy) -> list[Route]:
         request = build_request(UnloadAdapter(name), http, policy, options.get("model", ""))
         return after_authorization(http, EngineCall(request, lambda _: _success(name, "removed", headers)))
 
-    done = {200: {"text/plain": None}}
-    loading = Operation("Load a LoRA adapter", done, {JSON: AdapterToLoad})
-    unloading = Operation("Unload a LoRA adapter", done, {JSON: AdapterToUnload})
+    success = {200: {"text/plain": None}}
+    loading = Operation("Load a LoRA adapter", success, {JSON: AdapterToLoad})
+    unloading = Operation("Unload a LoRA adapter", success, {JSON: AdapterToUnload})
     return [
         Route("POST", f"{base}/{verb}_lora_adapter", endpoint, role="admin", operation=operation)
         for base in ("/v1", "/models/{model}/v1")

@@ -184,9 +184,9 @@ class ResponseFormatter:
         return b"".join(map(self._format, self._end()))
 
     def format_late_error(self, error: DragomanError) -> bytes:
-        found = error_body(self._parameters.with_client_names(error))["error"]
+        error_fields = error_body(self._parameters.with_client_names(error))["error"]
         self.value["status"] = "failed"
-        self.value["error"] = {"code": found["code"] or found["type"], "message": found["message"]}
+        self.value["error"] = {"code": error_fields["code"] or error_fields["type"], "message": error_fields["message"]}
         self.value["output"] = self._items.items
         return self._format({"type": "response.failed", "response": self.value})
 

@@ -56,10 +56,10 @@ def _texts() -> ValueKind:
     def convert(value: Any) -> list[str]:
         if not isinstance(value, list) or not 0 < len(value) <= MOST_TEXTS:
             raise InvalidValueError
-        found: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
-        if not all(isinstance(each, str) and each for each in found):
+        texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
+        if not all(isinstance(each, str) and each for each in texts):
             raise InvalidValueError
-        return found
+        return texts
 
     return ValueKind(f"a list of 1 to {MOST_TEXTS} texts that are not empty", convert, {"type": "array", "minItems": 1})
 
@@ -68,8 +68,8 @@ def _text_or_texts() -> ValueKind:
     several = _texts()
 
     def convert(value: Any) -> list[str]:
-        found: list[str] = several.convert([value] if isinstance(value, str) else value)
-        return found
+        texts: list[str] = several.convert([value] if isinstance(value, str) else value)
+        return texts
 
     return ValueKind(f"a text, or {several.description}", convert)
 
@@ -292,8 +292,8 @@ def _query(options: Mapping[str, Any]) -> str:
 def _require_texts(options: Mapping[str, Any], name: str) -> list[str]:
     if name not in options:
         raise InvalidInput(f"`{name}` must be a list of texts; got none")
-    found: list[str] = options[name]
-    return found
+    texts: list[str] = options[name]
+    return texts
 
 
 def _best_first(scores: Sequence[float]) -> list[int]:

@@ -60,8 +60,8 @@ def _bodies(protocols: Sequence[HttpProtocol], described: _Described) -> Iterato
 def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
     """Return a function from bodies to media types with schemas, and the schemas that these refer to."""
     types = [each for bodies in every for body in bodies.values() for each in _types(body)]
-    found, components = _with_items(msgspec.json.schema_components(types, ref_template=SCHEMAS))
-    by_type = {id(body): schema for body, schema in zip(types, found, strict=True)}
+    schemas, components = _with_items(msgspec.json.schema_components(types, ref_template=SCHEMAS))
+    by_type = {id(body): schema for body, schema in zip(types, schemas, strict=True)}
 
     def content(bodies: Bodies) -> dict[str, Any]:
         return {
@@ -81,9 +81,9 @@ def _schemas(every: Sequence[Bodies]) -> tuple[_Schemas, dict[str, Any]]:
 def _with_items(value: Any) -> Any:
     """Return schemas in which each array has the schema of its items, which generators of clients need."""
     if isinstance(value, Mapping):
-        found = {name: _with_items(each) for name, each in value.items()}
-        is_bare = found.get("type") == "array" and not {"items", "prefixItems"} & found.keys()
-        return {**found, "items": {}} if is_bare else found
+        completed = {name: _with_items(each) for name, each in value.items()}
+        is_bare = completed.get("type") == "array" and not {"items", "prefixItems"} & completed.keys()
+        return {**completed, "items": {}} if is_bare else completed
     return [_with_items(each) for each in value] if isinstance(value, list | tuple) else value
 
 

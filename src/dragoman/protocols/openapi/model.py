@@ -164,14 +164,14 @@ def _example_tensors(specs: Sequence[TensorSpec]) -> Iterator[dict[str, Any]]:
 
 def _reachable(paths: Mapping[str, Any], schemas: Mapping[str, _Schema]) -> dict[str, _Schema]:
     """Return the schemas that paths refer to, directly or through others."""
-    found: dict[str, _Schema] = {}
+    reachable: dict[str, _Schema] = {}
     waiting = [*_references(paths)]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = schemas[name]
+        if name not in reachable:
+            reachable[name] = schemas[name]
             waiting += _references(schemas[name])
-    return dict(sorted(found.items()))
+    return dict(sorted(reachable.items()))
 
 
 def _references(value: Any) -> Iterator[str]:

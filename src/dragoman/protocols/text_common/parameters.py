@@ -183,10 +183,10 @@ class ParsedParameters:
 
         Raises InvalidInput if they contradict each other, and in strict mode for those that change nothing.
         """
-        made = sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
-        given = {name: value for name, value in self.fields.items() if name in self.names}
-        reject_unused([self.names[name] for name in without_effect(made, given)], policy)
-        return made
+        parameters = sampling({**defaults, **self.fields}, self.names, policy.max_sequences)
+        fields = {name: value for name, value in self.fields.items() if name in self.names}
+        reject_unused([self.names[name] for name in without_effect(parameters, fields)], policy)
+        return parameters
 
 
 def parse_parameters(values: Mapping[str, Any], table: Mapping[str, Parameter], policy: Policy) -> ParsedParameters:
@@ -232,9 +232,9 @@ def enforceable(name: str, grammar: Grammar, policy: Policy, *, strict: bool = F
         return grammar, []
     text, keywords = remove_unenforced(grammar.text)
     if keywords and (strict or policy.strict_parameters):
-        found = ", ".join(f'"{keyword}"' for keyword in keywords)
+        names = ", ".join(f'"{keyword}"' for keyword in keywords)
         raise InvalidInput(
-            f"`{name}` must not contain keywords that cannot be enforced, with strict validation; got {found}"
+            f"`{name}` must not contain keywords that cannot be enforced, with strict validation; got {names}"
         )
     reduced = grammar if text is grammar.text else Grammar("json_schema", text)
     return reduced, [f"{name}.{keyword}" for keyword in keywords]

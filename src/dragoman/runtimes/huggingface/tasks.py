@@ -97,15 +97,15 @@ ALIASES = ("args", "array_inputs", "inputs", "text_inputs")
 
 def task_by_name(name: str) -> PipelineTask:
     """Return the task of this name. Raises ModelFailed if it is not supported."""
-    found = TASKS.get(_TASK_ALIASES.get(name, name))
-    if found is None:
+    task = TASKS.get(_TASK_ALIASES.get(name, name))
+    if task is None:
         raise ModelFailed(
             "text generation is not what this runtime does; serve the model with a runtime that generates text, or for "
             "embeddings with parameters.task = 'feature-extraction'"
             if name.startswith(_GENERATION)
             else f"task '{name}' is not served; expected one of {', '.join(TASKS)}"
         )
-    return found
+    return task
 
 
 def task_by_architecture(architectures: list[str] | None) -> PipelineTask:

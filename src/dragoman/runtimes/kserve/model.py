@@ -84,16 +84,16 @@ def load(spec: ModelSpec) -> Model:
 
 def _only(spec: ModelSpec, result: ScriptResult) -> Any:
     started, variables = result.models, result.variables
-    wanted = spec.uri.rpartition(":")[2] if ".py:" in spec.uri else spec.name
-    named = [model for model in started if model.name == wanted]
-    chosen = named or (started if wanted == spec.name else [])
+    name = spec.uri.rpartition(":")[2] if ".py:" in spec.uri else spec.name
+    named = [model for model in started if model.name == name]
+    chosen = named or (started if name == spec.name else [])
     if not chosen:
-        classes = [variables[wanted]] if wanted in variables else _classes(variables)
+        classes = [variables[name]] if name in variables else _classes(variables)
         chosen = [each(spec.name) if isinstance(each, type) else each for each in classes]
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(str(getattr(each, "name", each)) for each in (*started, *chosen)) or "none"
-    raise ModelFailed(f"'{spec.uri}': expected one model, or one called '{wanted}', got {names}")
+    raise ModelFailed(f"'{spec.uri}': expected one model, or one called '{name}', got {names}")
 
 
 def _classes(variables: Mapping[str, Any]) -> list[Any]:
@@ -282,12 +282,12 @@ async def _chunks(result: AsyncIterator[Any]) -> AsyncGenerator[Handled, None]:
 
 def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
     """Return the response for a result: JSON, or text or bytes as they are."""
-    found = {name.lower(): value for name, value in headers.items()}
-    content_type = found.pop("content-type", "")
+    lower_headers = {name.lower(): value for name, value in headers.items()}
+    content_type = lower_headers.pop("content-type", "")
     if isinstance(result, str):
-        return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=found)
+        return Handled(result.encode(), content_type or "text/plain; charset=utf-8", metadata=lower_headers)
     if isinstance(result, bytes):
-        return Handled(result, content_type or "application/octet-stream", metadata=found)
+        return Handled(result, content_type or "application/octet-stream", metadata=lower_headers)
     if hasattr(result, "to_rest"):
         result, length = result.to_rest()
         if length is not None:
@@ -298,7 +298,7 @@ def _to_handled(result: Any, headers: dict[str, str]) -> Handled:
         raise InvalidOutput(
             f"expected a response that can be sent as JSON, got {type(result).__name__}: {error}"
         ) from error
-    return Handled(content, metadata=found)
+    return Handled(content, metadata=lower_headers)
 
 
 # --- V2 responses ------------------------------------------------------------------------------------------------

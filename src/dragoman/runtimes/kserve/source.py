@@ -56,12 +56,12 @@ def _imports_kserve(node: ast.AST) -> bool:
 
 def _model_classes(tree: ast.Module) -> set[str]:
     """Return the names of the classes that derive from Model, directly or not."""
-    found = {"Model"}
+    names = {"Model"}
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for node in classes:
-        if any(_last_name(base) in found for base in node.bases):
-            found.add(node.name)
-    return found - {"Model"}
+        if any(_last_name(base) in names for base in node.bases):
+            names.add(node.name)
+    return names - {"Model"}
 
 
 def _last_name(node: ast.AST) -> str:

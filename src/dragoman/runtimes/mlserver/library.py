@@ -34,11 +34,11 @@ def library_class(spec: ModelSpec) -> type[Any]:
     runtime = plugins.runtime(library)
     for package in runtime.packages:
         runtime.require(package)
-    found: type[Any] = getattr(runtimes, spec.parameters["model_settings"]["implementation"].rpartition(".")[2])
-    return found
+    runtime_class: type[Any] = getattr(runtimes, spec.parameters["model_settings"]["implementation"].rpartition(".")[2])
+    return runtime_class
 
 
 def library_settings(spec: ModelSpec) -> dict[str, Any]:
     """Return the settings of the model with the absolute path of its file."""
-    given = spec.parameters["model_settings"]
-    return {**given, "parameters": {**given.get("parameters", {}), "uri": str(Path(spec.uri).resolve())}}
+    settings = spec.parameters["model_settings"]
+    return {**settings, "parameters": {**settings.get("parameters", {}), "uri": str(Path(spec.uri).resolve())}}

@@ -148,12 +148,16 @@ def load(spec: ModelSpec) -> Model:
     install()
     if "library" in spec.parameters:
         return LibraryModel(spec, library_class(spec), library_settings(spec))
-    found = _class(spec)
-    if not isinstance(found, type) or issubclass(found, Model) or not hasattr(found, "predict_stream"):
+    model_class = _class(spec)
+    if (
+        not isinstance(model_class, type)
+        or issubclass(model_class, Model)
+        or not hasattr(model_class, "predict_stream")
+    ):
         own = dict(spec.parameters.get("model_settings", {}).get("parameters") or {})
         flat = {**own, **(own.pop("extra", None) or {})}
-        return plugins.runtime("python").load(replace(spec, target=found, parameters=flat))
-    return MLServerModel(spec, found)
+        return plugins.runtime("python").load(replace(spec, target=model_class, parameters=flat))
+    return MLServerModel(spec, model_class)
 
 
 class MLServerModel(Model):
@@ -166,10 +170,10 @@ class MLServerModel(Model):
     takes_request = True
     merges = 0
 
-    def __init__(self, spec: ModelSpec, kind: type[Any], given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spec: ModelSpec, kind: type[Any], model_settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(spec)
-        given = spec.parameters.get("model_settings", {}) if given is None else given
-        settings, self._types = _settings(kind, given, str(spec.parameters.get("source", "")))
+        model_settings = spec.parameters.get("model_settings", {}) if model_settings is None else model_settings
+        settings, self._types = _settings(kind, model_settings, str(spec.parameters.get("source", "")))
         self._mlserver_model = kind(settings)
         self._events = EventHeaders(spec.name, str(spec.parameters.get("server_name", spec.name)))
         self._handlers = {
@@ -252,8 +256,8 @@ class MLServerModel(Model):
 class LibraryModel(MLServerModel):
     """A model of one of MLServer's classes for libraries, which never waits: it may run in a thread."""
 
-    def __init__(self, spec: ModelSpec, kind: type[Any], given: Mapping[str, Any]) -> None:
-        super().__init__(spec, kind, given)
+    def __init__(self, spec: ModelSpec, kind: type[Any], model_settings: Mapping[str, Any]) -> None:
+        super().__init__(spec, kind, model_settings)
         self.platform = str(spec.parameters["library"])
 
     def load(self) -> None:  # type: ignore[override]

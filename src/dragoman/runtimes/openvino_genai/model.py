@@ -319,11 +319,11 @@ def _pipeline(genai: Any, folder: Path, options: OpenVinoOptions) -> Any:
 
 
 def _properties(options: OpenVinoOptions) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     if options.dtype != "auto":
         # Keys and values would be rounded to 8 bits otherwise, which changes words.
         precision = _PRECISIONS[options.dtype]
-        found |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
     if options.threads:
-        found["INFERENCE_NUM_THREADS"] = options.threads
-    return found | options.properties
+        properties["INFERENCE_NUM_THREADS"] = options.threads
+    return properties | options.properties

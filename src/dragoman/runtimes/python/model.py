@@ -166,10 +166,10 @@ def _import(path: Path) -> ModuleType:
 
 def candidates(module: ModuleType) -> dict[str, Any]:
     """Return the models of a file by variable: each object once, and no class beside its instance."""
-    found = {name: value for name, value in vars(module).items() if _is_candidate(name, value, module)}
-    instantiated = {type(value) for value in found.values()}
-    once = {id(value): name for name, value in reversed(found.items())}
-    return {n: v for n, v in found.items() if once[id(v)] == n and not (isinstance(v, type) and v in instantiated)}
+    members = {name: value for name, value in vars(module).items() if _is_candidate(name, value, module)}
+    instantiated = {type(value) for value in members.values()}
+    once = {id(value): name for name, value in reversed(members.items())}
+    return {n: v for n, v in members.items() if once[id(v)] == n and not (isinstance(v, type) and v in instantiated)}
 
 
 def _suggest_attribute(module: ModuleType, path: Path) -> str:
@@ -180,16 +180,16 @@ def _suggest_attribute(module: ModuleType, path: Path) -> str:
 
 
 def _only_model(module: ModuleType, path: Path) -> Any:
-    found = candidates(module)
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+    models = candidates(module)
+    if len(models) == 1:
+        return next(iter(models.values()))
+    if not models:
         hint = _suggest_attribute(module, path)
         raise ModelFailed(
             f"'{path.name}' has no model: expected one subclass of dragoman.Model or @dragoman.model{hint}"
         )
     raise ModelFailed(
-        f"'{path.name}' has several models, {', '.join(found)}: name one, as in '{path.name}:{next(iter(found))}'"
+        f"'{path.name}' has several models, {', '.join(models)}: name one, as in '{path.name}:{next(iter(models))}'"
     )
 
 

@@ -135,9 +135,9 @@ class SklearnModel(Model):
     def infer(self, call: Infer) -> Mapping[str, Array]:
         value = content(call, self._defaults)
         rows = self._table.rows(call.inputs) if value is None else self._table.from_content(value)
-        wanted = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
+        names = call.outputs or tuple(s.name for s in self._signature.outputs if not s.optional)
         result: dict[str, Array] = {}
-        for method in dict.fromkeys(self._sources[name] for name in wanted):
+        for method in dict.fromkeys(self._sources[name] for name in names):
             result.update(self._compute(method, rows))
         return result
 
@@ -159,11 +159,11 @@ class SklearnModel(Model):
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                found = self._compute(method, self._table.probe())
-            self._keeps_rows &= all(array.shape[:1] == (1,) for array in found.values())
+                outputs = self._compute(method, self._table.probe())
+            self._keeps_rows &= all(array.shape[:1] == (1,) for array in outputs.values())
             specs = [
                 TensorSpec(name, datatype_of(array.dtype), (-1, *array.shape[1:]), optional=optional)
-                for name, array in found.items()
+                for name, array in outputs.items()
             ]
         except Exception:  # a made-up row may be one that the estimator refuses
             specs = [TensorSpec(method, optional=optional)]

@@ -151,8 +151,8 @@ class EnsembleModel(Model):
         return await loop.run_in_executor(self._requests, copy_context().run, self._run, request, call)
 
     def _run(self, request: Request[Inference], call: Infer) -> Inference:
-        wanted = self._config.requested_outputs(call)
-        return self._response(request, wanted, self._compute(request, call.inputs, self._needed_steps(wanted)))
+        requested = self._config.requested_outputs(call)
+        return self._response(request, requested, self._compute(request, call.inputs, self._needed_steps(requested)))
 
     def _response(self, request: Request[Inference], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> Inference:
         """Return the requested outputs, without those that a step may leave out and did."""
@@ -191,8 +191,8 @@ class EnsembleModel(Model):
         call: Any = request.call
         self._config.rows(call)
         loop, context, splits = asyncio.get_running_loop(), copy_context(), list[SplitStep]()
-        wanted = self._config.requested_outputs(call)
-        responses = self._responses(request, wanted, self._needed_steps(wanted), 0, call.inputs, splits)
+        requested = self._config.requested_outputs(call)
+        responses = self._responses(request, requested, self._needed_steps(requested), 0, call.inputs, splits)
 
         def advance() -> Inference | None:
             return next(responses, None)
@@ -274,7 +274,7 @@ class EnsembleModel(Model):
 def _with_origins(steps: Sequence[_EnsembleStep], outputs: Sequence[str]) -> list[_EnsembleStep]:
     """Return the steps with their origins. Raises ModelFailed, as Triton does, for tensors of different responses."""
     producers = {name: i for i, step in enumerate(steps) for name in step.outputs}
-    found: dict[int, _EnsembleStep] = {}
+    ordered: dict[int, _EnsembleStep] = {}
 
     def origins(names: Sequence[str]) -> set[int]:
         return {resolve(producers[name]).number for name in names if name in producers} | {
@@ -282,16 +282,16 @@ def _with_origins(steps: Sequence[_EnsembleStep], outputs: Sequence[str]) -> lis
         }
 
     def resolve(i: int) -> _EnsembleStep:
-        if i not in found:
-            step = found[i] = steps[i]  # of a cycle, which never runs
+        if i not in ordered:
+            step = ordered[i] = steps[i]  # of a cycle, which never runs
             sources = origins([*step.inputs.values()])
             if len(sources) > 1:
                 raise ModelFailed(
                     f"step of model '{step.model}' receives inputs originated from different decoupled models"
                 )
             (origin,) = sources
-            found[i] = replace(step, origin=origin, number=i + 1 if step.streams else origin)
-        return found[i]
+            ordered[i] = replace(step, origin=origin, number=i + 1 if step.streams else origin)
+        return ordered[i]
 
     resolved = [resolve(i) for i in range(len(steps))]
     if len(origins(outputs)) > 1:

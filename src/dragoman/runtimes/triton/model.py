@@ -93,12 +93,12 @@ class ConfiguredModel(Model):
 
     def infer(self, call: Infer) -> Inference:
         rows = self._config.rows(call)
-        wanted = call.outputs or self._signature.output_names
+        names = call.outputs or self._signature.output_names
         if self._sequences is None:
-            return self._compute(call.inputs, wanted, call.parameters, rows)
-        wanted = (*wanted, *(name for name in self._sequences.state_outputs if name not in wanted))
+            return self._compute(call.inputs, names, call.parameters, rows)
+        names = (*names, *(name for name in self._sequences.state_outputs if name not in names))
         result = self._sequences.infer(
-            call, rows, lambda inputs, count: self._compute(inputs, wanted, call.parameters, count)
+            call, rows, lambda inputs, count: self._compute(inputs, names, call.parameters, count)
         )
         return Inference(
             {n: result.outputs[n] for n in call.outputs or self._signature.output_names}, result.parameters
@@ -111,12 +111,12 @@ class ConfiguredModel(Model):
         inputs = {self._input_names[n]: self._inputs[n].to_model(t) for n, t in given.items()}
         names = tuple(self._output_names[name] for name in wanted)
         result: Any = self._model.infer(Infer(inputs, names, parameters))
-        found = _outputs_by_name(result, self._order or names)
+        by_name = _outputs_by_name(result, self._order or names)
         outputs: dict[str, Tensor] = {}
         for name, theirs in zip(wanted, names, strict=True):
-            if theirs not in found:
-                raise InvalidOutput(f"output '{name}' is missing: the model returned {', '.join(map(repr, found))}")
-            outputs[name] = self._outputs[name].to_client(found[theirs])
+            if theirs not in by_name:
+                raise InvalidOutput(f"output '{name}' is missing: the model returned {', '.join(map(repr, by_name))}")
+            outputs[name] = self._outputs[name].to_client(by_name[theirs])
             if self._config.max_batch_size and outputs[name].shape[0] != rows:
                 raise InvalidOutput(f"output '{name}': expected {rows} rows, got {outputs[name].shape[0]}")
         return Inference(outputs, result.parameters) if isinstance(result, Inference) else Inference(outputs)
@@ -140,19 +140,19 @@ class ConfiguredModel(Model):
         configured = [*configured, *(t for t in hidden if t.spec.name not in declared)]
         names = [tensor.spec.name for tensor in configured]
         is_open = signature.open_inputs if side == "input" else signature.open_outputs
-        found = self._model_names(side, names, [t.name for t in theirs])
+        matched = self._model_names(side, names, [t.name for t in theirs])
         by_name = {t.name: t for t in theirs}
-        for tensor, name in zip(configured, found, strict=True):
+        for tensor, name in zip(configured, matched, strict=True):
             if name in by_name:
                 _check_agreement(side, tensor, by_name[name], has_batch_axis=self._config.max_batch_size > 0)
             elif not is_open:
                 expected = ", ".join(f"'{t.name}'" for t in theirs) or "none"
                 raise ModelFailed(f"'{_FILE}': unexpected {side} '{tensor.spec.name}': the model has {expected}")
         if side == "input":
-            missing = [t.name for t in theirs if t.name not in found and not t.optional]
+            missing = [t.name for t in theirs if t.name not in matched and not t.optional]
             if missing:
-                raise ModelFailed(f"'{_FILE}': expected {len(theirs)} inputs, got {len(found)}; missing {missing}")
-        return {t.spec.name: t for t in configured}, dict(zip(names, found, strict=True))
+                raise ModelFailed(f"'{_FILE}': expected {len(theirs)} inputs, got {len(matched)}; missing {missing}")
+        return {t.spec.name: t for t in configured}, dict(zip(names, matched, strict=True))
 
     def _model_names(self, side: str, names: list[str], theirs: list[str]) -> list[str]:
         """Return the names in the model. Those of a TorchScript program may be `NAME__INDEX`, else in its order."""
@@ -181,12 +181,12 @@ def _runtime_parameters(runtime: str, options: Mapping[str, str], config: Mappin
         *(each["name"] for each in accelerators.get("cpu_execution_accelerator", ())),
     ]
     given = options.get("providers", "").replace(",", " ").split() or providers
-    found: dict[str, Any] = {k: v for k, v in options.items() if k != "providers"}
+    parameters: dict[str, Any] = {k: v for k, v in options.items() if k != "providers"}
     if given:
-        found["providers"] = given if "cpu" in given else [*given, "cpu"]  # for operators that a provider lacks
+        parameters["providers"] = given if "cpu" in given else [*given, "cpu"]  # for operators that a provider lacks
     if level:
-        found["graph_optimization_level"] = {-1: "basic", 1: "extended", 2: "disabled"}.get(level, "all")
-    return found
+        parameters["graph_optimization_level"] = {-1: "basic", 1: "extended", 2: "disabled"}.get(level, "all")
+    return parameters
 
 
 def _check_agreement(side: str, tensor: ConfiguredTensor, theirs: TensorSpec, *, has_batch_axis: bool) -> None:

@@ -310,10 +310,10 @@ def _load_class(spec: ModelSpec, access: ServerAccess | None) -> Any:
             if str(folder) not in sys.path:
                 sys.path.append(str(folder))
         module = importlib.import_module(f"{path.parent.name}.{path.stem}")
-    found = getattr(module, "TritonPythonModel", None)
-    if found is None or not callable(getattr(found, "execute", None)):
+    model_class = getattr(module, "TritonPythonModel", None)
+    if model_class is None or not callable(getattr(model_class, "execute", None)):
         raise ModelFailed(f"'{path.name}' has no class TritonPythonModel with a method execute")
-    return found
+    return model_class
 
 
 def _arguments(spec: ModelSpec, config: Mapping[str, Any], number: int) -> dict[str, str]:

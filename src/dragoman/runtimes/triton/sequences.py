@@ -131,8 +131,8 @@ class SequenceInputs:
     def _state_inputs(self, steps: Sequence[SequenceStep], places: Sequence[int], count: int) -> dict[str, Tensor]:
         inputs = {}
         for state in self._states:
-            found = [_current(state, step) for step in steps]
-            data = np.stack(found) if self._is_batched else found[0]
+            values = [_current(state, step) for step in steps]
+            data = np.stack(values) if self._is_batched else values[0]
             inputs[state.input] = _place_rows(Tensor(data, state.initial.datatype), places, count)
         return inputs
 
@@ -145,8 +145,8 @@ class SequenceInputs:
 
 
 def _current(state: _ImplicitState, step: SequenceStep) -> Array:
-    found: Array = (step.state or {}).get(state.output, state.initial.data)
-    return found
+    value: Array = (step.state or {}).get(state.output, state.initial.data)
+    return value
 
 
 def _place_rows(tensor: Tensor, rows: Sequence[int], count: int) -> Tensor:

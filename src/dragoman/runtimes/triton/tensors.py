@@ -52,15 +52,15 @@ class ConfiguredTensor:
 
         Triton sends any datatype and shape, so Python models return INT64 for INT32, or one row without batch axis.
         """
-        array, wanted = tensor.data, self.spec.datatype
+        array, target = tensor.data, self.spec.datatype
         if (
-            wanted is not None
-            and wanted is not tensor.datatype
-            and {wanted.kind, tensor.datatype.kind} <= {"int", "uint"}
+            target is not None
+            and target is not tensor.datatype
+            and {target.kind, tensor.datatype.kind} <= {"int", "uint"}
         ):
-            limits = np.iinfo(wanted.dtype)
+            limits = np.iinfo(target.dtype)
             if not array.size or (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
-                tensor = Tensor(array.astype(wanted.dtype), wanted)
+                tensor = Tensor(array.astype(target.dtype), target)
         if rows == 1 and self.inner and self.inner[0] == -1 and TensorSpec("", None, self.inner[1:]).fits(tensor.shape):
             return Tensor(tensor.data[np.newaxis], tensor.datatype)
         return tensor

@@ -268,7 +268,7 @@ def _start_vllm(arguments: Mapping[str, Any]) -> Any:
 
 def _arguments(folder: Path, options: VllmOptions, adapters: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of vLLM's engine."""
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": options.dtype,
         "max_num_seqs": options.max_batch,
@@ -280,15 +280,15 @@ def _arguments(folder: Path, options: VllmOptions, adapters: Mapping[str, str]) 
         "trust_remote_code": False,
     }
     if options.max_context:
-        found["max_model_len"] = options.max_context
+        arguments["max_model_len"] = options.max_context
     if options.prefill_chunk:
-        found["max_num_batched_tokens"] = options.prefill_chunk
+        arguments["max_num_batched_tokens"] = options.prefill_chunk
     if options.cache_memory:
-        found["kv_cache_memory_bytes"] = int(options.cache_memory * 2**30)
+        arguments["kv_cache_memory_bytes"] = int(options.cache_memory * 2**30)
     if adapters:
         # On a CPU vLLM (0.32) gives the last place's adapter to texts that asked for none: that place stays empty.
-        found |= {"enable_lora": True, "max_loras": len(adapters) + 1, "max_lora_rank": max_rank(adapters)}
-    return found | options.arguments
+        arguments |= {"enable_lora": True, "max_loras": len(adapters) + 1, "max_lora_rank": max_rank(adapters)}
+    return arguments | options.arguments
 
 
 def find_adapters(folder: Path, named: Mapping[str, str]) -> dict[str, str]:
@@ -307,23 +307,25 @@ def _sampling(request: ExternalRequest) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     prompt = request.prompt
-    found = sampling_parameters(request)
+    parameters = sampling_parameters(request)
     if prompt.sampling.grammar is not None:
-        found["structured_outputs"] = StructuredOutputsParams(**grammar_parameters(prompt.sampling.grammar))
+        parameters["structured_outputs"] = StructuredOutputsParams(**grammar_parameters(prompt.sampling.grammar))
     # Without a stream and stop strings one final output is enough.
     final_only = not prompt.stream and not prompt.sampling.stop
-    return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA, **found)
+    return SamplingParams(
+        output_kind=RequestOutputKind.FINAL_ONLY if final_only else RequestOutputKind.DELTA, **parameters
+    )
 
 
 def _tokens(piece: Any, prompt: PromptRequest, first: bool) -> TokenChunk:
     """Convert an output of vLLM with one completion."""
     (text,), sampling = piece.outputs, prompt.sampling
-    found = zip(text.token_ids, text.logprobs or (), strict=True)
-    choices = [_choice(token, candidates, sampling.top_logprobs) for token, candidates in found]
+    tokens = zip(text.token_ids, text.logprobs or (), strict=True)
+    choices = [_choice(token, candidates, sampling.top_logprobs) for token, candidates in tokens]
     if not first:
         return TokenChunk(choices)
-    seen = list(zip(prompt.tokens, piece.prompt_logprobs or (), strict=False))[1:]
-    prefill = [_choice(token, candidates, sampling.prompt_logprobs or 0) for token, candidates in seen]
+    prompt_tokens = list(zip(prompt.tokens, piece.prompt_logprobs or (), strict=False))[1:]
+    prefill = [_choice(token, candidates, sampling.prompt_logprobs or 0) for token, candidates in prompt_tokens]
     return TokenChunk(choices, prefill, piece.num_cached_tokens or 0)
 
 

@@ -160,8 +160,8 @@ def worker_environment(port: WorkerPort) -> dict[str, str]:
 
 def problems(port: WorkerPort, model: str) -> str:
     """Return why the last worker of a model was not started, or not accepted, as the end of a sentence."""
-    found = (port.start_failures.get(model, ""), port.last_rejection)
-    return "".join(f"; {problem}" for problem in found if problem)
+    messages = (port.start_failures.get(model, ""), port.last_rejection)
+    return "".join(f"; {problem}" for problem in messages if problem)
 
 
 def port_and_options(spec: ModelSpec) -> tuple[WorkerPort, LaunchOptions]:

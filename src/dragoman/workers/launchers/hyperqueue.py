@@ -69,11 +69,11 @@ class HyperQueueLauncher(JobLauncher):
         """Return the states of jobs; HyperQueue's package reports only which ones have failed."""
         numbers = [int(job) for job in jobs]
         failed = await self._run(lambda client: client.connection.get_failed_tasks(numbers))
-        found = {str(job): JobState("waiting", "queued, or has just started") for job in numbers}
+        states = {str(job): JobState("waiting", "queued, or has just started") for job in numbers}
         for job, tasks in failed.items():
             for context in tasks.values():
-                found[str(job)] = JobState("ended", context.error.strip().split("\n")[0][:300])
-        return found
+                states[str(job)] = JobState("ended", context.error.strip().split("\n")[0][:300])
+        return states
 
     async def cancel(self, job: str) -> None:
         """Cancel a job with the program `hq`, if there is one; otherwise its worker ends as soon as it starts."""

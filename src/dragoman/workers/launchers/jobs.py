@@ -79,12 +79,12 @@ class JobLauncher(ABC):
         started = [f"{self.job_name} {job} ({s.text})" for job, s in self._states.items() if s.phase == "running"]
         if waiting:
             others = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-            found = f"resources: {waiting[0]}{others}"
+            reason = f"resources: {waiting[0]}{others}"
         elif started:
-            found = f"the worker of {started[0]} to join {self.port.address}"
+            reason = f"the worker of {started[0]} to join {self.port.address}"
         else:
-            found = f"workers that {self.job_name}s start to join {self.port.address}"
-        return f"{found}{problems(self.port, self.model)}"
+            reason = f"workers that {self.job_name}s start to join {self.port.address}"
+        return f"{reason}{problems(self.port, self.model)}"
 
     async def launch(self) -> JoinedWorker:
         """Submit a job and wait until its worker has joined, however long that takes.
@@ -145,7 +145,7 @@ class JobLauncher(ABC):
                 return
             asked = [*self._states]
             try:
-                found = await self.states(asked)
+                states = await self.states(asked)
             except NotReady as error:
                 self.port.start_failures[self.model] = error.message.removeprefix(self._failure_prefix)
                 return
@@ -153,7 +153,7 @@ class JobLauncher(ABC):
                 self._polled_s = time.monotonic()
             for job in asked:
                 if job in self._states:
-                    self._states[job] = found.get(job, JobState("ended", "an unknown state"))
+                    self._states[job] = states.get(job, JobState("ended", "an unknown state"))
 
     async def _end(self, job: str, grace_s: float) -> str:
         """Wait until the job of a worker that is gone has ended, or cancel it; return how it ended."""

@@ -77,8 +77,8 @@ class RayLauncher(JobLauncher):
         return ticket
 
     async def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        found = await self._request("states", {"jobs": [*jobs]})
-        return {job: JobState(phase, text) for job, (phase, text) in found.items()}
+        states = await self._request("states", {"jobs": [*jobs]})
+        return {job: JobState(phase, text) for job, (phase, text) in states.items()}
 
     async def cancel(self, job: str) -> None:
         if self._driver is not None:
@@ -219,8 +219,8 @@ def _check_address(address: str) -> None:
 def _describe(error: Exception) -> str:
     """Return the first line of an error, and why the cluster has refused the driver if that is deep inside."""
     reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
-    if found := re.search(r"AuthenticationError: (?:RPC error: )?([^.\n]{1,200})", "".join(format_exception(error))):
-        reason += f": {found[1]}; set RAY_AUTH_MODE=token and the token of the cluster"
+    if match := re.search(r"AuthenticationError: (?:RPC error: )?([^.\n]{1,200})", "".join(format_exception(error))):
+        reason += f": {match[1]}; set RAY_AUTH_MODE=token and the token of the cluster"
     return reason
 
 
@@ -270,11 +270,11 @@ class _Actors:
 
     def states(self, jobs: list[str]) -> dict[str, tuple[str, str]]:
         """Return phase and text of the state of each actor; end those whose workers have ended, to free resources."""
-        found = {job: self._state(*self._actors[job]) for job in jobs if job in self._actors}
-        for job, (phase, _) in found.items():
+        states = {job: self._state(*self._actors[job]) for job in jobs if job in self._actors}
+        for job, (phase, _) in states.items():
             if phase == "ended":
                 self.cancel(job)
-        return found
+        return states
 
     def _state(self, _actor: Any, placed: Any, ended: Any, needed: dict[str, float]) -> tuple[str, str]:
         if self._ray.wait([ended], timeout=0)[0]:

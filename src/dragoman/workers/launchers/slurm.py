@@ -72,11 +72,11 @@ class SlurmLauncher(JobLauncher):
             if "Invalid job id" in error.message:  # the only one asked for has ended long ago
                 return {}
             raise
-        found = {}
+        states = {}
         for line in answer.splitlines():
             job, state, reason = line.strip().split("|", 2)
-            found[job] = _job_state(state, reason)
-        return found
+            states[job] = _job_state(state, reason)
+        return states
 
     async def cancel(self, job: str) -> None:
         with suppress(NotReady):
@@ -86,14 +86,14 @@ class SlurmLauncher(JobLauncher):
         """Return the last line of the job's output, if this machine can read it."""
         with suppress(NotReady, OSError):
             answer = await self._run("scontrol", "show", "job", "--oneliner", job)
-            if found := re.search(r" StdErr=(\S+)", answer):
-                return f": {(await asyncio.to_thread(_last_line, Path(found[1])) or 'no output')[:300]}"
+            if match := re.search(r" StdErr=(\S+)", answer):
+                return f": {(await asyncio.to_thread(_last_line, Path(match[1])) or 'no output')[:300]}"
         return ""
 
     async def _run(self, program: str, *arguments: str, script: str = "") -> str:
         """Return the output of one of SLURM's programs. Raises NotReady with its error message."""
         try:
-            done = await asyncio.to_thread(
+            process = await asyncio.to_thread(
                 subprocess.run,
                 [program, *arguments],
                 input=script,
@@ -105,11 +105,11 @@ class SlurmLauncher(JobLauncher):
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise NotReady(f"failed to load '{self.model}', {program} failed: {error}") from error
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        if process.returncode:
+            lines = [line for line in process.stderr.splitlines() if line.strip()]
+            reason = lines[-1].strip() if lines else f"exit code {process.returncode}"
             raise NotReady(f"failed to load '{self.model}', {program} failed: {reason}")
-        return done.stdout
+        return process.stdout
 
 
 def _last_line(file: Path) -> str:

@@ -28,8 +28,8 @@ def encode_to_json_bytes(v: Any) -> bytes:
 
 
 def decode_from_bytelike_json_to_dict(v: bytes | str) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(v)
-    return found
+    value: dict[str, Any] = orjson.loads(v)
+    return value
 
 
 class JSONEncoderWithArray(json.JSONEncoder):

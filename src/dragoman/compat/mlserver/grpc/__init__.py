@@ -108,9 +108,9 @@ class InferInputTensorConverter:
             tensor = tensor_from_contents(where, datatype(pb_object.datatype), shape, contents, POLICY)
         else:
             tensor = unpack_tensor(pb_object.name, pb_object.datatype, shape, next_raw(iter(raw), pb_object.name))
-        found = cls.types_class.from_tensor(pb_object.name, tensor)
-        found.parameters = ParametersConverter.to_types(pb_object.parameters)
-        return found
+        converted = cls.types_class.from_tensor(pb_object.name, tensor)
+        converted.parameters = ParametersConverter.to_types(pb_object.parameters)
+        return converted
 
     @classmethod
     def from_types(cls, type_object: Any, raw: Any = None) -> Any:
@@ -160,8 +160,8 @@ class ModelInferRequestConverter:
         _add_parameters(type_object.parameters, message)
         raw = message.raw_input_contents if use_raw else None
         message.inputs.extend(InferInputTensorConverter.from_types(each, raw) for each in type_object.inputs)
-        for wanted in type_object.outputs or ():
-            _add_parameters(wanted.parameters, message.outputs.add(name=wanted.name))
+        for output in type_object.outputs or ():
+            _add_parameters(output.parameters, message.outputs.add(name=output.name))
         return message
 
 

@@ -54,9 +54,9 @@ class TensorData:
         return self.plain()
 
     def plain(self) -> Any:
-        found = elements(self.tensor) if self.tensor is not None else self._root
-        found = found.tolist() if hasattr(found, "tolist") else found
-        return [plain_text(e) for e in found] if isinstance(found, list | tuple) else found
+        values = elements(self.tensor) if self.tensor is not None else self._root
+        values = values.tolist() if hasattr(values, "tolist") else values
+        return [plain_text(e) for e in values] if isinstance(values, list | tuple) else values
 
     def __len__(self) -> int:
         return self.tensor.data.size if self.tensor is not None else len(self._root)
@@ -68,8 +68,8 @@ class TensorData:
         return self.root[index]
 
     def __eq__(self, other: object) -> bool:
-        found: bool = self.plain() == (other.plain() if isinstance(other, TensorData) else other)
-        return found
+        is_equal: bool = self.plain() == (other.plain() if isinstance(other, TensorData) else other)
+        return is_equal
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -91,9 +91,9 @@ class Parameters(BaseModel):
             content_type = values["content_type"]
             if content_type is None or type(content_type) is str:
                 return {} if content_type is None else {"content_type": content_type}
-        found = self.model_dump()
-        found.pop("headers", None)
-        return found
+        fields = self.model_dump()
+        fields.pop("headers", None)
+        return fields
 
 
 _CONTENT_TYPE_ONLY = {"content_type", "headers"}
@@ -126,10 +126,10 @@ class _NamedTensor(BaseModel):
         tensor = data.tensor if isinstance(data, TensorData) else None
         if tensor is not None and list(tensor.shape) == list(self.shape) and tensor.datatype.name == self.datatype:
             return with_parameters(tensor, parameters or NONE)
-        found = data.root if isinstance(data, TensorData) else data
+        values = data.root if isinstance(data, TensorData) else data
         where, datatype = f"'{self.name}'", str(self.datatype)
         return output_tensor(
-            where, found, datatype, self.shape, parameters or NONE, allows_null=isinstance(self, RequestInput)
+            where, values, datatype, self.shape, parameters or NONE, allows_null=isinstance(self, RequestInput)
         )
 
 

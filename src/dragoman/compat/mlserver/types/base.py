@@ -69,10 +69,10 @@ class BaseModel:
         None is left out by default, because strict servers reject it.
         """
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
-        found = {name: own[name] for name in (*self._fields(), *self.model_extra)}
+        fields = {name: own[name] for name in (*self._fields(), *self.model_extra)}
         return {
             k: _to_plain(v, exclude_none, _below(exclude, k))
-            for k, v in found.items()
+            for k, v in fields.items()
             if (v is not None or not exclude_none) and not _is_excluded(exclude, k)
         }
 

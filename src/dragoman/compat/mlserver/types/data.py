@@ -28,8 +28,8 @@ def elements(tensor: Tensor) -> list[Any]:
         return message.elements(tensor)
     if came_as_text(tensor):
         return list(map(ElementText, texts_of(tensor)))
-    found: list[Any] = tensor.data.reshape(-1).tolist()
-    return [None if each is None else ElementText(each.decode()) for each in found] if has_null(tensor) else found
+    values: list[Any] = tensor.data.reshape(-1).tolist()
+    return [None if each is None else ElementText(each.decode()) for each in values] if has_null(tensor) else values
 
 
 def has_null(tensor: Tensor) -> bool:
