@@ -103,7 +103,7 @@ async def _check_memory_is_free(model: LanguageModel) -> None:
     engine = local.engine
     await asyncio.wrap_future(local.service.execute(lambda _: None))  # after the commands of closed streams
     assert (local.active, engine.has_work, local.service._jobs, engine._waiting) == (0, False, set(), [])
-    assert (engine.scheduler.active, sorted(engine.scheduler._free)) == (0, list(range(8)))
+    assert (engine.scheduler.active, engine.scheduler._slots.lowest(9)) == (0, list(range(8)))
     assert len(engine._memory.prefixes) <= engine._memory.prefixes._capacity
     await asyncio.wrap_future(local.service.execute(lambda each: each.release_memory()))
     assert engine.is_idle

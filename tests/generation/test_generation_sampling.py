@@ -206,9 +206,8 @@ async def test_grammars(llama: LanguageModel, grammar: Grammar, matches: Any) ->
 
 async def test_white_space_in_a_schema_is_limited(llama: LanguageModel) -> None:
     vocabulary = text_engine(llama).intake.vocabulary
-    space = {
-        t: 100.0 for t in range(vocabulary.size) if vocabulary.text(t).strip(" \t\r\n") == "" and vocabulary.text(t)
-    }
+    texts = {t: vocabulary.token(t, None).text for t in range(vocabulary.size)}
+    space = {t: 100.0 for t, letters in texts.items() if letters and not letters.strip(" \t\r\n")}
     schema = {
         "type": "object",
         "properties": {"a": {"const": 1}, "b": {"type": "array", "maxItems": 2, "items": {"enum": [2]}}},

@@ -73,11 +73,11 @@ def test_admission_in_order_of_arrival_within_capacity() -> None:
     for each in (first, second, third):
         scheduler.add(each)
     step(scheduler)
-    assert scheduler.running == [first]
+    assert list(scheduler.running) == [first]
     assert list(scheduler.waiting) == [second, third]
     scheduler.remove(first)
     step(scheduler)
-    assert scheduler.running == [second]
+    assert list(scheduler.running) == [second]
     assert second.spare == [1]
 
 
@@ -88,13 +88,13 @@ def test_the_newest_task_is_preempted() -> None:
     scheduler.add(second)
     for _ in range(5):
         step(scheduler)
-    assert scheduler.running == [first]
+    assert list(scheduler.running) == [first]
     assert list(scheduler.waiting) == [second]
     assert second.sequences[0].slot == -1
     assert scheduler.preempted == 1
     scheduler.remove(first)
     step(scheduler)
-    assert scheduler.running == [second]
+    assert list(scheduler.running) == [second]
 
 
 def test_sequences_move_to_lower_free_slots() -> None:

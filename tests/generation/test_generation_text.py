@@ -52,8 +52,9 @@ def test_tokens_within_a_character_have_their_bytes(tmp_path: Path) -> None:
         assert (whole.text, whole.data) == ("a" if name == "bytes" else "é", b"")
 
 
+WHOLE: dict[int, str] = {}
 DETOKENIZERS: list[tuple[Callable[[list[int]], Detokenizer], Callable[[list[int]], str], int]] = [
-    (lambda before: BytesDetokenizer(BYTES, before), lossy, 256),
+    (lambda before: BytesDetokenizer(BYTES, before, WHOLE), lossy, 256),
     (lambda before: WindowDetokenizer(lossy, before), lossy, 256),
     (lambda before: WindowDetokenizer(metaspace().decode, before), metaspace().decode, 262),
 ]

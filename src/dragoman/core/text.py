@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from msgspec import Struct, structs
+
 # Why a text ends; "" while it goes on. "stop_sequence": a stop string, or a stop token that is not the model's own.
 FinishReason = Literal["", "length", "eos_token", "stop_sequence"]
 
@@ -143,8 +145,7 @@ class Sampling:
     adapters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True):
     """One token: its id, text, and log-probability (None for the first token of a prompt).
 
     `text` is the token decoded alone; if characters span several tokens, these do not add up to the completion.
@@ -159,8 +160,7 @@ class Token:
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A chunk of one completion, or all of it.
 
     `prompt` is the index of the prompt in the call, `choice` is 0 to n - 1. `text` never ends in an incomplete
@@ -202,8 +202,7 @@ class PromptInfo:
     top_p: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Struct, frozen=True):
     """One chunk of a generation, or all of it if the call does not stream.
 
     `prompts`, one per prompt of the call, is in the first chunk only.
@@ -222,7 +221,9 @@ def merge_chunks(chunks: Iterable[Generation]) -> Generation:
         for new in chunk.texts:
             key = (new.prompt, new.choice)
             old = texts.get(key)
-            texts[key] = new if old is None else replace(new, text=old.text + new.text, tokens=old.tokens + new.tokens)
+            if old is not None:
+                new = structs.replace(new, text=old.text + new.text, tokens=old.tokens + new.tokens)
+            texts[key] = new
     return Generation(tuple(texts[key] for key in sorted(texts)), prompts)
 
 

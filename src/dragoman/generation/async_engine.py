@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import queue
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 
@@ -29,7 +29,7 @@ class AsyncEngine:
         self._capacity = capacity
         self._open = 0
         self.commands: queue.SimpleQueue[Callable[[GenerationEngine], None] | None] = queue.SimpleQueue()
-        self._updated: dict[asyncio.AbstractEventLoop, set[_CallResults]] = {}
+        self._updated: defaultdict[asyncio.AbstractEventLoop, set[_CallResults]] = defaultdict(set)
         self._jobs: set[GenerationJob] = set()
         self._closed = False
         self._thread = start_thread(make, self._work, name)
@@ -129,11 +129,11 @@ class AsyncEngine:
         self._jobs.clear()
 
     def mark_updated(self, call: "_CallResults") -> None:
-        self._updated.setdefault(call.loop, set()).add(call)
+        self._updated[call.loop].add(call)
 
     def _flush(self) -> None:
         """Wake each event loop once for all results of a step."""
-        updated, self._updated = self._updated, {}
+        updated, self._updated = self._updated, defaultdict(set)
         for loop, calls in updated.items():
             notify(loop, calls)
 

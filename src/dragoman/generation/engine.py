@@ -144,19 +144,21 @@ class GenerationEngine:
             self._steps.record_step(began_s)
         for works, rows, logits in computed:
             texts: list[tuple[GenerationJob, Sequence, int]] = []
-            stop = 0
+            stop, waiting = 0, {each.sequence for each in self._waiting}
             for work, row in zip(works, rows, strict=True):
                 job, sequence = cast("GenerationJob", work.task), work.sequence
                 start, stop = stop, stop + row.wanted
                 if job.needs_prompt_logprobs:
                     self._run_for(job, self._store_prompt_logprobs, job, work, logits[start:stop])
                 sequence.computed += work.count - row.drafts
-                if sequence.pending or job not in self.scheduler.running or self._is_waiting(sequence):
+                if sequence.computed < len(sequence.tokens) or sequence in waiting or job not in self.scheduler.running:
                     continue
-                if job.request.sampling.num_beams > 1:
+                first = stop - 1 - row.drafts
+                if sequence in job.writers:
+                    texts.append((job, sequence, first))
+                elif job.request.sampling.num_beams > 1:
                     searches.setdefault(job, {})[sequence] = logits[stop - 1 : stop]
                 else:
-                    first = stop - 1 - row.drafts
                     texts += [(job, each, first) for each in self._start_sequences(job, sequence)]
             self._write(texts, logits)
         for job, by_sequence in searches.items():
@@ -182,15 +184,17 @@ class GenerationEngine:
 
     def _row(self, work: StepWork) -> BatchRow:
         sequence, job = work.sequence, cast("GenerationJob", work.task)
-        job.mark_started()
+        if job.waited_s < 0:
+            job.waited_s = time.monotonic() - job.since_s
         start, stop = sequence.computed, sequence.computed + work.count
         if sequence.drafts and sequence.decoding:
             tokens = [*sequence.tokens[start:], *sequence.drafts]
             counts = sequence.prompt, len(sequence.drafts)
             return BatchRow(sequence.slot, start, tokens, len(tokens), sequence.adapter, *counts)
-        outputs = work.count if job.needs_prompt_logprobs else int(stop == len(sequence.tokens))
-        place = (sequence.slot, start, sequence.tokens[start:stop], outputs, sequence.adapter, sequence.prompt)
-        return BatchRow(*place, features=sequence.features)
+        tokens, wanted = sequence.tokens[start:stop], 1 if stop == len(sequence.tokens) else 0
+        if job.needs_prompt_logprobs:
+            wanted = work.count
+        return BatchRow(sequence.slot, start, tokens, wanted, sequence.adapter, sequence.prompt, 0, sequence.features)
 
     def _store_prompt_logprobs(self, job: GenerationJob, work: StepWork, logits: torch.Tensor) -> None:
         """Store log-probabilities of the prompt tokens that follow these rows."""
@@ -207,9 +211,7 @@ class GenerationEngine:
     # --- sequences ----------------------------------------------------------------------------------------
 
     def _start_sequences(self, job: GenerationJob, sequence: Sequence) -> list[Sequence]:
-        """Return the sequences to continue: after the last prompt token, one for each requested completion."""
-        if sequence in job.writers:
-            return [sequence]
+        """Return the sequences to continue after the last prompt token, one for each requested completion."""
         self._memory.store_prefix(sequence)
         job.send_info()
         started = [sequence]
@@ -250,6 +252,8 @@ class GenerationEngine:
         drafts = {sequence: (row, sequence.drafts) for _, sequence, row in texts if sequence.drafts}
         while texts:
             self._write_tokens(texts, logits)
+            if not drafts:
+                return
             texts = [
                 (job, sequence, row + 1)
                 for job, sequence, row in texts
@@ -303,7 +307,12 @@ class GenerationEngine:
             self._speculation = None
 
     def _take(self, job: GenerationJob, sequence: Sequence, choice: TokenChoice) -> None:
-        if self._run_for(job, job.take, sequence, choice):
+        try:
+            is_finished = job.take(sequence, choice)
+        except Exception as error:
+            self._fail(job, error)
+            return
+        if is_finished:
             self._finish_sequence(job, sequence)
 
     def _finish_sequence(self, job: GenerationJob, sequence: Sequence) -> None:
@@ -367,9 +376,6 @@ class GenerationEngine:
                 self._take(job, each.sequence, each.choice)
             elif finished:
                 self._run_for(job, self._advance, job)
-
-    def _is_waiting(self, sequence: Sequence) -> bool:
-        return any(each.sequence is sequence for each in self._waiting)
 
     # --- errors -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ import time
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.text import PromptInfo, Sampling, Text, Token
@@ -15,7 +17,7 @@ from dragoman.generation.token_sampler import TokenChoice
 from dragoman.generation.vision import NO_FEATURES, Features
 
 
-class BatchRow(NamedTuple):
+class BatchRow(Struct, frozen=True):
     """Tokens of one sequence in a step.
 
     start: position of the first token in the sequence.
@@ -145,6 +147,7 @@ class GenerationJob:
     search: the beam search, instead of writers.
     since_s: arrival on the monotonic clock.
     waited_s: seconds in the queue, negative until the first step.
+    needs_prompt_logprobs: log-probabilities of the prompt are requested and not yet computed.
     """
 
     request: PromptRequest
@@ -159,8 +162,10 @@ class GenerationJob:
     search: Any = None
     since_s: float = field(default_factory=time.monotonic)
     waited_s: float = -1.0
+    needs_prompt_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.needs_prompt_logprobs = self.request.sampling.prompt_logprobs is not None
         self._begin()
 
     def _begin(self) -> None:
@@ -176,11 +181,6 @@ class GenerationJob:
         return not self.needs_prompt_logprobs
 
     @property
-    def needs_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are requested and not yet computed."""
-        return self.request.sampling.prompt_logprobs is not None and not self.info_sent
-
-    @property
     def is_ranked(self) -> bool:
         """Whether more completions are generated than returned, so that the best are chosen at the end."""
         return self.request.sampling.num_beams == 1 and self.request.width > self.request.sampling.n
@@ -193,15 +193,10 @@ class GenerationJob:
             self.search = None
             self._begin()
 
-    def mark_started(self) -> None:
-        """Record the time in the queue at the first step."""
-        if self.waited_s < 0:
-            self.waited_s = time.monotonic() - self.since_s
-
     def send_info(self) -> None:
         """Report the prompt's information once."""
         if not self.info_sent:
-            self.info_sent = True
+            self.info_sent, self.needs_prompt_logprobs = True, False
             info = self.request.info(self.sequences[0].cached, self.prefill, max(0.0, self.waited_s))
             self.sink.info(self.request.index, info)
 
@@ -217,7 +212,7 @@ class GenerationJob:
             sequence.tokens.append(choice.token)
         else:
             self.ended.append(writer)
-        if not self.is_ranked and (self.request.stream or writer.finish):
+        if (self.request.stream or writer.finish) and not self.is_ranked:
             self.sink.text(writer.chunk(self.request.index, self.choices[sequence]))
         return bool(writer.finish)
 

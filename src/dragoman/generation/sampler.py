@@ -30,11 +30,13 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[Token
             tokens[i] = samplers[i].choose(row)
         except Exception as error:
             errors[i] = error
+    values = logprobs_of(logprobs, tokens)
+    errors |= {i: ValueError("the model's logits are NaN") for i, value in enumerate(values) if value != value}
     tops = top_tokens(logits, logprobs, [sampler.sampling.top_logprobs for sampler in samplers])
-    return [
-        TokenChoice(token, logprob, top, _error_if_nan(logprob) or errors.get(i))
-        for i, (token, logprob, top) in enumerate(zip(tokens, logprobs_of(logprobs, tokens), tops, strict=True))
-    ]
+    choices = list(map(TokenChoice, tokens, values, tops))
+    for i, failure in errors.items():
+        choices[i] = TokenChoice(tokens[i], error=failure)
+    return choices
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
@@ -50,10 +52,6 @@ def logprobs_of(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[float]:
     indices = torch.tensor(tokens, device=logprobs.device, dtype=torch.long)
     values: list[float] = logprobs.gather(1, indices[:, None])[:, 0].tolist()
     return values
-
-
-def _error_if_nan(logprob: float) -> Exception | None:
-    return ValueError("the model's logits are NaN") if logprob != logprob else None
 
 
 def top_tokens(

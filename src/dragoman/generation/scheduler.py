@@ -5,8 +5,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol, cast
+
+from msgspec import Struct
 
 from dragoman.core.metrics import SECONDS, Family, Histogram, Sample
 from dragoman.generation.job import GenerationJob, Sequence
@@ -46,8 +47,7 @@ class CacheCapacity(Protocol):
     def load_prefix(self, sequence: Sequence) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(Struct, frozen=True):
     """`count` tokens of a sequence, drafts included, to compute in the next step."""
 
     task: SchedulerTask
@@ -66,8 +66,8 @@ class Scheduler:
     def __init__(self, capacity: CacheCapacity, max_batch: int, chunk: int) -> None:
         self._capacity, self._max_batch, self._chunk = capacity, max_batch, chunk
         self.waiting: deque[SchedulerTask] = deque()
-        self.running: list[SchedulerTask] = []
-        self._free = list(range(max_batch))
+        self.running: dict[SchedulerTask, None] = {}  # in order of admission
+        self._slots = _Slots(max_batch)
         self.preempted = 0
 
     def add(self, task: SchedulerTask) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
     def remove(self, task: SchedulerTask) -> None:
         """Remove a finished or cancelled task and free its slots."""
         if task in self.running:
-            self.running.remove(task)
+            del self.running[task]
             self._release_slots(task)
         elif task in self.waiting:
             self.waiting.remove(task)
@@ -88,7 +88,7 @@ class Scheduler:
     @property
     def active(self) -> int:
         """Number of sequences in memory."""
-        return sum(len(task.sequences) for task in self.running)
+        return sum(len(task.sequences) for task in [*self.running])
 
     @property
     def cache_tokens(self) -> tuple[int, int]:
@@ -104,14 +104,16 @@ class Scheduler:
         decoding, prompts, remaining = [], [], self._chunk
         for task in self.running:
             for sequence in task.sequences:
-                if not sequence.pending:
+                length, computed = len(sequence.tokens), sequence.computed
+                if length == computed:
                     continue  # its next token is not chosen yet
-                if sequence.decoding:
-                    decoding.append(StepWork(task, sequence, 1 + len(sequence.drafts)))
-                    sequence.written = max(sequence.written, len(sequence.tokens) + len(sequence.drafts))
+                if length == computed + 1 and computed:  # it is decoding
+                    count = 1 + len(sequence.drafts)
+                    decoding.append(StepWork(task, sequence, count))
+                    sequence.written = max(sequence.written, computed + count)
                     continue
                 # Prompts are always split at the same positions, so that results do not depend on the batch.
-                count = min(self._chunk - sequence.computed % self._chunk, sequence.pending)
+                count = min(self._chunk - computed % self._chunk, length - computed)
                 if count <= remaining:
                     prompts.append(StepWork(task, sequence, count))
                     remaining -= count
@@ -125,23 +127,15 @@ class Scheduler:
         lengths = [len(each.tokens) + len(each.drafts) for task in self.running for each in task.sequences]
         return max(lengths, default=0)
 
-    def _top(self) -> int:
-        """Number of slots up to the highest in use."""
-        return 1 + max(self._slots_in_use(), default=-1)
-
-    def _slots_in_use(self) -> list[int]:
-        return [slot for task in self.running for slot in _slots(task)]
-
     def _preempt_if_full(self) -> None:
         while self.running:
-            top, longest = self._top(), self._longest()
-            if not self._capacity.fits(top, longest):
+            longest = self._longest()
+            if not self._capacity.fits(self._slots.top, longest):
                 self._compact(always=True)
-                top = self._top()
-            if self._capacity.fits(top, longest) or len(self.running) == 1:
-                self._capacity.reserve(top, longest)
+            if self._capacity.fits(self._slots.top, longest) or len(self.running) == 1:
+                self._capacity.reserve(self._slots.top, longest)
                 return
-            task = self.running.pop()
+            task, _ = self.running.popitem()
             self._release_slots(task)
             task.restart()
             self.waiting.appendleft(task)
@@ -151,43 +145,41 @@ class Scheduler:
         while self.waiting:
             task = self.waiting[0]
             needed = max(task.width, len(task.sequences))
-            if len(self._free) < needed:
+            slots = self._slots.lowest(needed)
+            if len(slots) < needed:
                 return
             length = max(self._longest(), *(len(each.tokens) + 1 for each in task.sequences))
-            slots = heapq.nsmallest(needed, self._free)
-            top = max(self._top(), slots[-1] + 1)
-            if self.running and not self._capacity.fits(top, length):
+            if self.running and not self._capacity.fits(max(self._slots.top, slots[-1] + 1), length):
                 return
             self.waiting.popleft()
             for _ in slots:
-                heapq.heappop(self._free)
+                self._slots.take()
             for sequence in task.sequences:
                 sequence.slot = slots.pop(0)
             task.spare = slots
-            self.running.append(task)
-            self._capacity.reserve(top, length)
+            self.running[task] = None
+            self._capacity.reserve(self._slots.top, length)
             if task.uses_prefix_cache:
                 for sequence in task.sequences:
                     sequence.computed = sequence.cached = self._capacity.load_prefix(sequence)
 
     def _compact(self, *, always: bool = False) -> None:
         """Move sequences to lower free slots: attention is computed for all slots up to the highest one in use."""
-        slots = self._slots_in_use()
-        used = len(slots)
-        if not always and max(slots, default=-1) < used + max(1, used // 2):
+        used = self._slots.used
+        if not always and self._slots.top <= used + max(1, used // 2):
             return
         for task in self.running:
-            task.spare = [heapq.heappushpop(self._free, slot) if slot >= used else slot for slot in task.spare]
+            task.spare = [self._slots.exchange(slot) if slot >= used else slot for slot in task.spare]
             for sequence in task.sequences:
-                if sequence.slot >= used and self._free and self._free[0] < sequence.slot:
-                    self._capacity.move(sequence.slot, self._free[0], sequence.computed)
-                    low = heapq.heappop(self._free)
+                if sequence.slot >= used and (low := self._slots.lowest(1)) and low[0] < sequence.slot:
+                    self._capacity.move(sequence.slot, low[0], sequence.computed)
+                    self._slots.take()
                     self._free_slot(sequence)
-                    sequence.slot = low
+                    sequence.slot = low[0]
 
     def _release_slots(self, task: SchedulerTask) -> None:
         for slot in task.spare:
-            heapq.heappush(self._free, slot)
+            self._slots.release(slot)
         for sequence in task.sequences:
             self._free_slot(sequence)
             sequence.slot, sequence.computed, sequence.written = -1, 0, 0
@@ -195,8 +187,40 @@ class Scheduler:
         task.spare = []
 
     def _free_slot(self, sequence: Sequence) -> None:
-        heapq.heappush(self._free, sequence.slot)
+        self._slots.release(sequence.slot)
         self._capacity.clear(sequence.slot, max(len(sequence.tokens), sequence.written))
+
+
+class _Slots:
+    """Slots from 0 to count - 1. used: number of those in use. top: number of slots up to the highest in use."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))  # a heap
+        self._is_used = [False] * count
+        self.used = self.top = 0
+
+    def lowest(self, count: int) -> list[int]:
+        """Return the lowest free slots, fewer if there are fewer."""
+        return heapq.nsmallest(count, self._free)
+
+    def take(self) -> int:
+        """Use the lowest free slot."""
+        slot = heapq.heappop(self._free)
+        self._is_used[slot] = True
+        self.used, self.top = self.used + 1, max(self.top, slot + 1)
+        return slot
+
+    def release(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+        self._is_used[slot] = False
+        self.used -= 1
+        while self.top and not self._is_used[self.top - 1]:
+            self.top -= 1
+
+    def exchange(self, slot: int) -> int:
+        """Release a slot and use the lowest free one."""
+        self.release(slot)
+        return self.take()
 
 
 def _slot(work: StepWork) -> int:
@@ -205,10 +229,6 @@ def _slot(work: StepWork) -> int:
 
 def _is_chunk(work: StepWork) -> bool:
     return work.count > 1
-
-
-def _slots(task: SchedulerTask) -> list[int]:
-    return [*(sequence.slot for sequence in task.sequences), *task.spare]
 
 
 _STEPS = "dragoman_text_steps_total"

@@ -7,11 +7,11 @@ min_new_tokens, grammar; and when sampling: temperature, top_k, top_p, min_p, ty
 
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from dragoman.core.text import Sampling
 from dragoman.generation.grammar import GrammarGuide
@@ -107,8 +107,7 @@ def draw(logits: Logits, uniform: float) -> int:
     return min(index, len(logits) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
+class TokenChoice(Struct, frozen=True):
     """A token, its log-probability under the model and the top tokens with theirs; or `error` instead of a token."""
 
     token: int
@@ -151,7 +150,8 @@ class TokenSampler:
         self._allowed = np.array(sampling.allowed_token_ids, np.int64)
         penalties = sampling.presence_penalty or sampling.frequency_penalty
         tokens = len(self._bias) or len(self._allowed)
-        self._always_has_rules = bool(self._seen is not None or penalties or tokens or bad or guide is not None)
+        self._depends_on_text = bool(self._seen is not None or penalties or guide is not None)
+        self._is_greedy_later = self._random is None and not (self._depends_on_text or tokens or bad)
 
     def copy(self) -> "TokenSampler":
         """Return an independent copy with the same state of random numbers."""
@@ -163,13 +163,8 @@ class TokenSampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the next token is the argmax."""
-        return self._random is None and not self.has_rules
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether a rule other than those of sampling may change the logits now."""
-        return self._always_has_rules or len(self._text) < self.sampling.min_new_tokens
+        """Whether the next token is the argmax: there is no sampling, and no rule may change the logits now."""
+        return self._is_greedy_later and len(self._text) >= self.sampling.min_new_tokens
 
     def choose(self, logits: Logits) -> int:
         """Return the next token. Raises ValueError if the rules allow none."""
@@ -231,6 +226,8 @@ class TokenSampler:
     def accept(self, token: int) -> None:
         """Append a chosen token."""
         self._text.append(token)
+        if not self._depends_on_text:
+            return
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._seen is not None and token not in self._seen:

@@ -40,23 +40,34 @@ class BytesDetokenizer:
     """Detokenizer of byte-level vocabularies; `table` contains the UTF-8 bytes of each token.
 
     before: last tokens of the prompt. If they end within a character, its remaining bytes belong to the completion.
+    texts: shared by the detokenizers of a table; they add the texts of tokens that begin and end between characters.
     """
 
-    def __init__(self, table: Mapping[int, bytes], before: Sequence[int]) -> None:
-        self._table = table
+    def __init__(self, table: Mapping[int, bytes], before: Sequence[int], texts: dict[int, str]) -> None:
+        self._table, self._texts = table, texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between = True  # whether no bytes of an incomplete character wait
         for token in before:
-            self._decoder.decode(table.get(token, b""))
+            self.add(token)
 
     def add(self, token: int) -> str:
-        return self._decoder.decode(self._table.get(token, b""))
+        begins_between = self._is_between
+        if begins_between and (text := self._texts.get(token)) is not None:
+            return text
+        text = self._decoder.decode(self._table.get(token, b""))
+        self._is_between = not self._decoder.getstate()[0]
+        if begins_between and self._is_between:
+            self._texts[token] = text
+        return text
 
     def rest(self) -> str:
+        self._is_between = True
         return self._decoder.decode(b"", True)
 
     def copy(self) -> "BytesDetokenizer":
-        twin = BytesDetokenizer(self._table, ())
+        twin = BytesDetokenizer(self._table, (), self._texts)
         twin._decoder.setstate(self._decoder.getstate())
+        twin._is_between = self._is_between
         return twin
 
 
@@ -133,7 +144,8 @@ class Vocabulary:
         self.context = 0
         self._fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         self.special = frozenset(self.tokenizer.all_special_ids)
-        self._texts: dict[int, str] = {}
+        self._tokens: dict[int, tuple[str, bool, bytes]] = {}  # text, whether it is special, and data of Token
+        self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by `skip_special`, of `BytesDetokenizer`
 
     # --- prompts -----------------------------------------------------------------------------------------
 
@@ -255,22 +267,23 @@ class Vocabulary:
         if self._bytes is not None:
             table = self._plain_bytes if skip_special else self._bytes
             assert table is not None
-            return BytesDetokenizer(table, before)
+            return BytesDetokenizer(table, before, self._texts[skip_special])
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special=skip_special, spaces=spaces), before)
 
-    def text(self, token: int) -> str:
-        """Return the text of a single token, including a leading space."""
-        cached = self._texts.get(token)
-        if cached is None:
-            cached = self._texts[token] = self._read(token)
-        return cached
-
     def token(self, token: int, logprob: float | None, top: Iterable[tuple[int, float]] = ()) -> Token:
-        """Return a token with its text, and with the top tokens at its position."""
-        text = self.text(token)
-        others = tuple(self.token(*each) for each in top)
-        data = self._data(token) if _UNKNOWN in text else b""
-        return Token(token, text, logprob, token in self.special, others, data)
+        """Return a token with its text, including a leading space, and with the top tokens at its position."""
+        text, is_special, data = self._tokens.get(token) or self._described(token)
+        others = tuple([self.token(*each) for each in top]) if top else ()
+        return Token(token, text, logprob, is_special, others, data)
+
+    def _described(self, token: int) -> tuple[str, bool, bytes]:
+        """Return the text, whether the token is special, and the data of a `Token`."""
+        cached = self._tokens.get(token)
+        if cached is None:
+            text = self._read(token)
+            data = self._data(token) if _UNKNOWN in text else b""
+            cached = self._tokens[token] = text, token in self.special, data
+        return cached
 
     def _data(self, token: int) -> bytes:
         """Return the bytes of a token that is a part of a character, b"" if they are unknown."""
