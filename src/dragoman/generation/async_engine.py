@@ -48,15 +48,20 @@ class AsyncEngine:
             raise WorkerLost("the text engine is stopped")
         if 0 < self._capacity < self._open + len(prompts):
             raise Overloaded(f"Exceeds maximum queue size of {self._capacity} prompts")
-        call = _CallResults(self, len(prompts))
+        call = _CallResults(self, len(prompts), sum(request.sampling.n for request in prompts))
         jobs = [GenerationJob(request, call) for request in prompts]
         self._open += len(jobs)
         self.commands.put(lambda engine: self._begin(engine, jobs))
         try:
             if self._closed:  # closed meanwhile: the command may never be executed
                 raise WorkerLost("the text engine is stopped")
-            async for chunk in call.chunks(sum(request.sampling.n for request in prompts)):
-                yield chunk
+            while call.remaining:
+                await call.updated.wait()
+                call.updated.clear()
+                if (chunk := call.next_chunk()) is not None:
+                    yield chunk
+                if call.failure is not None:
+                    raise call.failure
         finally:
             self._open -= len(jobs)
             self.commands.put(lambda engine: self._end(engine, jobs))
@@ -139,15 +144,20 @@ class AsyncEngine:
 
 
 class _CallResults:
-    """Results of one call: added by the engine's thread, consumed on the event loop."""
+    """Results of one call: added by the engine's thread, consumed on the event loop.
 
-    def __init__(self, service: AsyncEngine, prompts: int) -> None:
+    remaining: number of texts that are not yet returned whole. failure: the first error.
+    """
+
+    def __init__(self, service: AsyncEngine, prompts: int, texts: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.updated = asyncio.Event()
+        self.remaining = texts
         self._service = service
         self._infos: list[PromptInfo | None] = [None] * prompts
+        self._is_begun = False  # whether a chunk contained the prompts' information
         self._results: deque[Text] = deque()  # the engine's thread appends while the loop pops from the left
-        self._error: DragomanError | None = None
+        self.failure: DragomanError | None = None
 
     def info(self, index: int, info: PromptInfo) -> None:
         self._infos[index] = info
@@ -158,24 +168,18 @@ class _CallResults:
         self._service.mark_updated(self)
 
     def error(self, error: DragomanError) -> None:
-        self._error = self._error or error
+        self.failure = self.failure or error
         self._service.mark_updated(self)
 
-    async def chunks(self, texts: int) -> AsyncGenerator[Generation, None]:
-        """Yield chunks until `texts` completions have ended. The first one contains the prompts' information."""
-        prompts: tuple[PromptInfo, ...] | None = None
-        while texts:
-            await self.updated.wait()
-            self.updated.clear()
-            if prompts is None:
-                prompts = tuple(info for info in self._infos if info is not None)
-                if len(prompts) < len(self._infos):
-                    prompts = None
-            if prompts is not None and self._results:
-                results = [self._results.popleft() for _ in range(len(self._results))]
-                texts -= sum(bool(text.finish) for text in results)
-                generation = Generation(tuple(results), prompts)
-                yield generation if len(results) == 1 else merge_chunks([generation])
-                prompts = ()
-            if self._error is not None:
-                raise self._error
+    def next_chunk(self) -> Generation | None:
+        """Return the results since the last chunk, the first one with the prompts' information; None without any."""
+        prompts: tuple[PromptInfo, ...] = ()
+        if not self._is_begun:
+            prompts = tuple(info for info in self._infos if info is not None)
+        if not self._results or (not self._is_begun and len(prompts) < len(self._infos)):
+            return None
+        self._is_begun = True
+        results = [self._results.popleft() for _ in range(len(self._results))]
+        self.remaining -= sum([1 for text in results if text.finish])
+        generation = Generation(tuple(results), prompts)
+        return generation if len(results) == 1 else merge_chunks([generation])

@@ -46,7 +46,7 @@ class Sequence:
     cached: how many of these came from the prefix cache. A sequence with one pending token is decoding; with several,
         (the rest of) its prompt is computed.
     drafts: tokens that may follow, computed in the same step.
-    written: number of tokens in the slot, with drafts.
+    written: maximum number of tokens in the slot with drafts, 0 without.
     """
 
     tokens: list[int]
@@ -148,6 +148,7 @@ class GenerationJob:
     since_s: arrival on the monotonic clock.
     waited_s: seconds in the queue, negative until the first step.
     needs_prompt_logprobs: log-probabilities of the prompt are requested and not yet computed.
+    is_ranked: more completions are generated than returned, so that the best are chosen at the end.
     """
 
     request: PromptRequest
@@ -163,9 +164,12 @@ class GenerationJob:
     since_s: float = field(default_factory=time.monotonic)
     waited_s: float = -1.0
     needs_prompt_logprobs: bool = field(init=False)
+    is_ranked: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.needs_prompt_logprobs = self.request.sampling.prompt_logprobs is not None
+        sampling = self.request.sampling
+        self.needs_prompt_logprobs = sampling.prompt_logprobs is not None
+        self.is_ranked = sampling.num_beams == 1 and self.request.width > sampling.n
         self._begin()
 
     def _begin(self) -> None:
@@ -179,11 +183,6 @@ class GenerationJob:
     @property
     def uses_prefix_cache(self) -> bool:
         return not self.needs_prompt_logprobs
-
-    @property
-    def is_ranked(self) -> bool:
-        """Whether more completions are generated than returned, so that the best are chosen at the end."""
-        return self.request.sampling.num_beams == 1 and self.request.width > self.request.sampling.n
 
     def restart(self) -> None:
         """Forget computed states. Completions continue from their tokens; a beam search restarts."""

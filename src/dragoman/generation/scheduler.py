@@ -110,7 +110,8 @@ class Scheduler:
                 if length == computed + 1 and computed:  # it is decoding
                     count = 1 + len(sequence.drafts)
                     decoding.append(StepWork(task, sequence, count))
-                    sequence.written = max(sequence.written, computed + count)
+                    if count > 1:
+                        sequence.written = max(sequence.written, computed + count)
                     continue
                 # Prompts are always split at the same positions, so that results do not depend on the batch.
                 count = min(self._chunk - computed % self._chunk, length - computed)
