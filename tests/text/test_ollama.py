@@ -169,9 +169,15 @@ async def test_keep_alive_of_the_client(tmp_path: Path) -> None:
             assert model.size == len(ECHO)
             return float((model.expires_at - datetime.now(UTC)).total_seconds())
 
-        async def until_unloaded() -> None:
-            while await expiry_s() is not None:
-                await asyncio.sleep(0)
+        async def loads() -> list[bytes]:
+            metrics = (await server.request("GET", "/metrics")).body.splitlines()
+            return [line for line in metrics if line.startswith(b"dragoman_model_loads_total")]
+
+        async def until_unloaded(name: str = "a") -> None:
+            async with asyncio.timeout(10):
+                while (remaining_s := await expiry_s(name)) is not None:
+                    assert remaining_s < 60, "`keep_alive` has no effect"
+                    await asyncio.sleep(0)
 
         assert await expiry_s() is None
         assert (await client.generate("a")).done_reason == "load"
@@ -185,16 +191,18 @@ async def test_keep_alive_of_the_client(tmp_path: Path) -> None:
         assert (loaded.model, loaded.embeddings, loaded.prompt_eval_count) == ("b", [], None)
         assert await expiry_s("b") == pytest.approx(200, abs=60)
         await server.post("/api/embed", {"model": "b", "keep_alive": 0})
-        while await expiry_s("b") is not None:
-            await asyncio.sleep(0)
+        await until_unloaded("b")
         assert (await client.embeddings("b", "")).embedding == []
         assert await expiry_s("b") == pytest.approx(1000, abs=60)
         await client.embed("a", "x", keep_alive=300.5)
         assert await expiry_s() == pytest.approx(300, abs=60)
         await client.chat("a", HELLO)  # which changes nothing
         assert await expiry_s() == pytest.approx(300, abs=60)
-        assert (await client.chat("a", [], keep_alive=0)).done_reason == "unload"
-        await until_unloaded()
+        for _ in range(2):  # a model that is not loaded stays so
+            before = await loads()
+            assert (await client.chat("a", [], keep_alive=0)).done_reason == "unload"
+            assert await loads() == before
+            await until_unloaded()
         assert (await client.generate("a", "x", keep_alive="1ms")).response == "a"
         await until_unloaded()
         assert [p.message.content async for p in await client.chat("a", HELLO, stream=True, keep_alive="0")] == [

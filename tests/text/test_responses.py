@@ -397,6 +397,7 @@ async def test_the_record_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     store.answer(SaveRecord("me", "h", b"h", {"part": b"q"}))
     store.answer(DeleteRecord("me", "g"))
     assert store.answer(ReadRecord("me", "part", is_part=True)) == b"q"
-    store.answer(DeleteRecord("me", "h"))
+    store.answer(SaveRecord("me", "h", b"without the part"))
     assert store.answer(ReadRecord("me", "part", is_part=True)) is None
+    store.answer(DeleteRecord("me", "h"))
     assert store.bytes == 0

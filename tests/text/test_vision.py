@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,14 @@ with warnings.catch_warnings():
     import openai
 
     import vision_models
+    from dragoman.core.calls import Generate
     from dragoman.core.errors import Overloaded
+    from dragoman.core.spec import ModelSpec
+    from dragoman.core.text import Chat, FinishReason, Generation, Text
     from dragoman.generation.image_queue import ImageQueue
     from dragoman.generation.loading import LocalEngine
     from dragoman.generation.vision import load_processor
+    from dragoman.runtimes.text_model import TextModel
     from vision_models import VisionReference, file_of, image
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
@@ -225,6 +230,30 @@ async def test_the_memory_of_processed_images_is_limited() -> None:
         second(20)
     with images.reserve(60), images.reserve(40):
         pass
+
+
+async def test_processed_images_are_counted_until_their_calls_end() -> None:
+    """A small file, such as one of a single color, can become large tensors."""
+
+    class Engine:
+        def split_call(self, call: Generate) -> list[Any]:
+            return [SimpleNamespace(features={"pixel_values": SimpleNamespace(nbytes=600 << 20)})]
+
+        async def generate(self, requests: list[Any]) -> AsyncIterator[Generation]:
+            ends: tuple[FinishReason, ...] = ("", "length")
+            for finish in ends:
+                yield Generation((Text(finish=finish),))
+
+    model = TextModel(ModelSpec(name="eyes"))  # with the default of image_memory, 1 GiB
+    model.text_engine = Engine()
+    content = [{"type": "image", "base64": DATA}]
+    call = Generate(prompts=(Chat(({"role": "user", "content": content},)),), stream=True)
+    first = model.generate(call)
+    await anext(first)
+    with pytest.raises(Overloaded, match="image_memory"):
+        await anext(model.generate(call))
+    await first.aclose()
+    assert len([chunk async for chunk in model.generate(call)]) == 2
 
 
 async def test_a_cancelled_call_holds_the_queue_until_its_images_are_processed() -> None:
