@@ -116,7 +116,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_headdim": 16, "n_mamba_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
 }
-_MOST_PARAMETERS = 20_000_000
+_MAX_PARAMETERS = 20_000_000
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -164,7 +164,7 @@ def save_model(folder: Path, model_type: str, factory: Any = transformers.AutoMo
     config = tiny_config(model_type, **options)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in factory.from_config(config).parameters())
-    if size > _MOST_PARAMETERS:
+    if size > _MAX_PARAMETERS:
         raise ValueError(f"{size} parameters")
     model = factory.from_config(config).eval()
     with torch.no_grad():

@@ -63,7 +63,7 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """URL for HTTP clients, as `http://127.0.0.1:8080`; "" if no protocol over HTTP is served."""
+        """URL for HTTP clients, such as `http://127.0.0.1:8080`; "" if no protocol over HTTP is served."""
         return next(iter(self.http_urls), "")
 
     @property

@@ -71,7 +71,7 @@ class ProtocolOptions:
     load_on_demand: Annotated[
         bool, Option("load a model when a request for it arrives; pinned models at the start", MODELS)
     ] = False
-    lmi_http_codes: Annotated[str, Option("HTTP statuses of LMI's errors, as timeout=408", PROTOCOLS)] = ""
+    lmi_http_codes: Annotated[str, Option("HTTP statuses of LMI's errors, such as timeout=408", PROTOCOLS)] = ""
     trust_request_chat_template: Annotated[
         bool,
         Option(
@@ -83,7 +83,11 @@ class ProtocolOptions:
     allow_config_override: Annotated[bool, Option("let clients override configs", SECURITY, operator_only=True)] = False
     allow_file_override: Annotated[
         Literal["no", "data", "code"],
-        Option("let load requests send files: data, as ONNX, or code too, as model.py", SECURITY, operator_only=True),
+        Option(
+            "let load requests send files: data (such as ONNX), or also code (such as model.py)",
+            SECURITY,
+            operator_only=True,
+        ),
     ] = "no"
     max_json_depth: Annotated[int, Option("nesting depth of JSON", LIMITS)] = 64
     max_json_values: Annotated[int, Option("values in the JSON of a request, tensor data excluded", LIMITS)] = 1 << 19
@@ -93,7 +97,7 @@ class ProtocolOptions:
     max_bytes_elements: Annotated[int, Option("elements of a BYTES tensor", LIMITS)] = 1 << 20
     max_tensors: Annotated[int, Option("inputs or outputs of a request", LIMITS)] = 1024
     max_sequences: Annotated[
-        int, Option("completions generated for one prompt, as n, best_of or beams", LIMITS, least=1)
+        int, Option("completions generated for one prompt (n, best_of or beams)", LIMITS, minimum=1)
     ] = 16
 
 
@@ -101,7 +105,7 @@ class ProtocolOptions:
 class TransportOptions:
     """Settings that the HTTP and gRPC servers need."""
 
-    root_path: Annotated[str, Option("path prefix that a proxy adds, as /models", PROTOCOLS)] = ""
+    root_path: Annotated[str, Option("path prefix that a proxy adds, such as /models", PROTOCOLS)] = ""
     reject_host_mismatch: Annotated[
         bool,
         Option("reject HTTP/1.1 requests for an absolute URL whose host is not that of the Host header", SECURITY),
@@ -121,7 +125,7 @@ class TransportOptions:
         ),
     ] = 0.0
     max_header_bytes: Annotated[int, Option("bytes of request line and headers", LIMITS)] = 16 << 10
-    max_headers: Annotated[int, Option("headers of a request", LIMITS, least=1)] = 256
+    max_headers: Annotated[int, Option("headers of a request", LIMITS, minimum=1)] = 256
     max_connections: Annotated[
         int,
         Option(
@@ -130,14 +134,14 @@ class TransportOptions:
         ),
     ] = 20_000
     max_streams: Annotated[
-        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, least=1)
+        int, Option("concurrent requests and gRPC calls of one HTTP/2 connection", LIMITS, minimum=1)
     ] = 500
     max_grpc_calls: Annotated[
         int,
         Option(
             "concurrent gRPC calls on each port, health checks excluded; further ones get RESOURCE_EXHAUSTED",
             LIMITS,
-            least=1,
+            minimum=1,
         ),
     ] = 2000
     max_grpc_calls_per_address: Annotated[
@@ -165,18 +169,19 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     """Settings of a server; every default suits a first try on one machine."""
 
     host: Annotated[str, Option("address to listen on; 0.0.0.0: every interface", ADDRESSES, common=True)] = "127.0.0.1"
-    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, most=65535, common=True)] = 8080
+    http_port: Annotated[int, Option("port of HTTP; 0: any free port", ADDRESSES, maximum=65535, common=True)] = 8080
     grpc_port: Annotated[
-        int, Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, least=-1, most=65535, common=True)
+        int,
+        Option("port of gRPC; 0: any free port, -1: gRPC is off", ADDRESSES, minimum=-1, maximum=65535, common=True),
     ] = 8081
-    http_also: Annotated[str, Option("further HTTP addresses, as host:port,host:port", ADDRESSES)] = ""
+    http_also: Annotated[str, Option("further HTTP addresses, such as host:port,host:port", ADDRESSES)] = ""
     umbridge_port: Annotated[
         int,
         Option(
             "further HTTP port, for UM-Bridge clients that expect 4242; 0: any free port, -1: none",
             ADDRESSES,
-            least=-1,
-            most=65535,
+            minimum=-1,
+            maximum=65535,
         ),
     ] = -1
     shared_memory: Annotated[
@@ -187,10 +192,10 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Option("let UM-Bridge clients on this machine pass vectors in shared memory", ADDRESSES, operator_only=True),
     ] = False
     front_ends: Annotated[
-        int, Option("processes that accept connections for one engine; 0: one per core", ADDRESSES, most=256)
+        int, Option("processes that accept connections for one engine; 0: one per core", ADDRESSES, maximum=256)
     ] = 1
     processes: Annotated[
-        int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, most=256)
+        int, Option("processes that answer requests with copies of the models; 0: one per core", ADDRESSES, maximum=256)
     ] = 1
     tls_cert: Annotated[str, Option("file with the TLS certificate chain (PEM), for HTTP and gRPC", ADDRESSES)] = ""
     tls_key: Annotated[str, Option("file with the TLS private key (PEM)", ADDRESSES)] = ""
@@ -204,8 +209,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "further port, for metrics and model control only, which other ports then reject; 0: any free port, "
             "-1: none",
             ADDRESSES,
-            least=-1,
-            most=65535,
+            minimum=-1,
+            maximum=65535,
         ),
     ] = -1
     admin_host: Annotated[str, Option("address of the admin port; default: that of the other ports", ADDRESSES)] = ""
@@ -221,7 +226,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     model_name: Annotated[
         str, Option("name of the only model that is served; default: the name of its file or folder", MODELS)
     ] = ""
-    version_policy: Annotated[str, Option("versions to serve: latest, all, or a list as 1,3", MODELS)] = "latest"
+    version_policy: Annotated[str, Option("versions to serve: latest, all, or a list such as 1,3", MODELS)] = "latest"
     load_at_start: Annotated[
         bool, Option("load models at start; else only the repository API loads models", MODELS)
     ] = True
@@ -249,7 +254,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = False
     watch_quiet_s: Annotated[
         float,
-        Option("seconds for which the files of a model must not change before `watch` loads it", MODELS, least=0.05),
+        Option("seconds for which the files of a model must not change before `watch` loads it", MODELS, minimum=0.05),
     ] = 1.0
 
     api_keys: Annotated[
@@ -315,7 +320,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
     ] = False
     model_folders: Annotated[
         str,
-        Option("folders, as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
+        Option("folders, such as /srv/a,/srv/b, from which POST /models may load models", SECURITY, operator_only=True),
     ] = ""
     keep_memory: Annotated[bool, Option("keep memory of large requests for later ones", LIMITS)] = True
     drain_s: Annotated[float, Option("seconds that requests in flight may take after SIGTERM", LIMITS)] = 30.0
@@ -335,10 +340,10 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Option("model for requests that name none; default: the only one that supports the request", PROTOCOLS),
     ] = ""
     forward_headers: Annotated[
-        str, Option("request headers that models receive, as x-user,x-trace-*; never credentials", PROTOCOLS)
+        str, Option("request headers that models receive, such as x-user,x-trace-*; never credentials", PROTOCOLS)
     ] = ""
     cors_origins: Annotated[
-        str, Option("origins whose pages may send requests, as https://a.org,https://b.org, or *", CORS)
+        str, Option("origins whose pages may send requests, such as https://a.org,https://b.org, or *", CORS)
     ] = ""
     cors_origin_regex: Annotated[str, Option("regular expression for further origins", CORS)] = ""
     cors_credentials: Annotated[bool, Option("allow requests with the user's credentials", CORS)] = False
@@ -363,7 +368,7 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
         Literal["text", "json"], Option("format of the access log: text (name=value) or json", LOGGING)
     ] = "text"
     recent_requests: Annotated[
-        int, Option("last requests whose times the console shows, by their ids; 0: none", LOGGING, most=100_000)
+        int, Option("last requests whose times the console shows, by their ids; 0: none", LOGGING, maximum=100_000)
     ] = 0
     tracing_endpoint: Annotated[
         str,
@@ -380,8 +385,8 @@ class Settings(ModelOptions, WorkerOptions, KafkaOptions, TransportOptions, Prot
             "fraction of the requests without a traceparent that are traced, 0 to 1; -1: as OTEL_TRACES_SAMPLER, "
             "which is all of them by default",
             LOGGING,
-            least=-1,
-            most=1,
+            minimum=-1,
+            maximum=1,
         ),
     ] = -1.0
     explain_batches: Annotated[bool, Option("log for each batch why it was dispatched", LOGGING)] = False

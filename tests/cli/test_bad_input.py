@@ -45,7 +45,7 @@ CASES: Mapping[str, tuple[str, int, str]] = {
     "misspelled command": ("serv models", 2, "did you mean 'serve'?"),
     "missing file of a setting": ("serve fahrenheit.py:celsius --api-keys no.toml", 2, "No such file or directory"),
     "no server": ("models http://127.0.0.1:1", 2, "dragoman: cannot reach http://127.0.0.1:1: Connection refused; is"),
-    "wrong URL": ("infer nowhere:x m 1", 2, "dragoman: expected URL as http://HOST:PORT, got 'nowhere:x'"),
+    "wrong URL": ("infer nowhere:x m 1", 2, "dragoman: expected a URL such as http://HOST:PORT, got 'nowhere:x'"),
     "missing key file": ("keys list --file no.toml", 2, "dragoman: key file 'no.toml' cannot be read: No such file"),
     "missing graph": ("graph nowhere", 2, "dragoman: 'nowhere' not found: expected a graph file"),
     "picture of a wrong format": ("bench http://127.0.0.1:1 m --plot a.jpg", 2, "--plot: expected a file .svg or .png"),

@@ -368,7 +368,7 @@ async def test_a_server_that_cannot_be_reached_or_is_another(command: str, capsy
     assert await run(command, url, *more) == 2
     assert capsys.readouterr().err == f"dragoman: cannot reach {url}: Connection refused; is the server running?\n"
     assert await run(command, "ftp://x", *more) == 2
-    assert capsys.readouterr().err == "dragoman: expected URL as http://HOST:PORT, got 'ftp://x'\n"
+    assert capsys.readouterr().err == "dragoman: expected a URL such as http://HOST:PORT, got 'ftp://x'\n"
 
 
 # --- servers that are not trusted ----------------------------------------------------------------------------

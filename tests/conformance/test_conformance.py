@@ -218,7 +218,7 @@ def test_the_given_request_is_sent(server: ServerProcess, tmp_path: Path, capsys
     ("arguments", "message"),
     [
         (["http://127.0.0.1:1"], "no HTTP server answers at http://127.0.0.1:1"),
-        (["ftp://host"], "expected URL as http://HOST:PORT"),
+        (["ftp://host"], "expected a URL such as http://HOST:PORT"),
         (["http://127.0.0.1:1", "more"], "expected one URL, got 'http://127.0.0.1:1' and 'more'"),
         (["http://127.0.0.1:1", "--request", "/nonexistent"], "--request: '/nonexistent' cannot be read"),
         (["http://127.0.0.1:1", "--config", "["], "--config: expected JSON, got '['"),

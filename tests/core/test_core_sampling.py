@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import KINDS, check_value, format_value, number, sampling
-from dragoman.core.text_limits import MOST_BIASES
+from dragoman.core.text_limits import MAX_BIASES
 
 MAX_INTEGER = 2**31 - 1
 TEXTS = "texts that are not empty, of at most 4096 characters each"
@@ -53,7 +53,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("ignore_eos", False, False),
     ("bad_words", ["x"] * 256, ("x",) * 256),
     ("logit_bias", {"0": 100, "2147483647": -100, 17: 0.5}, {0: 100.0, MAX_INTEGER: -100.0, 17: 0.5}),
-    ("logit_bias", {str(i): 1 for i in range(MOST_BIASES)}, dict.fromkeys(range(MOST_BIASES), 1.0)),
+    ("logit_bias", {str(i): 1 for i in range(MAX_BIASES)}, dict.fromkeys(range(MAX_BIASES), 1.0)),
     ("allowed_token_ids", [4], (4,)),
     ("top_logprobs", 0, 0),
     ("top_logprobs", 20, 20),
@@ -112,7 +112,7 @@ REJECTED: list[tuple[str, list[Any], str]] = [
             {"1": 101},
             {"1": -101},
             {"1": "1"},
-            {str(i): 1 for i in range(MOST_BIASES + 1)},
+            {str(i): 1 for i in range(MAX_BIASES + 1)},
         ],
         "an object of at most 1024 token ids, each with a number from -100 to 100",
     ),

@@ -841,7 +841,7 @@ async def test_a_configuration_is_overridden_until_the_next_load() -> None:
             ('{"backend": "python"}', "got backend"),
             ('{"name": "Other"}', "got name"),
             ('{"max_batch_size"}', "failed to poll from model repository"),
-            (3, "expected JSON as a text, got 3"),
+            (3, "expected a JSON string, got 3"),
             ("[]", "expected a JSON object, got '[]'"),
             ('{"instance_group": [{"count": -5}]}', "expected from 1 to 64 instances in all, got the counts -5"),
             ('{"instance_group": [{"count": 60}, {"count": 5}]}', "in all, got the counts 60, 5"),

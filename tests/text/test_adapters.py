@@ -81,9 +81,9 @@ async def test_routes_of_vllm(base: str) -> None:
 async def test_errors_of_vllms_routes() -> None:
     async with serve(Adaptable, control_token="open") as server:
         for path, body, status, message in (
-            ("load", {"lora_path": "a"}, 400, "`lora_name` must be a text that is not empty; got null"),
-            ("load", {"lora_name": "a", "lora_path": ""}, 400, "`lora_path` must be a text that is not empty"),
-            ("load", {"lora_name": "a", "lora_path": 1}, 400, "`lora_path` must be a text"),
+            ("load", {"lora_path": "a"}, 400, "`lora_name` must be a non-empty string; got null"),
+            ("load", {"lora_name": "a", "lora_path": ""}, 400, "`lora_path` must be a non-empty string"),
+            ("load", {"lora_name": "a", "lora_path": 1}, 400, "`lora_path` must be a string"),
             ("load", {"lora_name": "a", "lora_path": "broken"}, 400, "adapter 'a' cannot be read"),
             ("load", {"lora_name": "a", "lora_path": "missing"}, 404, "there is no such folder"),
             ("load", {"lora_name": "a", "lora_path": "b", "model": "other"}, 404, "other"),

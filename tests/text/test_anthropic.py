@@ -188,7 +188,7 @@ async def test_count_tokens(client: Any) -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "no"}}, "must name one of"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "`thinking` must be"),
         ({"output_config": {"format": {"type": "xml"}}}, "`output_config.format` must be"),
-        ({"output_config": {"effort": 5}}, "`output_config.effort` must be a text"),
+        ({"output_config": {"effort": 5}}, "`output_config.effort` must be a string"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, '`tools[0]` must be {"name": ..., "input_schema"'),
         ({"system": [5]}, "`system` must have blocks"),
         ({"temperature": 2}, "`temperature` must be"),

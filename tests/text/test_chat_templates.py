@@ -42,7 +42,7 @@ async def test_trusted_templates_reach_the_model() -> None:
         for wrong in ("", 3, ["a"], "a" * 65_537):
             response = await server.post("/v1/chat/completions", {**HELLO, "chat_template": wrong})
             assert (response.status, response.json["error"]["param"]) == (400, "chat_template")
-            assert "must be a text of 1 to 65536 characters" in response.json["error"]["message"]
+            assert "must be a string of 1 to 65536 characters" in response.json["error"]["message"]
 
 
 @pytest.mark.parametrize("in_variables", [True, False])

@@ -164,7 +164,7 @@ async def test_the_colon_may_be_percent_encoded(server: TextServer) -> None:
             "'instances' must be objects that all have the same names",
         ),
         ("double", {"instances": [1], "signature_name": "other"}, 400, "'signature_name': expected 'serving_default'"),
-        ("double", {"instances": [1], "parameters": {"a": [1]}}, 400, "parameter 'a' must be a text, a number"),
+        ("double", {"instances": [1], "parameters": {"a": [1]}}, 400, "parameter 'a' must be a string, a number"),
         ("double", b'{"instances": [1', 400, ""),
         ("double", b"", 400, "the request body is empty"),
         (

@@ -588,7 +588,7 @@ async def test_model_names_in_paths_take_precedence() -> None:
             assert "x-ignored-parameters" not in response.headers
         assert not server.model("Other").calls
         invalid = await server.post("/predictions/ReverseModel", {"inputs": "a", "model_name": 5})
-        assert (invalid.status, invalid.json["error"]) == (424, "`model_name` must be a text; got 5")
+        assert (invalid.status, invalid.json["error"]) == (424, "`model_name` must be a string; got 5")
     async with serve(ReverseModel, Other, strict_parameters=True) as server:
         assert (await server.post("/models/ReverseModel/invoke", {**_CHAT, "model": "Other"})).status == 200
         assert (await server.post("/invocations", {"inputs": "a", "model_name": "Other"})).status == 200

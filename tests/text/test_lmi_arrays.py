@@ -232,7 +232,7 @@ async def test_texts_and_bytes(server: TextServer) -> None:
         ("double", "text/plain", b"x", "input 'x'"),
         ("double", "application/x-npy", b"x", "not a .npy file"),
         ("double", "application/x-npy", npy(np.zeros(3))[:-1], "needs 24 bytes, got 23"),
-        ("double", "application/x-npy", npy(np.array([{}])), "must hold numbers, booleans or texts; got object"),
+        ("double", "application/x-npy", npy(np.array([{}])), "must hold numbers, booleans or strings; got object"),
         ("double", "tensor/npz", b"PK", "not a .npz file"),
         ("double", "tensor/npz", npz_bomb((1 << 28) + 1), "may hold 268435456 bytes together"),
         ("double", "tensor/ndlist", b"x", "expected 4 more bytes at 0, there are 1"),

@@ -160,8 +160,8 @@ async def test_bedrock_streams(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"prompt": ""}, "`prompt` must be a text that is not empty"),
-        ({"prompt": ["a"]}, "`prompt` must be a text"),
+        ({"prompt": ""}, "`prompt` must be a non-empty string"),
+        ({"prompt": ["a"]}, "`prompt` must be a string"),
         ({"prompt": "a", "max_gen_len": 0}, "`max_gen_len` must be an integer that is strictly positive"),
         ({"prompt": "a", "temperature": -1}, "`temperature` must be"),
         ({"prompt": "a", "top_p": 2}, "`top_p` must be"),

@@ -763,7 +763,7 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
     [
         ({"messages": []}, "messages", "a list of 1 to"),
         ({"messages": [{"content": "a"}]}, "messages[0]", "an object with `role` and `content`"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]", "a text, or a list of texts; got 5"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]", "a string, or a list of strings; got 5"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0]",

@@ -302,9 +302,9 @@ async def test_without_a_store() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": None}, "`input` must be a text"),
-        ({"input": 5}, "`input` must be a text"),
-        ({"input": []}, "`input` must be a text"),
+        ({"input": None}, "`input` must be a string"),
+        ({"input": 5}, "`input` must be a string"),
+        ({"input": []}, "`input` must be a string"),
         ({"input": [5]}, "`input[0]` must be an object"),
         ({"input": [{"type": "item_reference", "id": 5}]}, "`input[0]`: expected a message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "must be a data: URL"),
@@ -325,7 +325,7 @@ async def test_without_a_store() -> None:
         ({"input": "a", "conversation": "c"}, "`conversation` is not supported"),
         ({"input": "a", "prompt": {"id": "p"}}, "`prompt` is not supported"),
         ({"input": "a", "truncation": ["auto"]}, "`truncation` must be"),
-        ({"input": "a", "include": 5}, "`include` must be a list of texts"),
+        ({"input": "a", "include": 5}, "`include` must be a list of strings"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "`text.format` must be"),
         ({"input": "a", "text": 5}, "`text` must be an object"),
         ({"input": "a", "reasoning": {"effort": 5}}, "`reasoning.effort` must be"),

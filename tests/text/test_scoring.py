@@ -153,8 +153,8 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("rerank", {"documents": ["a"]}, "`query` must be a text"),
-        ("rerank", {"query": 5, "documents": ["a"]}, "`query` must be a text"),
+        ("rerank", {"documents": ["a"]}, "`query` must be a string"),
+        ("rerank", {"query": 5, "documents": ["a"]}, "`query` must be a string"),
         ("rerank", {"query": "a"}, "`documents` must be a list"),
         ("rerank", {"query": "a", "documents": []}, "`documents` must be a list"),
         ("rerank", {"query": "a", "documents": [{"no": 1}]}, "`documents` must be a list"),
@@ -162,7 +162,7 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
         ("rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "`top_n` must be"),
         ("rerank", {"query": "a", "documents": ["!long"]}, "pair 0 has 100 tokens"),
         ("score", {"text_1": "a"}, "must be given"),
-        ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "`text_1` must have one text"),
+        ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "`text_1` must have one string"),
         ("score", {"text_1": "", "text_2": ["a"]}, "`text_1` must be"),
     ],
 )

@@ -72,12 +72,12 @@ REQUESTS: dict[str, Callable[[int], tuple[str, Any]]] = {
 }
 # Constants of those that the tests of images and of tool calls exceed.
 OTHERS = {
-    "ratio of the sides of an image": text_limits.MOST_IMAGE_RATIO,
-    "scans of a progressive JPEG": text_limits.MOST_JPEG_SCANS,
+    "ratio of the sides of an image": text_limits.MAX_IMAGE_RATIO,
+    "scans of a progressive JPEG": text_limits.MAX_JPEG_SCANS,
     "characters before the arguments of a tool call; a longer text is not a call": (
-        text_limits.MOST_CALL_START_CHARACTERS
+        text_limits.MAX_CALL_START_CHARACTERS
     ),
-    "characters of tool calls in Python syntax; a longer text is not a call": text_limits.MOST_PYTHON_CALL_CHARACTERS,
+    "characters of tool calls in Python syntax; a longer text is not a call": text_limits.MAX_PYTHON_CALL_CHARACTERS,
 }
 
 

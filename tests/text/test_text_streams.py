@@ -152,7 +152,7 @@ async def test_open_inference_generates(server: TextServer) -> None:
     ("body", "status", "message"),
     [
         (b"{", 422, "not valid JSON"),
-        ({"text_input": ""}, 422, "`text_input` must be a text that is not empty"),
+        ({"text_input": ""}, 422, "`text_input` must be a non-empty string"),
         (
             {"text_input": "a", "parameters": {"max_tokens": -1}},
             422,
@@ -169,7 +169,11 @@ async def test_open_inference_generates(server: TextServer) -> None:
         ({"text_input": "a", "parameters": {"stop": ["a"] * 65}}, 422, "`stop` must be a list of at most 64"),
         ({"text_input": "a !fault"}, 424, "generated !fault"),
         ({"text_input": "a", "max_tokens": "5"}, 422, "`max_tokens` must be an integer >= 0"),
-        ({"text_input": "a", "sampling_parameters": {}}, 422, "`sampling_parameters` must be a JSON object as a text"),
+        (
+            {"text_input": "a", "sampling_parameters": {}},
+            422,
+            "`sampling_parameters` must be a JSON object as a string",
+        ),
         ({"text_input": "a", "sampling_parameters": "[1]"}, 422, "must be a JSON object; got a list"),
     ],
 )

@@ -184,7 +184,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 1.5}, "`top_k`"),
     ({"max_new_tokens": 0}, "`max_new_tokens` must be an integer that is strictly positive"),
     ({"max_new_tokens": True}, "`max_new_tokens`"),
-    ({"stop": ["a"] * 5}, "`stop` must be a list of at most 4 texts"),
+    ({"stop": ["a"] * 5}, "`stop` must be a list of at most 4 strings"),
     ({"stop": [""]}, "`stop`"),
     ({"stop": [1]}, "`stop`"),
     ({"best_of": 3, "do_sample": True}, "`best_of` must be an integer >= 1 and <= 2; got 3"),
@@ -197,7 +197,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"do_sample": 1}, "`do_sample` must be true or false"),
     ({"grammar": {"type": "regex"}}, "`grammar`"),
     ({"grammar": {"type": "verse", "value": "x"}}, "`grammar`"),
-    ({"adapter_id": 5}, "`adapter_id` must be a text"),
+    ({"adapter_id": 5}, "`adapter_id` must be a string"),
 ]
 
 
@@ -223,7 +223,7 @@ async def test_invalid_parameters_are_rejected(server: TextServer, parameters: A
         (b"", "body is empty"),
         (b"{]", "not valid JSON"),
         ([1], "must be a JSON object"),
-        ({}, "`inputs` must be a text"),
+        ({}, "`inputs` must be a string"),
         ({"inputs": ""}, "`inputs` cannot be empty"),
         ({"inputs": ["a"] * 5}, "at most 4"),
         ({"inputs": "a", "parameters": "b"}, "`parameters` must be an object"),
@@ -299,7 +299,7 @@ async def test_model_names_in_bodies(path: str, body: dict[str, Any]) -> None:
         error = events(wrong.body)[0] if path == "/generate_stream" else wrong.json
         assert (error["error_type"], error["error"]) == (
             "validation",
-            "Input validation error: `model` must be a text; got 5",
+            "Input validation error: `model` must be a string; got 5",
         )
 
 

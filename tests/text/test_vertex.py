@@ -100,8 +100,11 @@ async def test_parameters_without_effect_are_reported(server: TextServer) -> Non
         ({}, "`instances` must be a list of 1 to 128 instances; got null"),
         ({"instances": []}, "`instances` must be a list of 1 to 128 instances; got []"),
         ({"instances": [{"inputs": "a"}] * 129}, "`instances` must be a list of 1 to 128 instances; got"),
-        ({"instances": ["a"]}, '`instances[0]`: expected an object with `inputs`, a text, or with `messages`; got "a"'),
-        ({"instances": [{"inputs": ["a"]}]}, "`instances[0]`: expected an object with `inputs`, a text"),
+        (
+            {"instances": ["a"]},
+            '`instances[0]`: expected an object with `inputs`, a string, or with `messages`; got "a"',
+        ),
+        ({"instances": [{"inputs": ["a"]}]}, "`instances[0]`: expected an object with `inputs`, a string"),
         ({"instances": [{"inputs": "a"}, {"inputs": ""}]}, "`instances[1]`: `inputs` cannot be empty"),
         ({"instances": [{"inputs": "a", "parameters": {"seed": "x"}}]}, "`instances[0]`: `seed` must be"),
         ({"instances": [chat_instance(), chat_instance(max_tokens="x")]}, "`instances[1]`: `max_tokens` must be"),

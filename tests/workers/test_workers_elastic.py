@@ -283,9 +283,12 @@ def test_ranges_of_replicas(table: str, expected: tuple[int, int, int], tmp_path
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('replicas = "4..2"', r"\[placement\] setting 'replicas': expected a number or a range as 0..16, got '4..2'"),
-        ('replicas = "0..0"', "expected a number or a range as 0..16, got '0..0'"),
-        ('replicas = "..4"', "expected a number or a range as 0..16, got '..4'"),
+        (
+            'replicas = "4..2"',
+            r"\[placement\] setting 'replicas': expected a number or a range such as 0..16, got '4..2'",
+        ),
+        ('replicas = "0..0"', "expected a number or a range such as 0..16, got '0..0'"),
+        ('replicas = "..4"', "expected a number or a range such as 0..16, got '..4'"),
         ("replicas = 0", "setting 'replicas': expected at least 1, got 0"),
         ('replicas = "0..4"\nmin_ready = 1', "'placement.min_ready': expected at most the fewest replicas, 0, got 1"),
         ("idle_s = -1", "setting 'idle_s': expected at least 0, got -1"),

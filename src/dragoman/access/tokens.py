@@ -32,7 +32,7 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRules:
-    """Which tokens are accepted. `jwks`: a file, or an https URL. `roles_claim` may be a path as `realm.roles`."""
+    """Which tokens are accepted. `jwks`: a file, or an https URL. `roles_claim` may be a path such as `realm.roles`."""
 
     jwks: str
     issuer: str

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_conformance_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("dragoman check URL").add_argument
     add("--protocol", action="append", choices=PROTOCOL_NAMES, help="protocol to check; may be repeated")
-    add("--only", action="append", metavar="PATTERN", help="clauses to check, as rest-error-*; may be repeated")
+    add("--only", action="append", metavar="PATTERN", help="clauses to check, such as rest-error-*; may be repeated")
     add("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: that of URL)")
     add("--request", default="", metavar="FILE", help="V2 request in JSON that the model accepts")
     add("--allow-changes", action="store_true", help="load and unload the model too")

@@ -71,7 +71,7 @@ class ServerConnection:
         except ValueError:  # the port is not a number
             is_valid = False
         if not is_valid:
-            raise InvalidInput(f"expected URL as http://HOST:PORT, got {url.removeprefix('http://')!r}")
+            raise InvalidInput(f"expected a URL such as http://HOST:PORT, got {url.removeprefix('http://')!r}")
         if not 0 < arguments.timeout_s <= threading.TIMEOUT_MAX:
             raise InvalidInput(f"--timeout-s: expected seconds above 0, got {arguments.timeout_s:g}")
         if arguments.ca:

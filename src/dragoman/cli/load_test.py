@@ -28,7 +28,7 @@ from dragoman.load_test.png import png_of_svg, require_pillow
 from dragoman.load_test.repeats import combine
 
 _CONCURRENCY = "1,4,16"
-_LONGEST_S = 1e6
+_MAX_S = 1e6
 # Share of requests without a response at the end from which a server does not keep up with an open loop.
 _BEHIND = 0.1
 
@@ -133,8 +133,8 @@ def _loads(arguments: argparse.Namespace) -> list[LoadLevel]:
 
 
 def _seconds(flag: str, value: float, least: float = 1e-6) -> float:
-    if not least <= value <= _LONGEST_S:  # false for NaN
-        raise InvalidInput(f"{flag}: expected seconds from {least:g} to {_LONGEST_S:g}, got {value:g}")
+    if not least <= value <= _MAX_S:  # false for NaN
+        raise InvalidInput(f"{flag}: expected seconds from {least:g} to {_MAX_S:g}, got {value:g}")
     return value
 
 

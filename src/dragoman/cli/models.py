@@ -74,7 +74,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def describe_tensor(spec: TensorSpec) -> str:
-    """Return a datatype and a shape, as FP32[-1,4]; what is unknown is left out."""
+    """Return a datatype and a shape, such as FP32[-1,4]; what is unknown is left out."""
     return _text(_tensor(spec))
 
 

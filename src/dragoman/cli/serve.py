@@ -111,7 +111,7 @@ def _short_help(options: Sequence[Option]) -> Iterator[str]:
     for group in GROUPS:
         count = sum(option.group == group and not option.common for option in options)
         yield f"  --help={_group_word(group):<16} {count:>3} more: {group}"
-    yield f"  --help={'WORD':<16}     those that contain a word, as --help=timeout"
+    yield f"  --help={'WORD':<16}     those that contain a word, such as --help=timeout"
     yield f"  --help={_ALL:<16}     all"
 
 

@@ -59,7 +59,7 @@ def _coloured_cell(cell: str, *, is_header: bool, stream: TextIO) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Return a size in decimal units, as 1.2 GB; "" for 0."""
+    """Return a size in decimal units, such as 1.2 GB; "" for 0."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

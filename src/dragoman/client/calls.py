@@ -21,7 +21,7 @@ T = TypeVar("T")
 OpenStream = tuple[list[InferenceResponse], AsyncGenerator[InferenceResponse, None]]
 
 _FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 10.0
+_MAX_WAIT_S = 10.0
 
 
 class WireFormat(Protocol):
@@ -84,7 +84,7 @@ class RetryPolicy:
     def delays_s(self) -> Iterator[float]:
         """Yield the delay before each retry in seconds: exponential back-off with jitter."""
         for attempt in count() if self.retries is None else range(self.retries):
-            longest = min(_FIRST_WAIT_S * 2 ** min(attempt, 30), _LONGEST_WAIT_S)
+            longest = min(_FIRST_WAIT_S * 2 ** min(attempt, 30), _MAX_WAIT_S)
             yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 

@@ -159,7 +159,7 @@ def _tensor_table(tensor: Any) -> Any:
 
 
 PREFIX = "MLSERVER_"
-_MOST_ABOVE = 3  # folders above that of a model in which settings.json is searched
+_MAX_ABOVE = 3  # folders above that of a model in which settings.json is searched
 MODEL_PREFIX = "MLSERVER_MODEL_"
 
 
@@ -202,7 +202,7 @@ def _fields(path: Path) -> Mapping[str, Any]:
 
 def _server_field(name: str, folder: Path) -> Any:
     """Return a field of the settings.json of a folder or one above it, else of the environment, else None."""
-    places = (folder, *folder.resolve().parents[:_MOST_ABOVE])
+    places = (folder, *folder.resolve().parents[:_MAX_ABOVE])
     values = (_fields(place / "settings.json").get(name) for place in places)
     return next((value for value in values if value is not None), server_variables(variables(folder)).get(name))
 

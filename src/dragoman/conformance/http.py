@@ -154,7 +154,9 @@ def checked_url(url: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise InvalidInput(f"expected URL as http://HOST:PORT, https://HOST:PORT or grpc://HOST:PORT, got '{url}'")
+        raise InvalidInput(
+            f"expected a URL such as http://HOST:PORT, https://HOST:PORT or grpc://HOST:PORT, got '{url}'"
+        )
     return url
 
 

@@ -28,7 +28,7 @@ class Option:
     """Declaration of an option. `name`, `type`, `choices` and `default` come from the field that it annotates.
 
     operator_only: rejected in files beside models, because it is a decision about security.
-    least, most: bounds of a number, inclusive.
+    minimum, maximum: bounds of a number, inclusive.
     secret: only set by its environment variable, never by a flag, which other users of the machine may see.
     common: shown by `dragoman serve --help`, which names only the groups of the others.
     """
@@ -38,8 +38,8 @@ class Option:
     operator_only: bool = False
     secret: bool = False
     common: bool = False
-    least: float = 0
-    most: float = math.inf
+    minimum: float = 0
+    maximum: float = math.inf
     name: str = ""
     type: Any = str
     choices: tuple[str, ...] = ()
@@ -76,9 +76,9 @@ class Option:
         """The type, the choices or the bounds for the documentation."""
         if self.choices:
             return ", ".join(filter(None, self.choices))
-        if not math.isinf(self.most):
-            return f"{_EXPECTED[self.type]}, {self.least:g} to {self.most:g}"
-        bound = f", from {self.least:g}" if self.type in (int, float) and self.least else ""
+        if not math.isinf(self.maximum):
+            return f"{_EXPECTED[self.type]}, {self.minimum:g} to {self.maximum:g}"
+        bound = f", from {self.minimum:g}" if self.type in (int, float) and self.minimum else ""
         return _EXPECTED[self.type] + bound
 
     def _is_convertible(self, raw: Any) -> bool:
@@ -91,8 +91,8 @@ class Option:
             value = self.type(raw)
         except (ValueError, OverflowError) as error:
             raise self._invalid(_EXPECTED[self.type], raw) from error
-        if not self.least <= value <= self.most:  # also rejects NaN
-            bounds = f"at least {self.least}" if math.isinf(self.most) else f"{self.least} to {self.most}"
+        if not self.minimum <= value <= self.maximum:  # also rejects NaN
+            bounds = f"at least {self.minimum}" if math.isinf(self.maximum) else f"{self.minimum} to {self.maximum}"
             raise InvalidInput(f"setting '{self.name}': expected {bounds}, got {value}")
         return value
 
@@ -150,7 +150,7 @@ class ModelOptions:
             "where models run: inline (on the event loop), thread or process; by default the model decides", common=True
         ),
     ] = ""
-    replicas: Annotated[int, Option("copies of each model that compute at the same time", least=1, common=True)] = 1
+    replicas: Annotated[int, Option("copies of each model that compute at the same time", minimum=1, common=True)] = 1
     max_batch_size: Annotated[
         int,
         Option(
@@ -167,7 +167,7 @@ class ModelOptions:
         Option(
             "adaptive batch delay: share of the model's mean latency, at most 0.1 s, that a batch waits for clients "
             "which resend immediately; 0: no delay",
-            most=10,
+            maximum=10,
         ),
     ] = 0.5
     max_queue: Annotated[
@@ -199,7 +199,7 @@ class ModelOptions:
         Option("working directory of worker processes: shared (the server's) or own (a new, empty one each)"),
     ] = "shared"
     script_arguments: Annotated[
-        str, Option("command-line arguments of a KServe model's script, as --predictor_host=HOST; also after --")
+        str, Option("command-line arguments of a KServe model's script, such as --predictor_host=HOST; also after --")
     ] = ""
 
 
@@ -212,8 +212,8 @@ class WorkerOptions:
         Option(
             "port that workers on other machines join with `dragoman worker --join`; 0: any free port, -1: none",
             "Addresses",
-            least=-1,
-            most=65535,
+            minimum=-1,
+            maximum=65535,
             operator_only=True,
         ),
     ] = -1
@@ -222,7 +222,7 @@ class WorkerOptions:
     ] = ""
     worker_timeout_s: Annotated[
         float,
-        Option("seconds without a heartbeat after which a worker that has joined is lost", "Addresses", least=0.5),
+        Option("seconds without a heartbeat after which a worker that has joined is lost", "Addresses", minimum=0.5),
     ] = 15.0
     worker_secret_file: Annotated[
         str,
@@ -258,7 +258,7 @@ class KafkaOptions:
     kafka_servers: Annotated[
         str,
         Option(
-            "addresses of Kafka brokers, as host:port,host:port, from which requests are read; needs `dragoman[kafka]`",
+            "Kafka brokers from which requests are read, such as host:port,host:port; needs `dragoman[kafka]`",
             "Protocols",
             operator_only=True,
         ),
@@ -270,7 +270,7 @@ class KafkaOptions:
     ] = ""
     kafka_properties: Annotated[
         str,
-        Option("file with properties of librdkafka, as security.protocol=ssl", "Protocols", operator_only=True),
+        Option("file with properties of librdkafka, such as security.protocol=ssl", "Protocols", operator_only=True),
     ] = ""
 
 

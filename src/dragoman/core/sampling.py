@@ -10,18 +10,18 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.text import Sampling
 from dragoman.core.text_limits import (
-    MOST_BIASES,
-    MOST_STOPS,
-    MOST_TOKEN_IDS,
-    MOST_TOP,
-    MOST_WORD_CHARACTERS,
-    MOST_WORDS,
+    MAX_BIASES,
+    MAX_STOPS,
+    MAX_TOKEN_IDS,
+    MAX_TOP,
+    MAX_WORD_CHARACTERS,
+    MAX_WORDS,
 )
 
 GREEDY_BELOW = 1e-5  # at lower temperatures FP32 cannot distinguish the logits
-_MOST_INTEGER = (1 << 31) - 1
+_MAX_INTEGER = (1 << 31) - 1
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one spelling only: of two keys for a token one would win
-_MOST_SEED = (1 << 64) - 1
+_MAX_SEED = (1 << 64) - 1
 
 
 class InvalidValueError(ValueError):
@@ -32,14 +32,14 @@ class InvalidValueError(ValueError):
 class ValueKind:
     """A kind of value: its description, and `convert`, which converts a value or raises InvalidValueError.
 
-    `schema` is its JSON Schema; empty if that accepts anything. `unnamed_most` is a maximum that the description does
-    not name; the error of a larger value does.
+    `schema` is its JSON Schema; empty if any value is valid. `implied_maximum` is a maximum that the description omits;
+    the error of a larger value states it.
     """
 
     description: str
     convert: Callable[[Any], Any]
     schema: Mapping[str, Any] = field(default_factory=dict)
-    unnamed_most: float | None = None
+    implied_maximum: float | None = None
 
 
 def check_value(name: str, value: Any, kind: ValueKind) -> Any:
@@ -47,8 +47,10 @@ def check_value(name: str, value: Any, kind: ValueKind) -> Any:
     try:
         return kind.convert(value)
     except InvalidValueError:
-        most = kind.unnamed_most
-        limit = f" and <= {most}" if isinstance(value, int | float) and most is not None and value > most else ""
+        maximum = kind.implied_maximum
+        limit = (
+            f" and <= {maximum}" if isinstance(value, int | float) and maximum is not None and value > maximum else ""
+        )
         raise InvalidInput(f"`{name}` must be {kind.description}{limit}; got {format_value(value)}") from None
 
 
@@ -70,62 +72,64 @@ def flag() -> ValueKind:
     return ValueKind("true or false", convert, {"type": "boolean"})
 
 
-def integer(least: int, most: int = _MOST_INTEGER) -> ValueKind:
+def integer(minimum: int, maximum: int = _MAX_INTEGER) -> ValueKind:
     """An integer; 5.0 is accepted, because some clients only have floats."""
 
     def convert(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise InvalidValueError
         return value
 
-    schema = {"type": "integer", "minimum": least, "maximum": most}
-    if most >= _MOST_INTEGER:
-        text = "an integer that is strictly positive" if least == 1 else f"an integer >= {least}"
-        return ValueKind(text, convert, schema, most)
-    return ValueKind(f"an integer >= {least} and <= {most}", convert, schema)
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    if maximum >= _MAX_INTEGER:
+        text = "an integer that is strictly positive" if minimum == 1 else f"an integer >= {minimum}"
+        return ValueKind(text, convert, schema, maximum)
+    return ValueKind(f"an integer >= {minimum} and <= {maximum}", convert, schema)
 
 
-def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
-    """A number from `least` to `most`; `above` and `below` exclude the bounds."""
+def number(minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False) -> ValueKind:
+    """A number from `minimum` to `maximum`; `above` and `below` exclude the bounds."""
 
     def convert(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidValueError
-        if not least <= value <= most or (above and value == least) or (below and value == most):
+        if not minimum <= value <= maximum or (above and value == minimum) or (below and value == maximum):
             raise InvalidValueError
         return float(value)
 
-    sides = [f"{'>' if above else '>='} {least}"] if math.isfinite(least) else []
-    sides += [f"{'<' if below else '<='} {most}"] if math.isfinite(most) else []
-    bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
+    sides = [f"{'>' if above else '>='} {minimum}"] if math.isfinite(minimum) else []
+    sides += [f"{'<' if below else '<='} {maximum}"] if math.isfinite(maximum) else []
+    bounds = {"exclusiveMinimum" if above else "minimum": minimum, "exclusiveMaximum" if below else "maximum": maximum}
     schema = {"type": "number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)}}
-    if above and least == 0 and most >= 1e6:
-        return ValueKind("a number that is strictly positive", convert, schema, most if math.isfinite(most) else None)
+    if above and minimum == 0 and maximum >= 1e6:
+        return ValueKind(
+            "a number that is strictly positive", convert, schema, maximum if math.isfinite(maximum) else None
+        )
     return ValueKind(" ".join(["a number", " and ".join(sides)]).strip(), convert, schema)
 
 
-def _positive(least: float, most: float) -> ValueKind:
+def _positive(minimum: float, maximum: float) -> ValueKind:
     """A number above 0 by which FP32 can multiply and divide."""
-    size = number(least, most)
-    return ValueKind(f"a number that is strictly positive, from {least:g} to {most:g}", size.convert, size.schema)
+    size = number(minimum, maximum)
+    return ValueKind(f"a number that is strictly positive, from {minimum:g} to {maximum:g}", size.convert, size.schema)
 
 
-def texts(most: int) -> ValueKind:
-    """A list of non-empty texts, or one text."""
+def texts(maximum: int) -> ValueKind:
+    """A list of non-empty strings, or one string."""
 
     def convert(value: Any) -> tuple[str, ...]:
         items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list | tuple) or len(items) > most:
+        if not isinstance(items, list | tuple) or len(items) > maximum:
             raise InvalidValueError
-        if not all(isinstance(text, str) and 0 < len(text) <= MOST_WORD_CHARACTERS for text in items):
+        if not all(isinstance(text, str) and 0 < len(text) <= MAX_WORD_CHARACTERS for text in items):
             raise InvalidValueError
         return tuple(items)
 
-    one = {"type": "string", "minLength": 1, "maxLength": MOST_WORD_CHARACTERS}
-    schema = {"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]}
-    text = f"a list of at most {most} texts that are not empty, of at most {MOST_WORD_CHARACTERS} characters each"
+    one = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_CHARACTERS}
+    schema = {"anyOf": [one, {"type": "array", "items": one, "maxItems": maximum}]}
+    text = f"a list of at most {maximum} non-empty strings, of at most {MAX_WORD_CHARACTERS} characters each"
     return ValueKind(text, convert, schema)
 
 
@@ -135,19 +139,19 @@ def text() -> ValueKind:
             raise InvalidValueError
         return value
 
-    return ValueKind("a text", convert, {"type": "string"})
+    return ValueKind("a string", convert, {"type": "string"})
 
 
-def token_ids(most: int, least: int = 0) -> ValueKind:
+def token_ids(maximum: int, minimum: int = 0) -> ValueKind:
     whole = integer(0)
 
     def convert(value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+        if not isinstance(value, list | tuple) or not minimum <= len(value) <= maximum:
             raise InvalidValueError
         return tuple(whole.convert(each) for each in value)
 
-    schema = {"type": "array", "items": whole.schema, "minItems": least, "maxItems": most}
-    return ValueKind(f"a list of {f'{least} to' if least else 'at most'} {most} token ids", convert, schema)
+    schema = {"type": "array", "items": whole.schema, "minItems": minimum, "maxItems": maximum}
+    return ValueKind(f"a list of {f'{minimum} to' if minimum else 'at most'} {maximum} token ids", convert, schema)
 
 
 def biases(bound: float = 100.0) -> ValueKind:
@@ -155,20 +159,20 @@ def biases(bound: float = 100.0) -> ValueKind:
     size = number(-bound, bound)
 
     def convert(value: Any) -> dict[int, float]:
-        if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
+        if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
             raise InvalidValueError
-        if not all(_TOKEN_ID.fullmatch(str(key)) and int(key) <= _MOST_INTEGER for key in value):
+        if not all(_TOKEN_ID.fullmatch(str(key)) and int(key) <= _MAX_INTEGER for key in value):
             raise InvalidValueError
         return {int(key): size.convert(each) for key, each in value.items()}
 
     keys = {"pattern": f"^({_TOKEN_ID.pattern})$"}
     schema = {
         "type": "object",
-        "maxProperties": MOST_BIASES,
+        "maxProperties": MAX_BIASES,
         "propertyNames": keys,
         "additionalProperties": size.schema,
     }
-    text = f"an object of at most {MOST_BIASES} token ids, each with a number from {-bound:g} to {bound:g}"
+    text = f"an object of at most {MAX_BIASES} token ids, each with a number from {-bound:g} to {bound:g}"
     return ValueKind(text, convert, schema)
 
 
@@ -203,7 +207,7 @@ KINDS: Mapping[str, ValueKind] = {
     "max_new_tokens": integer(1),
     "min_new_tokens": integer(0),
     "do_sample": flag(),
-    "seed": integer(0, _MOST_SEED),
+    "seed": integer(0, _MAX_SEED),
     "temperature": number(0.0, 1e6),
     "top_k": _top_k(),
     "top_p": number(0.0, 1.0),
@@ -217,15 +221,15 @@ KINDS: Mapping[str, ValueKind] = {
     "num_beams": integer(1),
     "length_penalty": number(-100.0, 100.0),
     "early_stopping": _early_stopping(),
-    "stop": texts(MOST_STOPS),
-    "stop_token_ids": token_ids(MOST_TOKEN_IDS),
+    "stop": texts(MAX_STOPS),
+    "stop_token_ids": token_ids(MAX_TOKEN_IDS),
     "include_stop": flag(),
     "ignore_eos": flag(),
-    "bad_words": texts(MOST_WORDS),
+    "bad_words": texts(MAX_WORDS),
     "logit_bias": biases(),
-    "allowed_token_ids": token_ids(MOST_TOKEN_IDS, least=1),
-    "top_logprobs": integer(0, MOST_TOP),
-    "prompt_logprobs": integer(0, MOST_TOP),
+    "allowed_token_ids": token_ids(MAX_TOKEN_IDS, minimum=1),
+    "top_logprobs": integer(0, MAX_TOP),
+    "prompt_logprobs": integer(0, MAX_TOP),
     "truncate": integer(1),
     "truncation_side": truncation_side(),
     "prompt_token_ids": flag(),
@@ -273,35 +277,35 @@ def without_effect(made: Sampling, fields: Mapping[str, Any]) -> list[str]:
 # --- together ----------------------------------------------------------------------------------------------
 
 
-def sampling(fields: Mapping[str, Any], names: Mapping[str, str], most: int) -> Sampling:
+def sampling(fields: Mapping[str, Any], names: Mapping[str, str], max_sequences: int) -> Sampling:
     """Build a Sampling from converted fields; `names` are the client's names of fields.
 
-    A temperature or top_p of (nearly) 0 means greedy decoding. most: maximum number of sequences of a prompt. Raises
-    InvalidInput if fields contradict each other.
+    A temperature or top_p of (nearly) 0 means greedy decoding. max_sequences: limit per prompt. Raises InvalidInput if
+    fields contradict each other.
     """
     parameters = Sampling(**fields)
     if parameters.temperature < GREEDY_BELOW or parameters.top_p == 0:
         parameters = Sampling(**{**fields, "do_sample": False, "temperature": 1.0, "top_p": 1.0})
     if parameters.n > 1 or parameters.best_of > 1 or parameters.num_beams > 1:
-        _check_sequences(parameters, names, most)
+        _check_sequences(parameters, names, max_sequences)
     if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:
-        least, limit = (f"`{names.get(field, field)}`" for field in ("min_new_tokens", "max_new_tokens"))
+        lower, limit = (f"`{names.get(field, field)}`" for field in ("min_new_tokens", "max_new_tokens"))
         raise InvalidInput(
-            f"{least} must be <= {limit}; got {parameters.min_new_tokens} and {parameters.max_new_tokens}"
+            f"{lower} must be <= {limit}; got {parameters.min_new_tokens} and {parameters.max_new_tokens}"
         )
     return parameters
 
 
-def _check_sequences(made: Sampling, names: Mapping[str, str], most: int) -> None:
+def _check_sequences(parameters: Sampling, names: Mapping[str, str], max_sequences: int) -> None:
     n, best_of, beams = (f"`{names.get(field, field)}`" for field in ("n", "best_of", "num_beams"))
-    for name, count in ((n, made.n), (best_of, made.best_of), (beams, made.num_beams)):
-        if count > most:
-            raise InvalidInput(f"{name} must be <= {most}; got {count}")
-    if made.best_of and made.best_of < made.n:
-        raise InvalidInput(f"{best_of} must be >= {n}; got {made.best_of} and {made.n}")
-    if made.num_beams > 1:
-        if made.do_sample:
+    for name, count in ((n, parameters.n), (best_of, parameters.best_of), (beams, parameters.num_beams)):
+        if count > max_sequences:
+            raise InvalidInput(f"{name} must be <= {max_sequences}; got {count}")
+    if parameters.best_of and parameters.best_of < parameters.n:
+        raise InvalidInput(f"{best_of} must be >= {n}; got {parameters.best_of} and {parameters.n}")
+    if parameters.num_beams > 1:
+        if parameters.do_sample:
             raise InvalidInput(f"{beams} > 1 is a beam search, which does not sample")
-        for name, count in ((n, made.n), (best_of, made.best_of)):
-            if count > made.num_beams:
-                raise InvalidInput(f"{name} must be <= {beams}; got {count} and {made.num_beams}")
+        for name, count in ((n, parameters.n), (best_of, parameters.best_of)):
+            if count > parameters.num_beams:
+                raise InvalidInput(f"{name} must be <= {beams}; got {count} and {parameters.num_beams}")

@@ -12,9 +12,9 @@ class QueuePolicy:
     """Limits of the requests that wait."""
 
     max_queue_size: Annotated[
-        int, Option("requests of a level that may wait; further ones get 503; 0: no limit", least=0)
+        int, Option("requests of a level that may wait; further ones get 503; 0: no limit", minimum=0)
     ] = 0
-    timeout_s: Annotated[float, Option("seconds that a request may wait; 0: no limit", least=0)] = 0.0
+    timeout_s: Annotated[float, Option("seconds that a request may wait; 0: no limit", minimum=0)] = 0.0
     timeout_action: Annotated[
         Literal["reject", "delay"],
         Option("a request that has waited for timeout_s gets 503, or waits behind the others of its level"),
@@ -29,14 +29,14 @@ class ScheduleOptions(QueuePolicy):
     """
 
     priority_levels: Annotated[
-        int, Option("levels of the request parameter `priority`; 1 is served first", least=1, most=100)
+        int, Option("levels of the request parameter `priority`; 1 is served first", minimum=1, maximum=100)
     ] = 1
     default_priority: Annotated[
-        int, Option("level of requests without a valid priority; 0: the middle one", least=0, most=100)
+        int, Option("level of requests without a valid priority; 0: the middle one", minimum=0, maximum=100)
     ] = 0
     levels: Annotated[
         Mapping[str, Mapping[str, Any]],
-        Option("limits of single levels, instead of all three above: as levels.2 = { max_queue_size = 10 }"),
+        Option("limits of single levels, instead of all three above, such as levels.2 = { max_queue_size = 10 }"),
     ] = field(default_factory=dict)
 
     def level(self, priority: object) -> int:

@@ -20,11 +20,11 @@ class SequenceOptions:
         Literal["oldest", "direct"],
         Option("oldest: max_candidates slots per replica; direct: one per row of a batch; others wait for a slot"),
     ] = "oldest"
-    max_candidates: Annotated[int, Option("slots per replica with the strategy oldest", least=1)] = 1024
+    max_candidates: Annotated[int, Option("slots per replica with the strategy oldest", minimum=1)] = 1024
     max_sequences: Annotated[
-        int, Option("live sequences, also those that wait for a slot; others get 503", least=1)
+        int, Option("live sequences, also those that wait for a slot; others get 503", minimum=1)
     ] = 1024
-    idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", least=0.001)] = 60.0
+    idle_s: Annotated[float, Option("seconds without a request after which a sequence ends", minimum=0.001)] = 60.0
     ids: Annotated[
         Literal["any", "integer", "text"], Option("type of sequence_id that requests need; others are rejected")
     ] = "any"

@@ -82,7 +82,7 @@ class LaunchOptions:
 
     launcher: `local`, `join`, `command` or another plug-in.
     command: the command line that starts a worker.
-    script: file with the first lines of each job, as `#SBATCH` lines.
+    script: file with the first lines of each job, such as `#SBATCH` lines.
     resources: what a scheduler gives each worker.
     drain_s: how long before its time limit a worker gets no further calls.
     files: `shared` if workers find the model's files under the same paths, `send` if the server sends them.
@@ -96,22 +96,28 @@ class LaunchOptions:
         Option("local (child processes), join (workers that you start), command, slurm, hyperqueue or ray"),
     ] = "local"
     command: Annotated[
-        str, Option("command line that starts a worker, as ssh node1 dragoman worker --join {address}")
+        str, Option("command line that starts a worker, such as ssh node1 dragoman worker --join {address}")
     ] = ""
     script: Annotated[
         str, Option("file with the first lines of the job script of launcher slurm: #SBATCH lines, module load")
     ] = ""
     resources: Annotated[
-        Mapping[str, Any], Option("what the scheduler gives each worker, as cpus, gpus, time or partition")
+        Mapping[str, Any], Option("what the scheduler gives each worker, such as cpus, gpus, time or partition")
     ] = field(default_factory=dict)
     drain_s: Annotated[float, Option("seconds before its time limit at which a worker gets no further calls")] = 60.0
     files: Annotated[
         Literal["shared", "send"],
         Option("shared: hosts of workers have the model's files under the same paths; send: the server sends them"),
     ] = "shared"
-    replicas: Annotated[int, Option('number of workers, or a range as "0..16" that follows the load', least=1)] = 1
-    min_ready: Annotated[int, Option("number of workers from which on the model is ready", least=0)] = 1
-    idle_s: Annotated[float, Option("seconds without a call after which a worker beyond the fewest is ended")] = 300.0
+    replicas: Annotated[
+        int, Option('number of workers, or a range such as "0..16" that follows the load', minimum=1)
+    ] = 1
+    min_ready: Annotated[
+        int, Option("number of workers that must have joined before the model is ready", minimum=0)
+    ] = 1
+    idle_s: Annotated[
+        float, Option("seconds without a call after which a worker above the minimum number is stopped")
+    ] = 300.0
     cost: Annotated[
         float, Option("seconds of waiting that a further worker must save to be started; 0: start it for any wait")
     ] = 0.0

@@ -13,7 +13,7 @@ _INFERENCE = "dragoman_text_inference_seconds"
 _EACH_TOKEN = "dragoman_text_token_seconds"  # noqa: S105 - no secret
 _PROMPT = "dragoman_text_prompt_tokens"
 _GENERATED = "dragoman_text_generated_tokens"
-_MOST = "dragoman_text_max_new_tokens"
+_MAX_NEW_TOKENS = "dragoman_text_max_new_tokens"
 _METRICS: Mapping[str, tuple[str, Sequence[float]]] = {
     _DURATION: ("Seconds from the arrival of a successful call to its end.", SECONDS),
     _VALIDATION: ("Seconds to validate and tokenize the prompts of a call.", SECONDS),
@@ -22,7 +22,7 @@ _METRICS: Mapping[str, tuple[str, Sequence[float]]] = {
     _EACH_TOKEN: ("Seconds of inference per token of the longest completion of a call.", SECONDS),
     _PROMPT: ("Tokens of a prompt.", TOKENS),
     _GENERATED: ("Tokens of a completion.", TOKENS),
-    _MOST: ("Limit of new tokens of a prompt's completions.", TOKENS),
+    _MAX_NEW_TOKENS: ("Limit of new tokens of a prompt's completions.", TOKENS),
 }
 
 
@@ -67,7 +67,7 @@ class GenerationCounters:
         for info in usage.prompts:
             self._observe(_PROMPT, info.tokens)
             if info.most_new is not None:
-                self._observe(_MOST, info.most_new)
+                self._observe(_MAX_NEW_TOKENS, info.most_new)
         waits = [info.waited_s for info in usage.prompts if info.waited_s is not None]
         checks = [info.checked_s for info in usage.prompts if info.checked_s is not None]
         if checks:

@@ -162,7 +162,7 @@ def _parse_launch(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _parse_range(value: Any) -> tuple[int, Any]:
-    """Return the fewest and the most replicas of a number or a range as `0..16`. Raises InvalidInput."""
+    """Return the fewest and the most replicas of a number or a range such as `0..16`. Raises InvalidInput."""
     fewest, separator, most = str(value).partition("..")
     if not separator:
         return _REPLICAS.parse(value), value
@@ -171,7 +171,7 @@ def _parse_range(value: Any) -> tuple[int, Any]:
     except ValueError:
         lower, upper = 1, 0
     if not 0 <= lower <= upper or not upper:
-        raise InvalidInput(f"setting 'replicas': expected a number or a range as 0..16, got {value!r}")
+        raise InvalidInput(f"setting 'replicas': expected a number or a range such as 0..16, got {value!r}")
     return lower, upper
 
 

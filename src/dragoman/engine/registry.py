@@ -16,7 +16,7 @@ from dragoman.engine.version_routing import VersionRouting, WeightedVersions
 
 A = TypeVar("A")
 _NEWEST = VersionRouting()
-_MOST_NAMED = 5  # models in an error
+_MAX_NAMED = 5  # models in an error
 
 
 class ModelRegistry:
@@ -178,8 +178,8 @@ class ModelRegistry:
         is_text = isinstance(request.call, Generate | Tokenize | Embed)
         if not is_text or not names or request.model in self._models or self._has_texts_of_mlserver:
             return error
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MOST_NAMED])}{more}")
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        return ModelNotFound(f"{error.message}; there are {', '.join(names[:_MAX_NAMED])}{more}")
 
     def resolve_handler(self, request: Request[A]) -> Request[A]:
         """Return a request for a custom handler with the model that has the handler. Raises PathNotFound."""

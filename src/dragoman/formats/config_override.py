@@ -15,8 +15,8 @@ from dragoman.formats.policy import Policy
 
 _FILE = "file:"
 _CONFIG_FILE = "config.pbtxt"
-_LONGEST_NAME = 255  # bytes, of a file on Linux
-_LONGEST_PATH = 1024
+_MAX_NAME_BYTES = 255  # bytes, of a file on Linux
+_MAX_PATH_BYTES = 1024
 _MAX_FILES = 100
 # Files that no runtime runs as code, and the backends that read nothing else.
 _DATA_SUFFIXES = (".onnx", ".data", ".xml", ".bin", ".txt")
@@ -64,7 +64,7 @@ def parse_overrides(model: str, parameters: Mapping[str, Any], policy: Policy) -
 
 def _parse_config(model: str, config: Any) -> Any:
     if not isinstance(config, str):
-        raise InvalidInput(f"failed to load '{model}', parameter 'config': expected JSON as a text, got {config!r:.80}")
+        raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON string, got {config!r:.80}")
     if not config.lstrip().startswith("{"):
         raise InvalidInput(f"failed to load '{model}', parameter 'config': expected a JSON object, got {config!r:.80}")
     from google.protobuf.json_format import Parse, ParseError
@@ -83,7 +83,7 @@ def _parse_config(model: str, config: Any) -> Any:
 
 
 def _check_allowed(model: str, name: str, policy: Policy) -> None:
-    if any(len(part.encode()) > _LONGEST_NAME for part in name.removeprefix(_FILE).split("/")):
+    if any(len(part.encode()) > _MAX_NAME_BYTES for part in name.removeprefix(_FILE).split("/")):
         raise ServerError(f"{error_texts.not_in_repository(model)}: the name of a file is too long: {name[:64]!r}")
     if policy.allow_file_override == "no":
         raise Forbidden(
@@ -106,10 +106,10 @@ def _parse_path(model: str, name: str, policy: Policy) -> str:
     """Return the path of a file below the folder of its model. Raises InvalidInput, Forbidden."""
     path = name.removeprefix(_FILE)
     parts = path.split("/")
-    is_plain = path.isprintable() and len(path.encode()) <= _LONGEST_PATH and "\\" not in path
+    is_plain = path.isprintable() and len(path.encode()) <= _MAX_PATH_BYTES and "\\" not in path
     if not is_plain or len(parts) < 2 or not _is_version(parts[0]) or not {"", ".", ".."}.isdisjoint(parts):
         raise InvalidInput(
-            f"failed to load '{model}', parameter {name[:64]!r}: expected file:VERSION/PATH, as file:1/model.onnx"
+            f"failed to load '{model}', parameter {name[:64]!r}: expected file:VERSION/PATH, such as file:1/model.onnx"
         )
     if not _SETTINGS_NAMES.isdisjoint(parts):
         raise Forbidden(f"failed to load '{model}', parameter {name[:64]!r}: files of settings cannot be sent")

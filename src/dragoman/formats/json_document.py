@@ -17,7 +17,7 @@ from dragoman.formats.json_scan import BLOCK, check_json, count_lists, find_arra
 from dragoman.formats.nesting import Nesting, regular_shape
 from dragoman.formats.policy import Buffer, Policy
 
-_LONG = 1 << 16  # performance only: bytes of an array from which on it is parsed separately
+_LONG = 1 << 16  # performance only: bytes; longer arrays are parsed separately
 _MARKER = secrets.token_hex(16)
 
 

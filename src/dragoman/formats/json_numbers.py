@@ -21,7 +21,7 @@ from dragoman.formats.policy import Buffer
 from dragoman.native.float_text import float_text
 from dragoman.system.shared_memory import empty_array
 
-LONG = 2048  # performance only: bytes of JSON from which on arrays are cut out of a message and parsed in chunks
+LONG = 2048  # performance only: bytes of JSON; longer arrays are cut out of a message and parsed in chunks
 # No other thread runs while a parser does, except in compiled kernels.
 _CHUNK = 1 << 18  # performance only: bytes parsed at a time; short enough to stay in a core's cache
 _COMMA_BLOCK = 256  # performance only: bytes that are searched for a comma at a time

@@ -11,7 +11,7 @@ from dragoman.formats.policy import Buffer
 from dragoman.native.float_text import float_text
 
 _CHUNK_ELEMENTS = 1 << 14  # performance only: serialized at a time
-_COMPILED_ELEMENTS = 512  # performance only: from which on compiled kernels are faster than orjson
+_COMPILED_ELEMENTS = 512  # performance only: for more elements compiled kernels are faster than orjson
 _MARK = b"\0"  # never in JSON text, in which control characters are escaped
 
 

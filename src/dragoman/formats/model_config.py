@@ -22,7 +22,7 @@ _MAX_UNKNOWN = 100  # fields that are skipped and named before the file is rejec
 class ConfigFile:
     """A parsed `config.pbtxt`. message: the ModelConfig. unknown: names and lines of fields that are not in its schema.
 
-    lines: the line of each field, by its path, as `input[1].dims`; indices of 0 are left out.
+    lines: the line of each field, by its path, such as `input[1].dims`; indices of 0 are left out.
     """
 
     name: str

@@ -16,8 +16,8 @@ from dragoman.core.errors import InvalidInput
 from dragoman.formats.oip_messages import InferTensorContents, ModelInferRequest, length_delimited
 from dragoman.formats.policy import Buffer, Policy
 
-LARGE_RAW_BYTES = 1 << 16  # performance only: of a message, from which on its raw contents are split off
-LARGE_TYPED_BYTES = 1 << 20  # of a message, from which on its typed contents are split off, in a thread
+LARGE_RAW_BYTES = 1 << 16  # performance only: raw contents are split off larger messages
+LARGE_TYPED_BYTES = 1 << 20  # typed contents are split off larger messages, in a thread
 _LARGE_CONTENTS_BYTES = 1 << 16
 _DECODED_BYTES = 1 << 18  # performance only: decoded at a time
 _MAX_SCANNED_FIELDS = 1000  # performance only: scanning more takes longer than it saves

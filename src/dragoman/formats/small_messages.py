@@ -20,8 +20,8 @@ from dragoman.core.tensor import Tensor
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor
 
-SMALL_BYTES = 2048  # performance only: of JSON, from which on the general parser is as fast
-SMALL_ELEMENTS = 64  # performance only: in JSON, from which on the general serializer is as fast
+SMALL_BYTES = 2048  # performance only: for longer JSON the general parser is as fast
+SMALL_ELEMENTS = 64  # performance only: for more elements the general serializer is as fast
 _JOINED_BYTES = 1024  # performance only: of binary data, up to which one buffer is sent faster than several
 
 # --- parsing -----------------------------------------------------------------------------------------------------

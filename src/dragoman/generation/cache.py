@@ -10,7 +10,7 @@ from dragoman.generation.job import Sequence
 
 # Slots are as long as the longest sequence, rounded up to a multiple of this.
 LENGTH_STEP = 32
-_LEAST_OF_GPU = 512
+_MIN_LENGTH_ON_GPU = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class KeyValueCache:
         On a GPU unused memory is not read.
         """
         if self._device.type != "cpu":
-            return max(_LEAST_OF_GPU, 1 << (length - 1).bit_length())
+            return max(_MIN_LENGTH_ON_GPU, 1 << (length - 1).bit_length())
         return round_up(length) if length <= 8 * LENGTH_STEP else round_up(length * 9 // 8)
 
     def _resize(self, slots: int, length: int) -> None:

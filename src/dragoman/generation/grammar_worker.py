@@ -84,7 +84,7 @@ def grammar_text(kind: str, text: str) -> str:
 def _choice(text: str) -> str:
     options = json.loads(text)
     if not isinstance(options, list) or not options or not all(isinstance(each, str) and each for each in options):
-        raise ValueError("expected a list of non-empty texts")
+        raise ValueError("expected a list of non-empty strings")
     return "start: " + " | ".join(map(literal, options))
 
 

@@ -240,7 +240,7 @@ _BLOCKS = "dragoman_text_cache_blocks"
 _BLOCK_SIZE = 16  # tokens
 _QUEUE = "dragoman_text_queue_size"
 _BATCH = "dragoman_text_batch_size"
-_MOST = "dragoman_text_batch_max_tokens"
+_MAX_TOKENS = "dragoman_text_batch_max_tokens"
 _METHODS = ("prefill", "decode")
 
 
@@ -297,7 +297,7 @@ def queue_metrics(scheduler: Scheduler, active: int) -> Iterable[Family]:
         (_CACHE, "Tokens in the key-value cache, as a fraction of its memory.", used / max(1, budget)),
         (_QUEUE, "Prompts in the queue of the text engine.", max(0, active - len(jobs))),
         (_BATCH, "Sequences in the batch of the text engine.", sum(n for _, n in texts)),
-        (_MOST, "Maximum number of tokens of these sequences.", max_tokens),
+        (_MAX_TOKENS, "Maximum number of tokens of these sequences.", max_tokens),
     ):
         yield Family(name, "gauge", line, (Sample(name, {}, value),))
     blocks = Sample(_BLOCKS, {"block_size": str(_BLOCK_SIZE)}, budget // _BLOCK_SIZE)

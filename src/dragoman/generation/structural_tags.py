@@ -97,7 +97,7 @@ class _Writer:
     def _triggered_tags(self, form: Mapping[str, Any]) -> str:
         """Return free text in which each trigger begins one of the tags."""
         triggers, tags = _list(form, "triggers"), _list(form, "tags")
-        _require(all(isinstance(each, str) and each for each in triggers), "triggers: expected non-empty texts")
+        _require(all(isinstance(each, str) and each for each in triggers), "triggers: expected non-empty strings")
         by_trigger: dict[str, list[Any]] = {}
         for tag in tags:
             begin = _text(tag if isinstance(tag, dict) else {}, "begin")

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Proce
 
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.core.text import Chat
-from dragoman.core.text_limits import MOST_IMAGE_RATIO, MOST_JPEG_SCANS
+from dragoman.core.text_limits import MAX_IMAGE_RATIO, MAX_JPEG_SCANS
 
 # Formats of images: none of them makes Pillow start a program.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -162,12 +162,12 @@ class VisionProcessor:
             if remaining < 0:
                 limit, size = self._limits.pixels, f"{image.width} x {image.height}"
                 raise InvalidInput(f"{where}: expected at most {limit} pixels in all (max_image_pixels), got {size}")
-            if max(image.size) > MOST_IMAGE_RATIO * min(image.size):
+            if max(image.size) > MAX_IMAGE_RATIO * min(image.size):
                 size = f"{image.width} x {image.height}"
-                raise InvalidInput(f"{where}: expected sides in a ratio of at most {MOST_IMAGE_RATIO}, got {size}")
+                raise InvalidInput(f"{where}: expected sides in a ratio of at most {MAX_IMAGE_RATIO}, got {size}")
             scans = file.count(_SCAN) if image.info.get("progressive") else 0
-            if scans > MOST_JPEG_SCANS:
-                raise InvalidInput(f"{where}: expected a JPEG of at most {MOST_JPEG_SCANS} scans, got {scans}")
+            if scans > MAX_JPEG_SCANS:
+                raise InvalidInput(f"{where}: expected a JPEG of at most {MAX_JPEG_SCANS} scans, got {scans}")
             if image.mode not in _MODES:
                 raise InvalidInput(f"{where}: expected 8 bits for each channel, got an image of mode {image.mode}")
             image = ImageOps.exif_transpose(image)

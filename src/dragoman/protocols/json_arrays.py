@@ -33,7 +33,7 @@ def call_parameters(body: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = get_object(body, "parameters")
     for name, value in parameters.items():
         if not isinstance(value, bool | int | float | str):
-            raise InvalidInput(f"parameter '{name}' must be a text, a number, true or false")
+            raise InvalidInput(f"parameter '{name}' must be a string, a number, true or false")
     return parameters
 
 

@@ -110,7 +110,7 @@ def parse_generate(call: Infer, *, stream: bool) -> tuple[Generate, list[str]]:
         raise InvalidInput(f"input '{name}': expected BYTES, got {tensor.datatype.name}")
     prompts: list[str] = strings(tensor, name).reshape(-1).tolist()
     if not prompts or not all(prompts):
-        raise InvalidInput(f"input '{name}': expected texts that are not empty")
+        raise InvalidInput(f"input '{name}': expected non-empty strings")
     fields, ignored = _sampling_fields({**call.parameters, **_sampling_parameters(call)})
     return Generate(prompts=tuple(prompts), sampling=_sampling(fields), stream=stream), ignored
 

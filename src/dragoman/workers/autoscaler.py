@@ -12,8 +12,8 @@ from dragoman.workers.supervisor import Supervisor
 
 _CHECK_S = 0.1
 # The calls that wait should take the workers this long: as long as a further worker takes to start, within bounds.
-_LEAST_BACKLOG_S = 0.5
-_MOST_BACKLOG_S = 10.0
+_MIN_BACKLOG_S = 0.5
+_MAX_BACKLOG_S = 10.0
 
 
 class Autoscaler:
@@ -36,7 +36,7 @@ class Autoscaler:
         end: Callable[[Replica], None],
     ) -> None:
         self.fewest = min(options.min_replicas or 0, options.replicas)
-        self.most = options.replicas
+        self._max_workers = options.replicas
         self.concurrent = False
         self._supervisor = supervisor
         self._idle_s = options.idle_s
@@ -51,7 +51,7 @@ class Autoscaler:
 
     @property
     def can_grow(self) -> bool:
-        return len(self._supervisor.running) < self.most
+        return len(self._supervisor.running) < self._max_workers
 
     def grow(self) -> None:
         """Start workers if the waiting calls justify it. Called when a call begins to wait."""
@@ -59,7 +59,7 @@ class Autoscaler:
         self._last_wait_s = time.monotonic()
         self._first_wait_s = self._first_wait_s or self._last_wait_s
         supervisor = self._supervisor
-        missing = min(self._worth(), self.most) - len(supervisor.running) - supervisor.starting
+        missing = min(self._worth(), self._max_workers) - len(supervisor.running) - supervisor.starting
         if missing > 0:
             supervisor.add(missing)
 
@@ -74,7 +74,7 @@ class Autoscaler:
         calls = waiting + held
         if self.concurrent:
             return math.ceil(calls / CONCURRENT)
-        backlog_s = max(self._cost_s, min(max(self._start_s, _LEAST_BACKLOG_S), _MOST_BACKLOG_S))
+        backlog_s = max(self._cost_s, min(max(self._start_s, _MIN_BACKLOG_S), _MAX_BACKLOG_S))
         return min(max(1, math.ceil(calls * self._call_s() / backlog_s)), calls)
 
     def _call_s(self) -> float:

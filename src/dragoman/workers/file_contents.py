@@ -16,10 +16,10 @@ from dragoman.workers.channel import Channel
 from dragoman.workers.frames import FrameKind, encode
 
 # Larger files are compared by their size and by blocks of 1 MiB at equal distances, the first and the last included.
-_MOST_HASHED_BYTES = 64 << 20
+_MAX_HASHED_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
 # Further files of a folder are not compared. A model with more cannot be sent.
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 
 
 def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
@@ -33,10 +33,10 @@ def file_contents(spec: ModelSpec) -> tuple[FileContent, ...]:
     unreadable: dict[str, OSError] = {}  # by path
     places = [Path(file) for place in (spec.uri, spec.runtime) if (file := file_part(place))]
     files = {file for place in places for file in model_files(place, lambda e: unreadable.update({e.filename: e}))}
-    if is_sent and len(files) > _MOST_FILES:
-        raise ModelFailed(f"{failed}expected at most {_MOST_FILES} files, got {len(files)}")
+    if is_sent and len(files) > _MAX_FILES:
+        raise ModelFailed(f"{failed}expected at most {_MAX_FILES} files, got {len(files)}")
     contents = []
-    for path in sorted(files)[:_MOST_FILES]:
+    for path in sorted(files)[:_MAX_FILES]:
         try:
             content = _content(path, is_whole=is_sent)
         except OSError as error:
@@ -136,11 +136,11 @@ def _digest(path: Path, size: int, *, is_whole: bool = False) -> str:
     """Return the hash of a file: of all of it if it is small or `is_whole`, else of blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        if is_whole or size <= _MOST_HASHED_BYTES:
+        if is_whole or size <= _MAX_HASHED_BYTES:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
             return digest.hexdigest()
-        count = _MOST_HASHED_BYTES // _BLOCK_BYTES
+        count = _MAX_HASHED_BYTES // _BLOCK_BYTES
         for number in range(count):
             file.seek(number * (size - _BLOCK_BYTES) // (count - 1))
             digest.update(file.read(_BLOCK_BYTES))

@@ -21,7 +21,7 @@ log = logging.getLogger("dragoman.worker")
 
 HEARTBEAT = bytes(encode(FrameKind.HEARTBEAT)[0])
 _HEARTBEATS_PER_TIMEOUT = 10
-_MOST_BUFFERS = 512  # that a channel passes at a time
+_MAX_BUFFERS = 512  # that a channel passes at a time
 _TLS_CHUNK = 256 * 1024  # bytes that are encrypted at a time
 # How long a worker whose server is gone may take to close its model.
 _CLOSING_S = 2.0
@@ -94,7 +94,7 @@ class Link:
             if not self._send_rest():
                 raise BlockingIOError
             sent = self._sock.sendmsg(buffers) if self._tls is None else self._encrypt(buffers)
-            self._is_between_frames = len(buffers) < _MOST_BUFFERS and sent == sum(map(len, buffers))
+            self._is_between_frames = len(buffers) < _MAX_BUFFERS and sent == sum(map(len, buffers))
             return sent
 
     def _encrypt(self, buffers: Sequence[Buffer]) -> int:

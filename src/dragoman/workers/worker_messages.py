@@ -65,7 +65,7 @@ _ERRORS: Mapping[str, type[DragomanError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, DragomanError)
 }
 _BIG_INTEGER = 1  # extension type of integers of more than 64 bits
-_LONGEST_INTEGER = 4096  # digits
+_MAX_INTEGER_DIGITS = 4096  # digits
 
 
 def _convert(value: Any) -> Any:
@@ -83,7 +83,7 @@ def _convert(value: Any) -> Any:
 
 
 def _read_extension(code: int, data: memoryview) -> Any:
-    if code != _BIG_INTEGER or len(data) > _LONGEST_INTEGER:
+    if code != _BIG_INTEGER or len(data) > _MAX_INTEGER_DIGITS:
         raise ValueError(f"unknown extension type {code}")
     return int(bytes(data))
 

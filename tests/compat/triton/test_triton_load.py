@@ -144,7 +144,9 @@ PATHS = (
 async def test_paths_outside_of_a_version_are_rejected(served: Callable[..., Any]) -> None:
     async with served(allow_file_override="code") as run:
         for path in PATHS:
-            with pytest.raises(InferenceServerException, match=r"expected file:VERSION/PATH, as file:1/model\.onnx"):
+            with pytest.raises(
+                InferenceServerException, match=r"expected file:VERSION/PATH, such as file:1/model\.onnx"
+            ):
                 await run(triton_http, "load_model", "m", config=json.dumps(ONNX), files={f"file:{path}": b""})
 
 

@@ -260,7 +260,7 @@ STATE = 'state {\n input_name: "S" output_name: "T" data_type: TYPE_INT8 dims: 2
         (
             'control_input { name: "A"\n control { int32_false_true: 1 } }',
             3,
-            "two values, as int32_false_true: [ 0, 1 ]",
+            "two values, such as int32_false_true: [ 0, 1 ]",
         ),
         (
             'control_input { name: "A"\n control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } }',

@@ -54,9 +54,9 @@ def _check_tensor(file: ConfigFile, path: str, tensor: Any, *, is_completed: boo
     if not tensor.name:
         raise file.error(f"{path}.name", "expected the name of the tensor")
     if not (tensor.data_type or is_completed):
-        raise file.error(f"{path}.data_type", f"expected the datatype of '{tensor.name}', as TYPE_FP32")
+        raise file.error(f"{path}.data_type", f"expected the datatype of '{tensor.name}', such as TYPE_FP32")
     if not (tensor.dims or is_completed):
-        raise file.error(f"{path}.dims", f"expected the dims of '{tensor.name}', as [ 16 ]; [ 1 ] for one element")
+        raise file.error(f"{path}.dims", f"expected the dims of '{tensor.name}', such as [ 16 ]; [ 1 ] for one element")
     if wrong := [n for n in tensor.dims if not _is_dim(n)]:
         raise file.error(f"{path}.dims", f"expected integers from 1, or -1 for any length, got {wrong[0]}")
     if path.startswith("output"):
@@ -172,7 +172,7 @@ def _check_control(file: ConfigFile, path: str, control: Any, kinds: set[int]) -
         return
     fields = [name for name in _TWO_VALUES if len(getattr(control, name))]
     if len(fields) != 1 or len(getattr(control, fields[0])) != 2:
-        raise file.error(path, "expected two values, as int32_false_true: [ 0, 1 ]")
+        raise file.error(path, "expected two values, such as int32_false_true: [ 0, 1 ]")
 
 
 def _enum_name(message: Any, field: str) -> str:

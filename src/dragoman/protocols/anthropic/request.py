@@ -24,7 +24,7 @@ from dragoman.protocols.text_common.tools import TOOL_NAME, TOOL_NAMES
 from dragoman.protocols.wire import Policy
 
 _CALL_ID = "toolu_"  # removed from ids for chat templates: those of Mistral accept only short ids
-_LEAST_BUDGET = 1024
+_MIN_BUDGET = 1024
 # A line of Claude Code that changes with each request, so that no prefix of the prompt would be cached.
 _BILLING = "x-anthropic-billing-header"
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
@@ -86,9 +86,9 @@ def _variables(parameters: ParsedParameters) -> dict[str, Any]:
             return {**variables, "enable_thinking": False}
         case {"type": "enabled", "budget_tokens": int(budget)} if not isinstance(budget, bool):
             limit = parameters.fields.get("max_new_tokens")
-            if budget >= _LEAST_BUDGET and (limit is None or budget < limit):
+            if budget >= _MIN_BUDGET and (limit is None or budget < limit):
                 return {**variables, "enable_thinking": True}
-    expected = f'"enabled" with `budget_tokens` >= {_LEAST_BUDGET} and < `max_tokens`, "disabled" or "adaptive"'
+    expected = f'"enabled" with `budget_tokens` >= {_MIN_BUDGET} and < `max_tokens`, "disabled" or "adaptive"'
     raise InvalidInput(f"`thinking` must be of type {expected}; got {format_value(parameters.options['thinking'])}")
 
 
@@ -107,7 +107,7 @@ def _texts(content: Any, where: str) -> list[str]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise InvalidInput(f"{where} must be a text or a list of blocks; got {format_value(content)}")
+        raise InvalidInput(f"{where} must be a string or a list of blocks; got {format_value(content)}")
     texts = []
     for block in content:
         match block:
@@ -129,7 +129,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
             case {"role": "user" | "assistant" | "system" as role, "content": content}:
                 blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
                 if not isinstance(blocks, list):
-                    raise InvalidInput(f"{where}: `content` must be a text or a list; got {format_value(content)}")
+                    raise InvalidInput(f"{where}: `content` must be a string or a list; got {format_value(content)}")
             case _:
                 expected = "an object with `role` (user or assistant) and `content`"
                 raise InvalidInput(f"{where} must be {expected}; got {format_value(message)}")

@@ -134,7 +134,7 @@ def _from_ndlist(http: HttpRequest, model: ModelDescription, policy: Policy) -> 
 def _check_size(array: Array, policy: Policy) -> Array:
     """Return the array. Raises InvalidInput if it holds more strings than a BYTES tensor may have elements."""
     if array.dtype.kind in "USO" and array.size > policy.max_bytes_elements:
-        raise InvalidInput(f"too many texts: expected at most {policy.max_bytes_elements}, got {array.size}")
+        raise InvalidInput(f"too many strings: expected at most {policy.max_bytes_elements}, got {array.size}")
     return array
 
 

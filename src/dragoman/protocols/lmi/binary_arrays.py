@@ -26,9 +26,9 @@ from dragoman.core.errors import InvalidInput, NotSupported
 
 _MAGIC = "NDAR"
 _VERSION = 3
-_MOST_ARRAYS = 1024
-_MOST_AXES = 32
-_MOST_BYTES = (1 << 31) - 1
+_MAX_ARRAYS = 1024
+_MAX_AXES = 32
+_MAX_BYTES = (1 << 31) - 1
 _DATATYPES: Mapping[str, str] = {
     "BOOLEAN": "u1",
     "BOOL": "u1",  # as DJL's Python side calls it
@@ -46,8 +46,8 @@ def from_ndlist(data: bytes) -> Sequence[tuple[str, Array]]:
     """Parse the arrays and their names, "" for none. Raises InvalidInput."""
     reader = _Reader(data)
     (count,) = reader.numbers("i")
-    if not 0 < count <= _MOST_ARRAYS:
-        raise InvalidInput(f"tensor/ndlist: expected 1 to {_MOST_ARRAYS} arrays, got {count}")
+    if not 0 < count <= _MAX_ARRAYS:
+        raise InvalidInput(f"tensor/ndlist: expected 1 to {_MAX_ARRAYS} arrays, got {count}")
     arrays = [reader.array(i) for i in range(count)]
     if reader.remaining:
         raise InvalidInput(f"tensor/ndlist: {reader.remaining} bytes are left behind the last of {count} arrays")
@@ -80,7 +80,7 @@ class _Reader:
         try:
             return bytes(self.bytes(length)).decode()
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"tensor/ndlist: a text is not valid UTF-8: {error.reason}") from error
+            raise InvalidInput(f"tensor/ndlist: a string is not valid UTF-8: {error.reason}") from error
 
     def array(self, at: int) -> tuple[str, Array]:
         """Parse the next array, number `at` of the list."""
@@ -107,8 +107,8 @@ class _Reader:
 
     def _shape(self, at: int) -> tuple[int, ...]:
         (axes,) = self.numbers("i")
-        if not 0 <= axes <= _MOST_AXES:
-            raise InvalidInput(f"tensor/ndlist: array {at} must have at most {_MOST_AXES} axes; got {axes}")
+        if not 0 <= axes <= _MAX_AXES:
+            raise InvalidInput(f"tensor/ndlist: array {at} must have at most {_MAX_AXES} axes; got {axes}")
         shape = self.numbers(f"{axes}q")
         (layouts,) = self.numbers("i")
         self.bytes(2 * layouts)  # names of the axes
@@ -135,10 +135,10 @@ def to_ndlist(arrays: Mapping[str, Array]) -> bytes:
 
 def _encode(name: str, array: Array) -> bytes:
     datatype = "BOOLEAN" if array.dtype.kind == "b" else _NAMES.get(array.dtype.str[1:])
-    if datatype is None or array.nbytes > _MOST_BYTES:
+    if datatype is None or array.nbytes > _MAX_BYTES:
         raise NotSupported(
             f"output '{name}' is of {array.dtype} and {array.nbytes} bytes; tensor/ndlist holds numbers and booleans "
-            f"of at most {_MOST_BYTES} bytes: ask with accept: application/json"
+            f"of at most {_MAX_BYTES} bytes: ask with accept: application/json"
         )
     axes = array.ndim
     shape = struct.pack(f">i{axes}qi", axes, *array.shape, axes) + b"\0?" * axes  # DJL: unknown layout
@@ -153,7 +153,7 @@ def _text(text: str) -> bytes:
 
 
 # Maximum total size of the arrays in a compressed file.
-_MOST_UNPACKED_BYTES = 1 << 28
+_MAX_UNPACKED_BYTES = 1 << 28
 
 
 def from_npy(data: bytes) -> Array:
@@ -166,7 +166,7 @@ def from_npy(data: bytes) -> Array:
     except (ValueError, OSError, SyntaxError, TypeError) as error:
         raise InvalidInput(f"the request body is not a .npy file: {error}") from error
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise InvalidInput(f"a .npy file must hold numbers, booleans or texts; got {dtype}")
+        raise InvalidInput(f"a .npy file must hold numbers, booleans or strings; got {dtype}")
     count, start = math.prod(shape), file.tell()
     needed, there = count * dtype.itemsize, len(data) - start
     if needed != there:
@@ -186,10 +186,10 @@ def from_npz(data: bytes) -> Mapping[str, Array]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [each for each in archive.infolist() if each.filename.endswith(".npy")]
-            if not members or len(members) > _MOST_ARRAYS:
-                raise InvalidInput(f"a .npz file must hold 1 to {_MOST_ARRAYS} arrays; got {len(members)}")
-            if sum(each.file_size for each in members) > max(_MOST_UNPACKED_BYTES, len(data)):
-                raise InvalidInput(f"the arrays of a .npz file may hold {_MOST_UNPACKED_BYTES} bytes together")
+            if not members or len(members) > _MAX_ARRAYS:
+                raise InvalidInput(f"a .npz file must hold 1 to {_MAX_ARRAYS} arrays; got {len(members)}")
+            if sum(each.file_size for each in members) > max(_MAX_UNPACKED_BYTES, len(data)):
+                raise InvalidInput(f"the arrays of a .npz file may hold {_MAX_UNPACKED_BYTES} bytes together")
             return {each.filename.removesuffix(".npy"): from_npy(_member(archive, each)) for each in members}
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError, EOFError) as error:
         raise InvalidInput(f"the request body is not a .npz file: {error}") from error

@@ -43,7 +43,7 @@ from dragoman.protocols.wire import (
 )
 
 _HEALTH = {"READY": "Healthy", "LOADING": "PENDING", "UNLOADING": "Unhealthy"}
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
 
 
 def routes(policy: Policy) -> list[Route]:
@@ -107,13 +107,13 @@ def _ping(http: HttpRequest) -> PreliminaryCall[bool]:
 def _models(http: HttpRequest) -> EngineCall[tuple[IndexEntry, ...], HttpResponse]:
     query = _query(http)
     start, limit = (
-        _count(query, "next_page_token", 0, messages.MOST_MODELS),
-        _count(query, "limit", 1, messages.MOST_LISTED),
+        _count(query, "next_page_token", 0, messages.MAX_MODELS),
+        _count(query, "limit", 1, messages.MAX_LISTED),
     )
 
     def reply(response: Response[tuple[IndexEntry, ...]]) -> HttpResponse:
         at = start or 0
-        end = at + (limit or messages.MOST_LISTED)
+        end = at + (limit or messages.MAX_LISTED)
         value: dict[str, Any] = {"models": [_entry(e) for e in response.answer[at:end]]}
         if end < len(response.answer):
             value["nextPageToken"] = str(end)
@@ -130,7 +130,7 @@ def _count(query: Mapping[str, str], name: str, minimum: int, maximum: int) -> i
     text = query.get(name, "")
     if not text:
         return None
-    if not text.isdecimal() or len(text) > _MOST_DIGITS or not minimum <= int(text) <= maximum:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS or not minimum <= int(text) <= maximum:
         raise InvalidInput(f"`{name}` must be an integer >= {minimum} and <= {maximum}; got '{text[:64]}'")
     return int(text)
 

@@ -9,7 +9,7 @@ from dragoman.core.calls import MAX_REPLICAS
 from dragoman.protocols.wire import EVENT_STREAM, JSON, OCTET_STREAM, ErrorResponses, Operation
 
 # Models of a page of the list, and in all.
-MOST_LISTED, MOST_MODELS = 100, 1 << 31
+MAX_LISTED, MAX_MODELS = 100, 1 << 31
 
 
 class ModelEntry(msgspec.Struct):
@@ -67,8 +67,8 @@ def errors(statuses: Sequence[int]) -> ErrorResponses:
 
 
 _WORKERS = {"type": "integer", "minimum": 0, "maximum": MAX_REPLICAS}
-_LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED}
-_NEXT = {"type": "integer", "minimum": 0, "maximum": MOST_MODELS}
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}
+_NEXT = {"type": "integer", "minimum": 0, "maximum": MAX_MODELS}
 
 INVOKE = Operation(
     "Run a model on the body that it takes: a prompt with parameters, a chat, arrays or a table",

@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, text, texts
 from dragoman.core.text import Sampling
-from dragoman.core.text_limits import MOST_STOPS
+from dragoman.core.text_limits import MAX_STOPS
 from dragoman.protocols.text_common.parameters import (
     GRAMMAR,
     GUIDED,
@@ -50,7 +50,7 @@ _SAME = (
 
 def _stop() -> ValueKind:
     """Return the kind of TensorRT-LLM's `stop`: a boolean in LMI's documentation, a list of strings in its code."""
-    kind = texts(MOST_STOPS)
+    kind = texts(MAX_STOPS)
 
     def read(value: Any) -> Any:
         return () if isinstance(value, bool) else kind.convert(value)

@@ -37,8 +37,8 @@ ANY_MODEL = PLACEHOLDERS | {"lmi"}
 _NO_OBJECT = (
     "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. Received payload "
 )
-_MOST_FORM_BYTES = 16 << 20
-_MOST_FORM_LINES = 1 << 16
+_MAX_FORM_BYTES = 16 << 20
+_MAX_FORM_LINES = 1 << 16
 _ENCODED, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
 
@@ -166,8 +166,8 @@ def _parse_plain_text(http: HttpRequest) -> Any:
 
 def _table(http: HttpRequest) -> Any:
     """Parse rows under a header line, one column of which is `inputs`."""
-    if bytes(http.body).count(b"\n") > _MOST_FORM_LINES:
-        raise InvalidInput(f"too many rows in text/csv: expected at most {_MOST_FORM_LINES}")
+    if bytes(http.body).count(b"\n") > _MAX_FORM_LINES:
+        raise InvalidInput(f"too many rows in text/csv: expected at most {_MAX_FORM_LINES}")
     try:
         rows = list(csv.DictReader(io.StringIO(_text(http.body))))
     except csv.Error as error:
@@ -186,9 +186,9 @@ def is_form(http: HttpRequest) -> bool:
 def _fields(http: HttpRequest) -> dict[str, str]:
     """Return the parts of a form by name."""
     body = bytes(http.body)
-    if len(body) > _MOST_FORM_BYTES or body.count(b"\n") + body.count(b"&") > _MOST_FORM_LINES:
+    if len(body) > _MAX_FORM_BYTES or body.count(b"\n") + body.count(b"&") > _MAX_FORM_LINES:
         raise InvalidInput(
-            f"the form is too large: expected at most {_MOST_FORM_BYTES} bytes and {_MOST_FORM_LINES} lines or fields"
+            f"the form is too large: expected at most {_MAX_FORM_BYTES} bytes and {_MAX_FORM_LINES} lines or fields"
         )
     if media_type(http) == _ENCODED:
         return {name: values[0] for name, values in parse_qs(_text(body)).items()}
@@ -235,7 +235,7 @@ def _inputs(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
             f"Received payload {format_value(body)}"
         )
     if len(texts) > LMI_INPUTS:
-        raise InvalidInput(f"`inputs` must have at most {LMI_INPUTS} texts; got {len(texts)}")
+        raise InvalidInput(f"`inputs` must have at most {LMI_INPUTS} strings; got {len(texts)}")
     return tuple(texts), listed
 
 

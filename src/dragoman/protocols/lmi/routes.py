@@ -59,7 +59,7 @@ from dragoman.protocols.wire import (
 _SYNCHRONOUS = "x-synchronous"
 _STARTING = "x-starting-token"
 _NEXT = "x-next-token"
-_MOST = "x-max-items"
+_MAX_ITEMS = "x-max-items"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ALL = 1 << 31
 
@@ -71,9 +71,9 @@ def parse_result_poll(
     token = _header(http, _STARTING)
     if not token:
         return None
-    most = _header(http, _MOST) or "-1"
+    most = _header(http, _MAX_ITEMS) or "-1"
     if not most.removeprefix("-").isdecimal() or len(most) > 9:
-        raise InvalidInput(f"`{_MOST}` must be an integer; got '{most[:64]}'")
+        raise InvalidInput(f"`{_MAX_ITEMS}` must be an integer; got '{most[:64]}'")
 
     def format_response(part: PartialResult | None) -> HttpResponse:
         if part is None:

@@ -11,7 +11,7 @@ from dragoman.core.calls import Embed, Embedded, Generate, ModelDescription, Res
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value, text
 from dragoman.core.text import Generation, Text, Token
-from dragoman.core.text_limits import MOST_TEXTS
+from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.lmi.formats import LmiErrors, to_json
 from dragoman.protocols.lmi.model import LmiModel
 from dragoman.protocols.lmi.request import media_type, other_model
@@ -77,9 +77,9 @@ def _embeddings_body(http: HttpRequest, policy: Policy) -> dict[str, Any] | None
 
 
 def _check(body: Mapping[str, Any], texts: Sequence[str], policy: Policy) -> None:
-    if not all(texts) or len(texts) > MOST_TEXTS:
+    if not all(texts) or len(texts) > MAX_TEXTS:
         raise InvalidInput(
-            f"`inputs` must be a text, or at most {MOST_TEXTS} texts, none empty; got {format_value(body['inputs'])}"
+            f"`inputs` must be a string, or at most {MAX_TEXTS} strings, none empty; got {format_value(body['inputs'])}"
         )
     reject_unknown(_unknown(body), ("inputs",), policy)
 
@@ -148,7 +148,7 @@ def parse_bedrock_request(body: Mapping[str, Any], http: HttpRequest, policy: Po
     parameters = parse_parameters(body, _PARAMETERS, policy)
     prompt = check_value("prompt", parameters.options.get("prompt"), text())
     if not prompt:
-        raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
+        raise InvalidInput(f"`prompt` must be a non-empty string; got {format_value(prompt)}")
     stream = parameters.options.get("stream", http.headers.get(_FORWARDED, "") == _STREAMED)
     sampling = parameters.sampling(policy, **_DEFAULTS, shorten=True)
     request = build_request(Generate(prompts=(prompt,), sampling=sampling, stream=stream), http, policy, model)

@@ -72,12 +72,12 @@ def _keep_alive() -> ValueKind:
             value = -seconds if value.startswith("-") else seconds
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InvalidValueError
-        return math.inf if value < 0 or value > _MOST else float(value)
+        return math.inf if value < 0 or value > _MAX_INTEGER else float(value)
 
     return ValueKind('a number of seconds or a duration such as "5m", negative to keep the model', convert)
 
 
-_MOST = (1 << 31) - 1
+_MAX_INTEGER = (1 << 31) - 1
 KEEP_ALIVE = option("keep_alive", _keep_alive())
 _SHARED: Mapping[str, Parameter] = {
     "model": option("model", text()),
@@ -106,7 +106,7 @@ GENERATE: Mapping[str, Parameter] = {
 # Negative values of these mean none.
 _OPTIONAL = ("num_predict", "seed", "repeat_last_n")
 OPTIONS: Mapping[str, Parameter] = {
-    "num_predict": sets("max_new_tokens", integer(1, _MOST)),
+    "num_predict": sets("max_new_tokens", integer(1, _MAX_INTEGER)),
     "seed": sets("seed", integer(0)),
     "temperature": sets("temperature", number(0.0, 2.0)),
     "repeat_penalty": sets("repetition_penalty"),

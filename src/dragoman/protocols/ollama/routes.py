@@ -24,7 +24,7 @@ from dragoman.core.errors import DragomanError, InvalidInput, ModelNotFound
 from dragoman.core.record_calls import KeepLoaded, ListLoaded, LoadedModel
 from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.text import Chat, Generation
-from dragoman.core.text_limits import MOST_TEXTS
+from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.ollama import messages
 from dragoman.protocols.ollama.request import (
     CHAT,
@@ -158,9 +158,9 @@ class Ollama:
         value = body.get(field)
         texts: list[Any] = value if isinstance(value, list) else [value]
         is_empty = value in (None, "", [])
-        if not is_empty and (len(texts) > MOST_TEXTS or not all(isinstance(text, str) and text for text in texts)):
+        if not is_empty and (len(texts) > MAX_TEXTS or not all(isinstance(text, str) and text for text in texts)):
             raise InvalidInput(
-                f"`{field}` must be a text, or a list of at most {MOST_TEXTS} texts, none empty; "
+                f"`{field}` must be a string, or a list of at most {MAX_TEXTS} strings, none empty; "
                 f"got {format_value(value)}"
             )
         size = parameters.options.get("dimensions")

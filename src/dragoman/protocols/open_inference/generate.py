@@ -31,7 +31,7 @@ from dragoman.core.sampling import (
     texts,
 )
 from dragoman.core.text import Generation, Sampling, Text
-from dragoman.core.text_limits import MOST_STOPS, MOST_WORDS
+from dragoman.core.text_limits import MAX_STOPS, MAX_WORDS
 from dragoman.formats.body import HEADER_LENGTH
 from dragoman.protocols.open_inference import messages, rest
 from dragoman.protocols.open_inference.extensions import parse_deadline
@@ -121,9 +121,9 @@ _PARAMETERS: Mapping[str, Parameter] = {
     "max_tokens": sets("max_new_tokens", integer(0)),
     "max_new_tokens": sets("max_new_tokens"),
     "min_tokens": sets("min_new_tokens"),
-    "stop": sets("stop", texts(MOST_STOPS)),
-    "stop_words": sets("stop", _words(MOST_STOPS)),
-    "bad_words": sets("bad_words", _words(MOST_WORDS)),
+    "stop": sets("stop", texts(MAX_STOPS)),
+    "stop_words": sets("stop", _words(MAX_STOPS)),
+    "bad_words": sets("bad_words", _words(MAX_WORDS)),
     "random_seed": sets("seed"),
     "beam_width": sets("num_beams"),
     "min_length": sets("min_new_tokens"),
@@ -257,7 +257,7 @@ class OpenInferenceGenerate:
     def _parse(self, body: dict[str, Any]) -> tuple[str, ParsedParameters, Sampling, str]:
         prompt = body.get("text_input")
         if not isinstance(prompt, str) or not prompt:
-            raise InvalidInput(f"`text_input` must be a text that is not empty; got {format_value(prompt)}")
+            raise InvalidInput(f"`text_input` must be a non-empty string; got {format_value(prompt)}")
         # Triton: top-level keys are parameters as those of `parameters`, and some clients send a JSON text of others.
         parameters = {**get_object(body, "parameters"), **{k: v for k, v in body.items() if k not in _FIELDS}}
         parameters = {**_sampling_parameters(parameters.pop("sampling_parameters", None)), **parameters}
@@ -279,7 +279,7 @@ def _sampling_parameters(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, str):
-        raise InvalidInput(f"`sampling_parameters` must be a JSON object as a text; got {format_value(value)}")
+        raise InvalidInput(f"`sampling_parameters` must be a JSON object as a string; got {format_value(value)}")
     return object_body(value.encode(errors="replace"), Policy())
 
 

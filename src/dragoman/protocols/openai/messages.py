@@ -151,14 +151,14 @@ def errors(statuses: Sequence[int]) -> ErrorResponses:
 def embed(parameters: Mapping[str, Parameter]) -> Operation:
     """Return the description of embeddings with a table of parameters."""
     texts = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
-    body = body_schema(parameters, input={**texts, "description": "a text, token ids, or a list of these"})
+    body = body_schema(parameters, input={**texts, "description": "a string, token ids, or a list of these"})
     return Operation("Compute embeddings of texts", {200: {JSON: EmbeddingList}}, {JSON: body})
 
 
 def respond(parameters: Mapping[str, Parameter]) -> Operation:
     """Return the description of the creation of responses with a table of parameters."""
     items = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
-    body = body_schema(parameters, input={**items, "description": "a text, or a list of items"})
+    body = body_schema(parameters, input={**items, "description": "a string, or a list of items"})
     return Operation("Create a response", {200: {JSON: StoredResponse, EVENT_STREAM: None}}, {JSON: body})
 
 

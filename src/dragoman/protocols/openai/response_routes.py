@@ -13,7 +13,7 @@ from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.record_calls import DeleteRecord, ReadRecord, SaveRecord
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Generation
-from dragoman.core.text_limits import MOST_MESSAGES
+from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.openai.response_format import ResponseFormatter, new_id
 from dragoman.protocols.openai.responses import (
     build_request,
@@ -38,7 +38,7 @@ from dragoman.protocols.wire import (
 )
 
 _OFF = "this server stores no responses (setting max_stored_responses)"
-_PAGE, _MOST_PER_PAGE = 20, 100
+_PAGE, _MAX_PER_PAGE = 20, 100
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -113,8 +113,8 @@ class Responses:
         items: Sequence[Mapping[str, Any]],
         is_new: Sequence[bool],
     ) -> EndpointResult:
-        if len(history) + len(items) > MOST_MESSAGES:
-            raise InvalidInput(f"`input` and the earlier items must be at most {MOST_MESSAGES}; got more")
+        if len(history) + len(items) > MAX_MESSAGES:
+            raise InvalidInput(f"`input` and the earlier items must be at most {MAX_MESSAGES}; got more")
         chat = build_request(parameters, history, items, self._policy)
         stored = self._has_store and parameters.options.get("store", True)
         stream = parameters.options.get("stream", False)
@@ -159,8 +159,8 @@ class Responses:
     def input_items(self, http: HttpRequest) -> EndpointResult:
         query = parse_qs(http.query)
         limit, order = query.get("limit", [str(_PAGE)])[-1], query.get("order", ["desc"])[-1]
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST_PER_PAGE:
-            raise InvalidInput(f"`limit` must be an integer from 1 to {_MOST_PER_PAGE}; got {format_value(limit)}")
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PER_PAGE:
+            raise InvalidInput(f"`limit` must be an integer from 1 to {_MAX_PER_PAGE}; got {format_value(limit)}")
         if order not in ("asc", "desc"):
             raise InvalidInput(f'`order` must be "asc" or "desc"; got {format_value(order)}')
         after = query.get("after", [""])[-1]

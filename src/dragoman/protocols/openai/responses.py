@@ -12,7 +12,7 @@ from dragoman.core.sampling import (
     format_value,
     text,
 )
-from dragoman.core.text_limits import MOST_MESSAGES
+from dragoman.core.text_limits import MAX_MESSAGES
 from dragoman.protocols.text_common.chat import ChatRequest, build_chat_request, parse_conversation, reasoning_variables
 from dragoman.protocols.text_common.chat_reader import join_system_messages, json_object, one_of
 from dragoman.protocols.text_common.openai_format import COMMON, anything
@@ -138,10 +138,9 @@ def input_items(value: Any) -> list[dict[str, Any]]:
     """Return the items of `input`, a text or a list. Raises InvalidInput."""
     if isinstance(value, str) and value:
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
-    if not isinstance(value, list) or not 0 < len(value) <= MOST_MESSAGES:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         raise InvalidInput(
-            f"`input` must be a text that is not empty, or a list of 1 to {MOST_MESSAGES} items; "
-            f"got {format_value(value)}"
+            f"`input` must be a non-empty string, or a list of 1 to {MAX_MESSAGES} items; got {format_value(value)}"
         )
     for i, item in enumerate(value):
         if not isinstance(item, dict):
@@ -235,7 +234,7 @@ def _text_of(content: Any, where: str, name: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidInput(f"{where}: `{name}` must be a text or a list of parts; got {format_value(content)}")
+        raise InvalidInput(f"{where}: `{name}` must be a string or a list of parts; got {format_value(content)}")
     texts = []
     for part in content:
         match part:

@@ -22,7 +22,7 @@ from dragoman.core.calls import (
 )
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, truncation_side
-from dragoman.core.text_limits import MOST_TEXTS
+from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.openai import adapters, messages
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
@@ -119,10 +119,10 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
         case [*items] if items:
             if all(map(is_token_id, items)):
                 return (tuple(items),)
-            if len(items) <= MOST_TEXTS and all(_is_input(item) for item in items):
+            if len(items) <= MAX_TEXTS and all(_is_input(item) for item in items):
                 return tuple(item if isinstance(item, str) else tuple(item) for item in items)
     raise InvalidInput(
-        f"`input` must be a text, or a list of at most {MOST_TEXTS} texts or lists of token ids, none empty; "
+        f"`input` must be a string, or a list of at most {MAX_TEXTS} strings or lists of token ids, none empty; "
         f"got {format_value(value)}"
     )
 

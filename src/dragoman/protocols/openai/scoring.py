@@ -12,7 +12,7 @@ from dragoman.core.calls import Describe, Embed, Embedded, ModelDescription, Req
 from dragoman.core.errors import DragomanError, InvalidInput, Overloaded, RateLimited
 from dragoman.core.sampling import InvalidValueError, ValueKind, flag, format_value, integer, text, truncation_side
 from dragoman.core.scoring import Score, Scored
-from dragoman.core.text_limits import MOST_TEXTS
+from dragoman.core.text_limits import MAX_TEXTS
 from dragoman.protocols.text_common.embeddings import normalize_vectors, shorten_vectors
 from dragoman.protocols.text_common.openai_format import (
     Envelope,
@@ -54,14 +54,14 @@ def _texts() -> ValueKind:
     """A list of texts, or of objects with a `text`."""
 
     def convert(value: Any) -> list[str]:
-        if not isinstance(value, list) or not 0 < len(value) <= MOST_TEXTS:
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_TEXTS:
             raise InvalidValueError
         texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
         if not all(isinstance(each, str) and each for each in texts):
             raise InvalidValueError
         return texts
 
-    return ValueKind(f"a list of 1 to {MOST_TEXTS} texts that are not empty", convert, {"type": "array", "minItems": 1})
+    return ValueKind(f"a list of 1 to {MAX_TEXTS} non-empty strings", convert, {"type": "array", "minItems": 1})
 
 
 def _text_or_texts() -> ValueKind:
@@ -71,7 +71,7 @@ def _text_or_texts() -> ValueKind:
         texts: list[str] = several.convert([value] if isinstance(value, str) else value)
         return texts
 
-    return ValueKind(f"a text, or {several.description}", convert)
+    return ValueKind(f"a string, or {several.description}", convert)
 
 
 def _direction() -> ValueKind:
@@ -231,7 +231,7 @@ class Scoring:
         left, right = (options[name] for name in names)
         if len(left) not in (1, len(right)):
             raise InvalidInput(
-                f"`{names[0]}` must have one text, or as many as `{names[1]}`, {len(right)}; got {len(left)}"
+                f"`{names[0]}` must have one string, or as many as `{names[1]}`, {len(right)}; got {len(left)}"
             )
         envelope = Envelope.new("score", "list")
 
@@ -285,13 +285,13 @@ class Scoring:
 def _query(options: Mapping[str, Any]) -> str:
     query = options.get("query")
     if not query:
-        raise InvalidInput(f"`query` must be a text that is not empty; got {format_value(query)}")
+        raise InvalidInput(f"`query` must be a non-empty string; got {format_value(query)}")
     return str(query)
 
 
 def _require_texts(options: Mapping[str, Any], name: str) -> list[str]:
     if name not in options:
-        raise InvalidInput(f"`{name}` must be a list of texts; got none")
+        raise InvalidInput(f"`{name}` must be a list of strings; got none")
     texts: list[str] = options[name]
     return texts
 

@@ -10,7 +10,7 @@ from dragoman.core.calls import Generate
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import check_value, flag, format_value
 from dragoman.core.text import Chat, Sampling
-from dragoman.core.text_limits import MOST_MESSAGES, MOST_TEMPLATE_CHARACTERS
+from dragoman.core.text_limits import MAX_MESSAGES, MAX_TEMPLATE_CHARACTERS
 from dragoman.formats.json_scan import count_values
 from dragoman.protocols.text_common.chat_response import ChatFormatter
 from dragoman.protocols.text_common.images import content_of, parse_image
@@ -36,7 +36,7 @@ from dragoman.protocols.text_common.parameters import (
 from dragoman.protocols.text_common.tools import Tools, message_or_calls, parse_tools
 from dragoman.protocols.wire import EndpointResult, EngineCall, HttpRequest, HttpStream, Policy
 
-_LONGEST_EFFORT = 32
+_MAX_EFFORT_CHARACTERS = 32
 _ROLES = {"developer": "system"}  # templates do not know OpenAI's newer word for it
 # Parameters for the format of a message's text.
 _MESSAGE_FORMATS = frozenset({"response_format", "text.format", "output_config.format", "format"})
@@ -86,8 +86,8 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
     variables = dict(get_object(body, "chat_template_kwargs"))
     body = {**body, **{name: variables.pop(name) for name in _AMONG_VARIABLES if name in variables}}
     messages = body.get("messages")
-    if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
-        raise InvalidInput(f"`messages` must be a list of 1 to {MOST_MESSAGES} messages; got {format_value(messages)}")
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidInput(f"`messages` must be a list of 1 to {MAX_MESSAGES} messages; got {format_value(messages)}")
     _check_arguments(messages, policy)
     tools = parse_tools(body.get("tools"), body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
@@ -107,8 +107,8 @@ def parse_conversation(body: Mapping[str, Any], policy: Policy) -> tuple[Chat, T
 
 def reasoning_variables(effort: Any, name: str = "reasoning_effort") -> dict[str, Any]:
     """Return the variables of chat templates for an effort of reasoning. Raises InvalidInput with the name."""
-    if not isinstance(effort, str) or not 0 < len(effort) <= _LONGEST_EFFORT:
-        raise InvalidInput(f'`{name}` must be a text such as "none", "low" or "high"; got {format_value(effort)}')
+    if not isinstance(effort, str) or not 0 < len(effort) <= _MAX_EFFORT_CHARACTERS:
+        raise InvalidInput(f'`{name}` must be a string such as "none", "low" or "high"; got {format_value(effort)}')
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
@@ -121,9 +121,9 @@ def _template(value: Any, policy: Policy) -> str:
             "`chat_template` is refused: this server uses the model's own template alone, unless its operator allows "
             "others with --trust-request-chat-template"
         )
-    if not isinstance(value, str) or not 0 < len(value) <= MOST_TEMPLATE_CHARACTERS:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEMPLATE_CHARACTERS:
         raise InvalidInput(
-            f"`chat_template` must be a text of 1 to {MOST_TEMPLATE_CHARACTERS} characters; got {format_value(value)}"
+            f"`chat_template` must be a string of 1 to {MAX_TEMPLATE_CHARACTERS} characters; got {format_value(value)}"
         )
     return value
 
@@ -256,7 +256,7 @@ def _content(content: Any, where: str, role: str, *, optional: bool) -> str | li
                     expected = "text, or of the user also image_url" if role == "user" else "text alone"
                     raise InvalidInput(f"{where}: `content` must have parts of {expected}; got {format_value(part)}")
         return content_of(parts)
-    raise InvalidInput(f"{where}: `content` must be a text, or a list of texts; got {format_value(content)}")
+    raise InvalidInput(f"{where}: `content` must be a string, or a list of strings; got {format_value(content)}")
 
 
 def _check_arguments(messages: list[Any], policy: Policy) -> None:

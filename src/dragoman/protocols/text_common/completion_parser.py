@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from dragoman.core.text import Text
-from dragoman.core.text_limits import MOST_CALL_START_CHARACTERS
+from dragoman.core.text_limits import MAX_CALL_START_CHARACTERS
 from dragoman.protocols.text_common.harmony import HarmonyParser, harmony_head
 from dragoman.protocols.text_common.reasoning import ReasoningParser
 from dragoman.protocols.text_common.tool_formats import FORMATS
@@ -85,7 +85,7 @@ class RequiredCalls:
             self._text = self._text.lstrip(_SEPARATORS)
             start = _CALL_START.match(self._text)
             if start is None or start[1] not in self._tools.names or (self._count and self._tools.single):
-                self._is_other = start is not None or len(self._text) > MOST_CALL_START_CHARACTERS
+                self._is_other = start is not None or len(self._text) > MAX_CALL_START_CHARACTERS
                 self._text = "" if self._is_other else self._text
                 return
             self._text, self._end_finder = self._text[start.end() :], JsonEndFinder()

@@ -7,7 +7,7 @@ from dragoman.core.calls import Generate, Response
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import flag, format_value, integer
 from dragoman.core.text import Generation, Prompt, PromptInfo, RawPrompt, Text, Token
-from dragoman.core.text_limits import MOST_PROMPT_IDS, MOST_PROMPTS
+from dragoman.core.text_limits import MAX_PROMPT_IDS, MAX_PROMPTS
 from dragoman.protocols.text_common.openai_format import (
     COMMON,
     DONE,
@@ -45,7 +45,7 @@ from dragoman.protocols.wire import (
 )
 
 # After this many successive tokens that were not found in the text, the search for offsets ends.
-_MOST_LOST = 64
+_MAX_LOST = 64
 _HALF = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -83,7 +83,7 @@ class Offsets:
             offsets.append(self._at + (start if split else at))
             at, ahead, first = start + len(token.text), 0, i + 1
         self._at, self._text, self._lost = self._at + at, self._text[at:], behind[first:]
-        if len(self._lost) > _MOST_LOST:
+        if len(self._lost) > _MAX_LOST:
             self._at, self._text, self._lost = self._at + len(self._text), "", []
         return offsets[old:]
 
@@ -97,7 +97,7 @@ def prefill_offset(text: str, tokens: Sequence[Token]) -> int:
     return at
 
 
-_MOST_NEW = 16  # OpenAI: unless the request says otherwise
+_MAX_NEW = 16  # OpenAI: unless the request says otherwise
 PARAMETERS: Mapping[str, Parameter] = {
     **COMMON,
     "prompt": option("prompt", anything()),
@@ -136,7 +136,7 @@ def _completion(
     logprobs = "top_logprobs" in fields
     if options.get("echo") and logprobs:
         fields["prompt_logprobs"] = max(fields["top_logprobs"], fields.get("prompt_logprobs", 0))
-    sampling = parameters.sampling(policy, max_new_tokens=_MOST_NEW, shorten="max_new_tokens" not in fields)
+    sampling = parameters.sampling(policy, max_new_tokens=_MAX_NEW, shorten="max_new_tokens" not in fields)
     stream = options.get("stream", False)
     if stream and max(sampling.best_of, 1) > sampling.n:
         raise InvalidInput("`best_of` must not be greater than `n` in a stream, where each choice is sent as it comes")
@@ -156,18 +156,18 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
     match value:
         case str():
             return (value,)
-        case [*items] if items and len(items) <= MOST_PROMPT_IDS:
-            if all(isinstance(item, str) for item in items) and len(items) <= MOST_PROMPTS:
+        case [*items] if items and len(items) <= MAX_PROMPT_IDS:
+            if all(isinstance(item, str) for item in items) and len(items) <= MAX_PROMPTS:
                 return tuple(items)
             if all(is_token_id(item) for item in items):
                 return (tuple(items),)
-            if len(items) <= MOST_PROMPTS and all(
+            if len(items) <= MAX_PROMPTS and all(
                 isinstance(item, list) and item and all(map(is_token_id, item)) for item in items
             ):
                 return tuple(tuple(item) for item in items)
     raise InvalidInput(
-        f"`prompt` must be a text, a list of at most {MOST_PROMPTS} texts or lists of token ids, "
-        f"or a list of at most {MOST_PROMPT_IDS} token ids; "
+        f"`prompt` must be a string, a list of at most {MAX_PROMPTS} strings or lists of token ids, "
+        f"or a list of at most {MAX_PROMPT_IDS} token ids; "
         f"got {format_value(value)}"
     )
 

@@ -17,12 +17,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([A-Za-z0-9_.\-]{1,128})")
 # A prompt of the format ends with the role of the assistant, and maybe with the head of its message.
 _PROMPT = re.compile(r"<\|start\|>assistant((?:<\|channel\|>|<\|constrain\|>|[^<])*)(<\|message\|>)?\Z")
-_LONGEST_HEAD = 1024
+_MAX_HEADER_CHARACTERS = 1024
 
 
 def harmony_head(prompt: str) -> str | None:
     """Return the head of the message that a prompt ends with, "" for none; None if the prompt has another format."""
-    match = _PROMPT.search(prompt, max(0, len(prompt) - _LONGEST_HEAD))
+    match = _PROMPT.search(prompt, max(0, len(prompt) - _MAX_HEADER_CHARACTERS))
     return None if match is None else match[1] + (match[2] or "")
 
 
@@ -48,9 +48,9 @@ class HarmonyParser:
         return ChatChunk(parts)
 
     def _parse_head(self, parts: list[_Part], *, last: bool) -> bool:
-        at = self._text.find(_MESSAGE, 0, _LONGEST_HEAD)
+        at = self._text.find(_MESSAGE, 0, _MAX_HEADER_CHARACTERS)
         if at < 0:
-            is_short = len(self._text) < _LONGEST_HEAD
+            is_short = len(self._text) < _MAX_HEADER_CHARACTERS
             if not self._text or (is_short and not last):
                 return False
             if is_short and _HEAD.match(self._text):  # cut off

@@ -101,7 +101,7 @@ _MESSAGE = {
     "required": ["role", "content"],
 }
 MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
-_PROMPT = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": "a text, token ids, or a list of these"}
+_PROMPT = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": "a string, token ids, or a list of these"}
 
 COMPLETE = Operation(
     "Complete a prompt",

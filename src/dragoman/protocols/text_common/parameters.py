@@ -39,7 +39,7 @@ def reject_unused(names: Sequence[str], policy: Policy) -> None:
 
 IGNORED = "x-ignored-parameters"
 EVENT_STREAM: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
-_MOST_NAMED = 32
+_MAX_NAMED = 32
 
 
 # --- bodies ----------------------------------------------------------------------------------------------
@@ -75,12 +75,12 @@ def require_text(values: Mapping[str, Any], name: str) -> str:
     """Return the text in a field. Raises InvalidInput if it is missing or empty."""
     value = values.get(name)
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"`{name}` must be a text that is not empty; got {_noun(value)}")
+        raise InvalidInput(f"`{name}` must be a non-empty string; got {_noun(value)}")
     return value
 
 
 def _noun(value: Any) -> str:
-    nouns = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    nouns = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return nouns.get(type(value), "a number")
 
 
@@ -268,7 +268,7 @@ def reject_unknown(names: Iterable[str], supported: Iterable[str], policy: Polic
     """Raise InvalidInput in strict mode if there are unknown names."""
     unknown = list(names)
     if unknown and policy.strict_parameters:
-        value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MOST_NAMED])
+        value = ", ".join(f"`{name[:64]}`" for name in unknown[:_MAX_NAMED])
         raise InvalidInput(f"unknown parameters: {value}; there are {', '.join(sorted(supported))}")
 
 
@@ -276,7 +276,7 @@ def ignored_header(names: Sequence[str]) -> Headers:
     """Return the header that names parameters without effect, in characters that a header may contain."""
     if not names:
         return ()
-    return ((IGNORED, ", ".join(quote(name[:64], safe=".-_") for name in names[:_MOST_NAMED])),)
+    return ((IGNORED, ", ".join(quote(name[:64], safe=".-_") for name in names[:_MAX_NAMED])),)
 
 
 def finite(logprob: float | None) -> float | None:

@@ -5,7 +5,7 @@ import json
 import re
 import warnings
 
-from dragoman.core.text_limits import MOST_PYTHON_CALL_CHARACTERS
+from dragoman.core.text_limits import MAX_PYTHON_CALL_CHARACTERS
 from dragoman.protocols.wire import replace_surrogates
 
 _DELIMITER = re.compile(r"""["'\\()\[\]{}]""")
@@ -47,7 +47,7 @@ class PythonEndFinder:
 
 def parse_python_calls(text: str) -> list[tuple[str, str]] | None:
     """Return name and arguments (JSON text) of each call; None if the text is anything but calls with literals."""
-    if len(text) > MOST_PYTHON_CALL_CHARACTERS:
+    if len(text) > MAX_PYTHON_CALL_CHARACTERS:
         return None
     try:
         with warnings.catch_warnings():

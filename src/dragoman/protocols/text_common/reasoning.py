@@ -23,13 +23,13 @@ TAGS: Mapping[str, str] = {
     "Here is my thought process:": "Here is my response:",
 }
 # Longest text that may be the beginning of an end tag, or of a tool call.
-_LONGEST_TAG = 64
+_MAX_TAG_CHARACTERS = 64
 _START, _REASONING, _CONTENT = range(3)
 
 
 def open_tag(prompt: str) -> str:
     """Return the reasoning tag that a prompt ends with, as templates of reasoning models write it; "" if none."""
-    end = prompt[-_LONGEST_TAG:].rstrip()
+    end = prompt[-_MAX_TAG_CHARACTERS:].rstrip()
     return next((tag for tag in TAGS if end.endswith(tag)), "")
 
 
@@ -74,7 +74,7 @@ class ReasoningParser:
             if not self._counts:
                 return
             self._count += 1
-            self._tail = (self._tail + token.text)[-2 * _LONGEST_TAG :]
+            self._tail = (self._tail + token.text)[-2 * _MAX_TAG_CHARACTERS :]
             self._counts = not any(tag in self._tail for tag in TAGS.values())
 
     def _begin(self, tag: str) -> None:

@@ -65,7 +65,7 @@ def _prompt(body: Mapping[str, Any], policy: Policy) -> str | Chat:
         return parse_conversation(body, policy)[0]
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
-        raise InvalidInput(f"`prompt` must be a text that is not empty; got {format_value(prompt)}")
+        raise InvalidInput(f"`prompt` must be a non-empty string; got {format_value(prompt)}")
     return prompt if get_flag(body, "add_special_tokens", otherwise=True) else RawPrompt(prompt)
 
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dragoman.core.text_limits import MOST_CALL_START_CHARACTERS
+from dragoman.core.text_limits import MAX_CALL_START_CHARACTERS
 
 SPACE = r"[ \t\r\n]{0,512}"
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]{1,128})"
@@ -198,7 +198,7 @@ _MAYBE = re.compile(rf"\{{{SPACE}(?:{'|'.join(_first(key, value) for key, value 
 
 def parse_call_start(text: str, at: int) -> tuple[str, int] | None:
     """Return the name of the call at this offset and the offset of its arguments; None if it has another form."""
-    match = _CALL_START.match(text, at, at + MOST_CALL_START_CHARACTERS)
+    match = _CALL_START.match(text, at, at + MAX_CALL_START_CHARACTERS)
     return (match[1], match.end()) if match else None
 
 
@@ -206,5 +206,5 @@ def may_be_call(text: str, at: int, names: frozenset[str]) -> bool:
     """Return whether the object at this offset may be a call of one of these names."""
     if not _MAYBE.match(text, at):
         return False
-    named = _NAMED.match(text, at, at + MOST_CALL_START_CHARACTERS)
+    named = _NAMED.match(text, at, at + MAX_CALL_START_CHARACTERS)
     return named is None or named[1] in names

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.text_limits import MOST_PYTHON_CALL_CHARACTERS
+from dragoman.core.text_limits import MAX_PYTHON_CALL_CHARACTERS
 from dragoman.protocols.text_common.python_calls import PythonEndFinder, parse_python_calls
 from dragoman.protocols.text_common.tool_formats import (
     ENDING,
@@ -231,7 +231,7 @@ class ToolCallParser:
         scanned, self._scanned = self._scanned, len(self._text)
         end = self._python_end.feed(self._text[scanned:])
         if end is None:
-            too_long = len(self._text) - self._object_start > MOST_PYTHON_CALL_CHARACTERS
+            too_long = len(self._text) - self._object_start > MAX_PYTHON_CALL_CHARACTERS
             return (self._last or too_long) and self._end_calls(self._object_start or 1)
         calls = parse_python_calls(self._text[self._object_start : scanned + end])
         if not calls or not all(name in self._names for name, _ in calls):

@@ -24,14 +24,14 @@ _ALIASES = {
     ("arr", "list"): "array",
     ("null",): "null",
 }
-_LONGEST_LITERAL = 65_536
+_MAX_LITERAL_CHARACTERS = 65_536
 _ANY = frozenset({"integer", "number", "boolean", "object", "array"})
-_DEEPEST = 16
+_MAX_DEPTH = 16
 
 
 def schema_types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
     """Return the types that a schema allows; references are looked up in `root`."""
-    if not isinstance(schema, dict) or depth > _DEEPEST:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return frozenset()
     types = _as_list(schema.get("type"))
     values = _as_list(schema.get("enum")) or _as_list(schema.get("const"))
@@ -145,7 +145,7 @@ def _structure(text: str) -> str | None:
 
 
 def _literal(text: str) -> Any:
-    if len(text) > _LONGEST_LITERAL:
+    if len(text) > _MAX_LITERAL_CHARACTERS:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the syntax of the text

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.sampling import format_value
 from dragoman.core.text import Grammar
-from dragoman.core.text_limits import MOST_TOOLS
+from dragoman.core.text_limits import MAX_TOOLS
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
 TOOL_NAMES = "with a name of 1 to 128 letters, digits, _ . or -"
@@ -194,8 +194,8 @@ def parse_tools(value: Any, choice: Any) -> Tools:
         if choice not in (None, "none", "auto"):
             raise InvalidInput(f"`tool_choice` must not be given without `tools`; got {format_value(choice)}")
         return Tools()
-    if not isinstance(value, list) or len(value) > MOST_TOOLS:
-        raise InvalidInput(f"`tools` must be a list of at most {MOST_TOOLS} functions; got {format_value(value)}")
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidInput(f"`tools` must be a list of at most {MAX_TOOLS} functions; got {format_value(value)}")
     offered = tuple(_tool(tool, i) for i, tool in enumerate(value))
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:

@@ -141,7 +141,7 @@ def parse_text_to_tokenize(
     """Return the text to tokenize and the names of fields without effect."""
     inputs, _ = inputs_of(body)
     if len(inputs) > 1:
-        raise InvalidInput(f"`inputs` must be one text; got {len(inputs)}")
+        raise InvalidInput(f"`inputs` must be one string; got {len(inputs)}")
     return inputs[0], _ignored_fields(body, _FIELDS, ignored_fields, policy)
 
 
@@ -170,11 +170,11 @@ def inputs_of(body: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     value = body.get("inputs")
     inputs: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) for each in inputs):
-        raise InvalidInput(f"`inputs` must be a text, or a list of texts; got {format_value(value)}")
+        raise InvalidInput(f"`inputs` must be a string, or a list of strings; got {format_value(value)}")
     if not inputs or not all(inputs):
         raise InvalidInput("`inputs` cannot be empty")
     if len(inputs) > TGI_INPUTS:
-        raise InvalidInput(f"`inputs` must have at most {TGI_INPUTS} texts; got {len(inputs)}")
+        raise InvalidInput(f"`inputs` must have at most {TGI_INPUTS} strings; got {len(inputs)}")
     bare = not get_flag(body, "add_special_tokens", otherwise=True)
     return tuple(map(RawPrompt, inputs) if bare else inputs), isinstance(value, list)
 
@@ -191,7 +191,7 @@ def _check_together(parameters: ParsedParameters, *, stream: bool, listed: bool)
     if stream and parameters.options.get("decoder_input_details"):
         raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
     if stream and listed:
-        raise InvalidInput("`inputs` must be a text when streaming tokens; got a list")
+        raise InvalidInput("`inputs` must be a string when streaming tokens; got a list")
     if len(fields.get("stop", ())) > TGI_STOPS:
         raise InvalidInput(f"`stop` supports up to {TGI_STOPS} stop sequences. Given: {len(fields['stop'])}")
 

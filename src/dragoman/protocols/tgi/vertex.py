@@ -131,7 +131,7 @@ def _instance(instance: Any, common: Mapping[str, Any], policy: Policy) -> _Inst
             return _prompt(instance, common, policy)
         case {"messages": _}:
             return _chat({**common, **_without_nulls(instance)}, policy)
-    raise InvalidInput(f"expected an object with `inputs`, a text, or with `messages`; got {format_value(instance)}")
+    raise InvalidInput(f"expected an object with `inputs`, a string, or with `messages`; got {format_value(instance)}")
 
 
 def _prompt(instance: dict[str, Any], common: Mapping[str, Any], policy: Policy) -> _Instance:

@@ -29,7 +29,7 @@ from dragoman.runtimes.recognise import has_pooling
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA_URL = re.compile(rb"\s*data:image/[\w.+-]+;base64,")
 _MAX_PIXELS = 64 * 2**20
-_MOST_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
+_MAX_SCORED_LABELS = 2  # of cross-encoders: a score, or no and yes
 
 
 def decode_images(tensor: Tensor, name: str) -> list[Any]:
@@ -179,7 +179,7 @@ class HuggingFaceModel(Model):
             options = PoolingOptions.of(Path(place), self.spec.parameters)
             embedder = Embedder(self._torch, model, self._tokenizer, options)
             self.embed = embedder.__call__  # type: ignore[method-assign]
-        if self._task.name == "text-classification" and model.config.num_labels <= _MOST_SCORED_LABELS:
+        if self._task.name == "text-classification" and model.config.num_labels <= _MAX_SCORED_LABELS:
             self.score = PairScorer(self._torch, model, self._tokenizer).__call__  # type: ignore[method-assign]
 
     def _find_task(self, config: Any, folder: Path) -> PipelineTask:

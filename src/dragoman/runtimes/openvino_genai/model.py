@@ -262,7 +262,7 @@ class OpenVinoOptions:
 
 
 _CHOICES = {"dtype": ("auto", *_PRECISIONS)}
-_LEAST = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "prefix_cache": -1, "cache_memory": 0}
+_MINIMUM = {"max_batch": 1, "max_context": 0, "threads": 0, "prefill_chunk": 1, "prefix_cache": -1, "cache_memory": 0}
 
 
 class OpenVinoTextModel(TextModel):
@@ -281,7 +281,7 @@ class OpenVinoTextModel(TextModel):
         RUNTIME.require("openvino_genai")
 
     def start_engine(self, folder: Path) -> ExternalEngine:
-        options = check_options(OpenVinoOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on OpenVINO")
+        options = check_options(OpenVinoOptions, self.spec.parameters, _MINIMUM, _CHOICES, "a text model on OpenVINO")
         config = read_config(folder)
         positions = int(config.get("max_position_embeddings") or 2048)
         if options.max_context > positions:

@@ -26,15 +26,15 @@ from dragoman.runtimes.text_model import TextModel
 from dragoman.runtimes.vllm import RUNTIME
 
 # https://docs.vllm.ai, SamplingParams: a lower temperature is raised to this one.
-_LEAST_TEMPERATURE = 0.01
+_MIN_TEMPERATURE = 0.01
 
 # Unsupported parameters: the condition, and the message.
 _UNSUPPORTED: Mapping[str, tuple[Callable[[Sampling], bool], str]] = {
     "num_beams": (lambda sampling: sampling.num_beams > 1, "vLLM's engine has no beam search; expected 1"),
     "typical_p": (lambda sampling: sampling.do_sample and sampling.typical_p < 1, "vLLM does not have it; expected 1"),
     "temperature": (
-        lambda sampling: sampling.do_sample and not _LEAST_TEMPERATURE <= sampling.temperature <= 2,
-        f"vLLM takes {_LEAST_TEMPERATURE} to 2",
+        lambda sampling: sampling.do_sample and not _MIN_TEMPERATURE <= sampling.temperature <= 2,
+        f"vLLM takes {_MIN_TEMPERATURE} to 2",
     ),
     "presence_penalty": (lambda sampling: abs(sampling.presence_penalty) > 2, "vLLM takes -2 to 2"),
     "frequency_penalty": (lambda sampling: abs(sampling.frequency_penalty) > 2, "vLLM takes -2 to 2"),
@@ -138,7 +138,7 @@ class VllmOptions(GrammarLimits):
 
 
 _CHOICES = {"dtype": ("auto", "float32", "bfloat16", "float16")}
-_LEAST = {
+_MINIMUM = {
     "max_batch": 1,
     "max_context": 0,
     "prefill_chunk": 0,
@@ -164,7 +164,7 @@ class VllmModel(TextModel):
         return ""
 
     def start_engine(self, folder: Path) -> ExternalEngine:
-        options = check_options(VllmOptions, self.spec.parameters, _LEAST, _CHOICES, "a text model on vLLM")
+        options = check_options(VllmOptions, self.spec.parameters, _MINIMUM, _CHOICES, "a text model on vLLM")
         adapters = find_adapters(folder, options.adapters)
         engine = _start_vllm(_arguments(folder, options, adapters))
         config = engine.vllm_config.model_config

@@ -22,7 +22,7 @@ _PROGRAM_S = 30.0
 class HyperQueueLauncher(JobLauncher):
     """Submits a job of one task for each worker to the server of `HQ_SERVER_DIR`, or the user's own.
 
-    `resources`: `cpus`, and the names of other resources, as `gpus/nvidia`.
+    `resources`: `cpus`, and the names of other resources, such as `gpus/nvidia`.
     """
 
     job_name = "HyperQueue job"
