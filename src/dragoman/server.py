@@ -195,7 +195,7 @@ class Server:
         try:
             self._apply_settings(self.read_settings())
         except DragomanError as error:
-            log.error("settings stay as they are: %s", error.message)
+            log.error("settings are unchanged: %s", error.message)
         self.engine.sync()
 
     def _apply_settings(self, settings: Settings) -> None:
@@ -277,7 +277,7 @@ def serve(*models: Any, handle_signals: bool = True, **settings: Unpack[Settings
 
     Requests in flight are finished first, for at most `drain_s` seconds, so that a program in a container stops
     cleanly. On return the process has its previous signal handlers again. With `handle_signals=False` they stay as they
-    are: Ctrl-C then drains likewise and raises KeyboardInterrupt, and SIGTERM does what the program has set up.
+    are: Ctrl-C then also drains and raises KeyboardInterrupt, and SIGTERM does what the program has set up.
 
     If the program has set up no logging of its own, the log goes to standard error. Raises RuntimeError inside a
     running event loop, which `Server` is for, and in other threads than the main one unless `handle_signals=False`.

@@ -10,7 +10,7 @@ from dragoman.core.sampling import KINDS, check_value, format_value, number, sam
 from dragoman.core.text_limits import MAX_BIASES
 
 MAX_INTEGER = 2**31 - 1
-TEXTS = "texts that are not empty, of at most 4096 characters each"
+TEXTS = "non-empty strings, of at most 4096 characters each"
 
 ACCEPTED: list[tuple[str, Any, Any]] = [
     ("max_new_tokens", 1, 1),
@@ -124,7 +124,7 @@ REJECTED: list[tuple[str, list[Any], str]] = [
     ("prompt_token_ids", [1], "true or false"),
     ("skip_special_tokens", ["x"], "true or false"),
     ("spaces_between_special_tokens", ["x"], "true or false"),
-    ("adapter", [1, None], "a text"),
+    ("adapter", [1, None], "a string"),
 ]
 
 

@@ -155,7 +155,7 @@ def test_sighup_updates_the_models_and_the_settings_of_the_log(tmp_path: Path) -
         (tmp_path / "dragoman.toml").write_text("[server]\nlog_level = 'loud'\n")
         shutil.rmtree(tmp_path / "new")
         server.popen.send_signal(signal.SIGHUP)
-        server.wait_for_log("settings stay as they are: ")
+        server.wait_for_log("settings are unchanged: ")
         assert "expected one of debug, info, warning, error, got 'loud'" in server.log()
 
 

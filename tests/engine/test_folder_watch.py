@@ -181,7 +181,7 @@ async def test_a_repository_that_cannot_be_read_leaves_the_models_as_they_are(
     write(models.folder / "m" / "1", 7)
     for _ in range(2):
         assert await models.sync() == {}
-    assert caplog.text.count("models stay as they are: the repository cannot be read") == 1
+    assert caplog.text.count("models are unchanged: the repository cannot be read") == 1
     assert await models.value("m") == 1
     (models.folder / "dragoman.toml").unlink()
     await models.sync()

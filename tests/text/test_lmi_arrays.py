@@ -285,7 +285,7 @@ async def test_embeddings() -> None:
         assert (several.json, several.headers["x-ignored-parameters"]) == ([[3.0, 1.0], [1.0, 1.0]], "parameters")
         for body, message in (
             ({"inputs": ""}, "none empty"),
-            ({"inputs": ["a"] * 2049}, "at most 2048 texts"),
+            ({"inputs": ["a"] * 2049}, "at most 2048 strings"),
             ({"inputs": "long"}, "the model takes 1 to 9"),
             (b"{", "not valid JSON"),
         ):

@@ -776,7 +776,7 @@ async def test_required_calls_without_parallel_tool_calls(server: TextServer) ->
         ({"seed": 2**63}, "seed", f"and <= {2**63 - 1}; got"),
         ({"n": 99}, "n", "must be <= 16; got 99"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
-        ({"stop": [""]}, "stop", "not empty"),
+        ({"stop": [""]}, "stop", "non-empty"),
         ({"presence_penalty": 3}, "presence_penalty", "got 3"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),

@@ -302,9 +302,9 @@ async def test_without_a_store() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": None}, "`input` must be a string"),
-        ({"input": 5}, "`input` must be a string"),
-        ({"input": []}, "`input` must be a string"),
+        ({"input": None}, "`input` must be a non-empty string"),
+        ({"input": 5}, "`input` must be a non-empty string"),
+        ({"input": []}, "`input` must be a non-empty string"),
         ({"input": [5]}, "`input[0]` must be an object"),
         ({"input": [{"type": "item_reference", "id": 5}]}, "`input[0]`: expected a message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "must be a data: URL"),

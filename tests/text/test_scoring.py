@@ -153,7 +153,7 @@ async def test_embeddings_as_in_tei(server: TextServer) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("rerank", {"documents": ["a"]}, "`query` must be a string"),
+        ("rerank", {"documents": ["a"]}, "`query` must be a non-empty string"),
         ("rerank", {"query": 5, "documents": ["a"]}, "`query` must be a string"),
         ("rerank", {"query": "a"}, "`documents` must be a list"),
         ("rerank", {"query": "a", "documents": []}, "`documents` must be a list"),

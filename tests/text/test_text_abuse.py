@@ -77,7 +77,10 @@ EXCESSIVE: list[tuple[tuple[str, Any], str]] = [
         ("/chat_tokenize", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}),
         "`messages`: expected less than 512 tokens, .* characters",
     ),
-    (_lmi(stop_sequences=[f"s{i}" for i in range(1000)]), "`stop_sequences` must be a list of at most 64 strings"),
+    (
+        _lmi(stop_sequences=[f"s{i}" for i in range(1000)]),
+        "`stop_sequences` must be a list of at most 64 non-empty strings",
+    ),
     (_openai(stop=["a" * 5_000_000]), "`stop` must be a list"),
     (
         _openai(logit_bias={str(i): 1 for i in range(100_000)}),

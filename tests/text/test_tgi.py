@@ -184,7 +184,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 1.5}, "`top_k`"),
     ({"max_new_tokens": 0}, "`max_new_tokens` must be an integer that is strictly positive"),
     ({"max_new_tokens": True}, "`max_new_tokens`"),
-    ({"stop": ["a"] * 5}, "`stop` must be a list of at most 4 strings"),
+    ({"stop": ["a"] * 5}, "`stop` must be a list of at most 4 non-empty strings"),
     ({"stop": [""]}, "`stop`"),
     ({"stop": [1]}, "`stop`"),
     ({"best_of": 3, "do_sample": True}, "`best_of` must be an integer >= 1 and <= 2; got 3"),

@@ -21,8 +21,8 @@ from dragoman.core.errors import InvalidInput, Unauthorized
 log = logging.getLogger("dragoman.access")
 
 # Maximum age and number of cached verifications: to verify a signature takes a hundred times as long as a look-up.
-_KEPT_S = 300.0
-_MAX_KEPT = 10_000
+_CACHE_S = 300.0
+_MAX_CACHED = 10_000
 # Tolerated difference between the clocks of the issuer and of this machine.
 _LEEWAY_S = 60
 # Interval at which a URL is read again, and the shortest one, for tokens signed by an unknown key.
@@ -57,7 +57,7 @@ class TokenVerifier:
             raise InvalidInput("setting 'jwt_jwks' needs 'jwt_issuer' and 'jwt_audience', which tokens must have")
         self._rules = rules
         self._keys: dict[str, Any] = {}
-        self._kept: dict[bytes, Grant] = {}
+        self._cached_grants: dict[bytes, Grant] = {}
         self.is_remote = "://" in rules.jwks
         if self.is_remote and not is_secure(rules.jwks):
             raise InvalidInput(
@@ -95,7 +95,7 @@ class TokenVerifier:
                 waited_s += _TICK_S
 
     async def _use_fetched(self) -> None:
-        """Use the keys at the URL. The last keys stay if it cannot be read."""
+        """Replace the keys by those at the URL; keep the last ones if it cannot be read."""
         self._wants_refresh = False
         keys = await asyncio.to_thread(self._fetch)
         if keys is None:
@@ -111,12 +111,12 @@ class TokenVerifier:
 
             return self._parse(download(self._rules.jwks))
         except Exception as error:  # whatever the issuer sends, the URL is read again later
-            log.error("JWKS cannot be read, the last keys stay: url=%s error=%r", self._rules.jwks, error)
+            log.error("JWKS cannot be read, the last keys remain valid: url=%s error=%r", self._rules.jwks, error)
             return None
 
     def _set_keys(self, keys: dict[str, Any]) -> None:
         self._keys = keys
-        self._kept.clear()
+        self._cached_grants.clear()
         self.on_change()
 
     def _read_file(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class TokenVerifier:
 
     def find(self, token: str) -> Grant | None:
         """Return the grant of a token that has been verified before."""
-        grant = self._kept.get(_digest(token))
+        grant = self._cached_grants.get(_digest(token))
         return None if grant is None or grant.expires_s <= time.time() else grant
 
     def verify(self, token: str) -> Grant:
@@ -167,9 +167,9 @@ class TokenVerifier:
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Unauthorized(f"the token is not valid: {error}") from error
         grant = self._grant(claims)
-        if len(self._kept) >= _MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[_digest(token)] = grant
+        if len(self._cached_grants) >= _MAX_CACHED:
+            del self._cached_grants[next(iter(self._cached_grants))]
+        self._cached_grants[_digest(token)] = grant
         return grant
 
     def _key_of(self, header: Mapping[str, Any]) -> Any:
@@ -185,7 +185,7 @@ class TokenVerifier:
     def _grant(self, claims: Mapping[str, Any]) -> Grant:
         models = _texts(_claim(claims, self._rules.models_claim), self._rules.models_claim)
         roles = _texts(_claim(claims, self._rules.roles_claim), self._rules.roles_claim) or ()
-        expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _KEPT_S)
+        expires_s = min(float(claims["exp"]) + _LEEWAY_S, time.time() + _CACHE_S)
         subject = str(claims.get("sub", ""))[:64]
         return Grant(subject, expand_roles(roles), None if models is None else frozenset(models), expires_s=expires_s)
 

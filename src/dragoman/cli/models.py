@@ -23,7 +23,7 @@ Exit status: 0 if every model is ready, 1 if one is not, 2 if the models cannot 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.description = "List the models of a running server: any that speaks the Open Inference Protocol."
+    parser.description = "List the models of a running server: any server of the Open Inference Protocol."
     parser.epilog = _EPILOG
     parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="server (default: %(default)s)")
     add_connection_arguments(parser, timeout_s=10.0)

@@ -29,7 +29,7 @@ def colour_text(text: str, code: str, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of a model or a server without characters that control a terminal; lines and tabs stay."""
+    """Return text of a model or server without terminal control characters; line breaks and tabs are kept."""
     return text.translate(_CONTROLS)
 
 

@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         metavar="DIR",
         default="",
-        help="where models are kept that the server sends (default: ~/.cache/dragoman/models)",
+        help="folder for models that the server sends (default: ~/.cache/dragoman/models)",
     )
     parser.add_argument(
-        "--cache-gib", metavar="GIB", type=float, default=64.0, help="most that is kept there (default: 64)"
+        "--cache-gib", metavar="GIB", type=float, default=64.0, help="maximum size of that folder (default: 64)"
     )
     parser.add_argument("--json", action="store_true", help="log JSON objects, for programs")
 

@@ -1,1 +1,1 @@
-"""Clients of any server that speaks the Open Inference Protocol, over REST or gRPC."""
+"""Clients of servers of the Open Inference Protocol, over REST or gRPC."""

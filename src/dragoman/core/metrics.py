@@ -57,7 +57,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, weight: int = 1) -> None:
-        """Count a value, `weight` times if it stands for so many."""
+        """Count a value `weight` times."""
         self._buckets[bisect_left(self._bounds, value)] += weight
         self._sum += value * weight
 

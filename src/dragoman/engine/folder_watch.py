@@ -75,7 +75,7 @@ class FolderSync:
 
     def _report(self, error: str) -> None:
         if error and error != self._error:
-            log.error("models stay as they are: the repository cannot be read: %s", error)
+            log.error("models are unchanged: the repository cannot be read: %s", error)
         self._error = error
 
 

@@ -72,11 +72,11 @@ def parse_size(dim: Size) -> Size:
     return None if dim is None else parse_integer(dim, "dim")
 
 
-def parse_integers(values: Any, name: str, minimum: int = 0) -> tuple[int, ...]:
+def parse_integers(values: Any, name: str) -> tuple[int, ...]:
     """Return a non-empty list of integers. Raises InvalidInput naming the option."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes) or not (result := [*values]):
         raise InvalidInput(f"{name}: expected a list of integers, got {_short(values)}")
-    return tuple(parse_integer(int(v) if isinstance(v, np.integer) else v, name, minimum) for v in result)
+    return tuple(parse_integer(int(v) if isinstance(v, np.integer) else v, name, 0) for v in result)
 
 
 def _short(value: Any) -> str:

@@ -45,7 +45,7 @@ class CatBoostModel(Model):
         except self._error_type as error:
             raise ModelFailed(f"'{path.name}' is no CatBoost model: {error}") from error
         if self._model.get_embedding_feature_indices():
-            # The library reads past the end of a vector that is too short, and the file does not tell its length.
+            # The library reads past the end of a vector that is too short, and the file does not state its length.
             raise ModelFailed(f"'{path.name}' has embedding features, which cannot be checked and are not served")
         self._inputs = self._input_specs()
         self._is_matrix = self._inputs[0].name == "input" and len(self._inputs[0].shape or ()) == 2

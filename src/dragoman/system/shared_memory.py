@@ -75,7 +75,7 @@ def allocate(size: int) -> memoryview:
 
 
 def empty_array(count: int, dtype: "np.dtype[Any]") -> "np.ndarray[Any, np.dtype[Any]]":
-    """Return an uninitialized array; a large one lies in a shared buffer, so it is not copied for worker processes."""
+    """Return an uninitialized array; large ones are in shared buffers, not copied for worker processes."""
     size = count * dtype.itemsize
     return np.empty(count, dtype) if size < LARGE else np.frombuffer(allocate(size), dtype)
 
@@ -96,7 +96,7 @@ def find_buffer(memory: memoryview) -> tuple[SharedBuffer, int] | None:
 
 
 def discard(memory: memoryview) -> None:
-    """Free this memory if it lies in a shared buffer: its whole pages then contain zeros, and take no memory."""
+    """Free this memory if it is in a shared buffer: its whole pages then contain zeros, and take no memory."""
     found, page = find_buffer(memory), mmap.PAGESIZE
     if found is not None and hasattr(mmap, "MADV_REMOVE"):
         buffer, offset = found

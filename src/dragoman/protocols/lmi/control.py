@@ -235,9 +235,9 @@ def _scale(http: HttpRequest, policy: Policy) -> EngineCall[None, HttpResponse]:
     if minimum is not None and minimum > count:
         raise InvalidInput(f"`min_worker` must be <= `max_worker`; got {minimum} and {count}")
     message = f'Model "{name}" worker scaled. New Worker configuration min workers:{count} max workers:{count}'
-    unheeded = _ignored_headers(query, ("min_worker", "max_worker"), policy)
+    ignored = _ignored_headers(query, ("min_worker", "max_worker"), policy)
     call = ScaleModel(control_token(http.headers), count)
-    return _control_call(call, name, http.params.get("version", ""), message, unheeded)
+    return _control_call(call, name, http.params.get("version", ""), message, ignored)
 
 
 def _ignored_headers(fields: Mapping[str, Any], known: tuple[str, ...], policy: Policy) -> Headers:

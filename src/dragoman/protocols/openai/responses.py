@@ -49,7 +49,7 @@ def _texts() -> ValueKind:
             raise InvalidValueError
         return value
 
-    return ValueKind("a list of texts", convert, {"type": "array", "items": {"type": "string"}})
+    return ValueKind("a list of strings", convert, {"type": "array", "items": {"type": "string"}})
 
 
 PARAMETERS: Mapping[str, Parameter] = {

@@ -441,7 +441,7 @@ JSON_SCHEMA = ValueKind("a JSON schema", _parse_schema)
 GUIDED: Mapping[str, Parameter] = {
     "guided_json": sets("grammar", JSON_SCHEMA),
     "guided_regex": sets("grammar", ValueKind("a regular expression", _parse_regex)),
-    "guided_choice": sets("grammar", ValueKind("a list of texts", _parse_choice)),
+    "guided_choice": sets("grammar", ValueKind("a list of strings", _parse_choice)),
     "guided_grammar": sets("grammar", ValueKind("a grammar in the format of Lark or GBNF", _parse_grammar)),
     "structured_outputs": sets("grammar", _STRUCTURED_OUTPUTS),
 }

@@ -126,9 +126,9 @@ def _relocate(schema: Any, path: str) -> Any:
     return {**relocated, "$ref": path + pointer[1:]} if isinstance(pointer, str) and pointer[:1] == "#" else relocated
 
 
-def new_call(name: str, arguments: str = "") -> ToolCall:
+def new_call(name: str) -> ToolCall:
     """Return a call with a new id of nine letters and digits: Mistral's templates accept no other."""
-    return ToolCall(name, arguments, uuid.uuid4().hex[:9])
+    return ToolCall(name, "", uuid.uuid4().hex[:9])
 
 
 @dataclass(frozen=True, slots=True)
