@@ -29,6 +29,7 @@ _OURS = {OURS: (), f"{OURS}, max_loop_delay_s {_LIMIT_S}": ("--max-loop-delay-s"
 _CONNECTIONS = 4000
 _CLOSED = 64  # connections that find the capacity
 _GOOD_MS = 100.0
+_WARM_UP_S = 5.0
 _SLOW_PER_S, _RELOADS_PER_S = 8.0, 2.0
 
 
@@ -58,6 +59,8 @@ def measure(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
             config = PeerConfig(folder / peer, MODELS)
             servers.append(stack.enter_context(peers.run_peer(peer, config, cores.server)))
         requests = {server: requests_for(server) for server in servers}
+        for server in servers:  # which load code when the first long array comes
+            _run(server, _counted(requests[server]), 0.0, _WARM_UP_S * (not plan.quick) or plan.seconds, cores, folder)
         for _ in range(plan.rounds):
             capacities: dict[str, float] = {}  # with a limit, that of the same server without it
             for server in servers:
@@ -78,15 +81,18 @@ def _levels(
     capacity: float | None = None,
 ) -> list[Row]:
     """Return a row for each share of the capacity, which is measured in a closed loop unless it is given."""
-    counted = [request for request in requests if request.share]
     seconds = plan.seconds if plan.quick else max(4.0, plan.seconds)
     if capacity is None:
-        closed = _run(server, counted, 0.0, seconds / 2, cores, folder)
+        closed = _run(server, _counted(requests), 0.0, seconds / 2, cores, folder)
         capacity = closed["responses"] / closed["seconds"]
     return [
         {"share": share, "capacity": capacity, **_run(server, requests, share * capacity, seconds, cores, folder)}
         for share in _SHARES
     ]
+
+
+def _counted(requests: Sequence[Request]) -> list[Request]:
+    return [request for request in requests if request.share]
 
 
 def _run(server: Subject, requests: Sequence[Request], rate: float, seconds: float, cores: Cores, folder: Path) -> Row:
@@ -151,7 +157,7 @@ def _summary(name: str, share: float, rows: Sequence[Row]) -> Row:
         return float(f"{statistics.median(row[key] for row in rows):.4g}")
 
     row: Row = {"workload": f"{share:.0%} of capacity", "server": name}
-    keys = ("capacity", "goodput", "p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_us", "late_ms")
+    keys = ("capacity", "goodput", "p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_us", "late_p999_ms", "late_ms")
     row |= {key: middle(key) for key in keys}
     row["rejected"] = round(100 * statistics.median(r["rejected"] / r["arrivals"] for r in rows), 1)
     row["rejected_p99_ms"] = middle("rejected_p99_ms")

@@ -15,17 +15,17 @@ from dragoman.formats import oip_messages as m
 from rest.rest_server import RestServer, inputs, read_response, request, serving, tensor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.usefixtures("both_loops")]
-LIMIT_S = 0.02
+LIMIT_S = 0.04
 
 
 class Busy(dragoman.Model):
-    """Return the input; keep the event loop busy before, for longer than the limit if it is 2."""
+    """Return the input; keep the event loop busy before: for longer than the limit if it is 2, or half of it if it is
+    3."""
 
     placement = "inline"
 
     def infer(self, call: Infer) -> dict[str, Tensor]:
-        if call.inputs["x"].data[0] == 2:
-            time.sleep(3 * LIMIT_S)
+        time.sleep({2: 3 * LIMIT_S, 3: 0.6 * LIMIT_S}.get(int(call.inputs["x"].data[0]), 0))
         return dict(call.inputs)
 
 
@@ -55,6 +55,12 @@ async def test_requests_behind_a_long_one_are_rejected(limited: RestServer) -> N
 async def test_a_burst_of_short_requests_is_served(limited: RestServer) -> None:
     responses = await limited.send(SHORT * 12, responses=12)
     assert {response.status for response in responses} == {200}
+
+
+async def test_requests_wait_for_half_of_the_limit_in_one_iteration(limited: RestServer) -> None:
+    """They may have waited for the other half in the iteration in which they arrived."""
+    responses = await limited.send(infer(3) + SHORT, responses=2)
+    assert [response.status for response in responses] == [200, 503]
 
 
 async def test_later_requests_are_served_again(limited: RestServer) -> None:

@@ -116,6 +116,7 @@ class Application:
         self.limits = limits
         self.is_guarded = access is not None
         self._access = access
+        self.unrestricted = Authorization(self)
         self._restricted: WeakKeyDictionary[Grant, Application] = WeakKeyDictionary()
         self._models: frozenset[str] | None = None
         self.executor = executor or MessageExecutor(BodyMemory(limits.max_bodies_bytes), limits.max_loop_delay_s)

@@ -11,18 +11,17 @@ LOOP_LATE: Final = HttpError(503, "the server is overloaded (max_loop_delay_s)",
 
 
 class LoopDelay:
-    """Limits how long a request waits for the requests before it in an iteration of the event loop.
+    """Limits how long a request waits for others in the event loop, from its arrival.
 
-    Requests that arrive during an iteration are handled in the next one, in order of arrival. A request is rejected if
-    its
-    turn comes more than `limit_s` after the first request of its iteration. This bounds the length of iterations, and
-    so the
-    waiting time of every request, including rejected ones. 0 disables the limit.
+    Requests that arrive during an iteration are handled in the next one, in order of arrival: they wait for the rest of
+    one iteration and for the requests before them in the next. So an iteration accepts requests for half of `limit_s`,
+    from its first one on, and rejects those whose turn comes later. Iterations, and with them the waiting times of
+    accepted and rejected requests, are longer only where a single call is. 0 disables the limit.
     """
 
     def __init__(self, limit_s: float, rejected: Counter[str]) -> None:
         self.is_limited = limit_s > 0
-        self._limit_s = limit_s
+        self._accepting_s = limit_s / 2
         self._rejected = rejected
         self._late_s = 0.0  # end of the time in which this iteration accepts requests; 0 before its first request
 
@@ -32,7 +31,7 @@ class LoopDelay:
             return False
         now_s = time.monotonic()
         if not self._late_s:
-            self._late_s = now_s + self._limit_s
+            self._late_s = now_s + self._accepting_s
             asyncio.get_running_loop().call_soon(self._end_iteration)
             return False
         if now_s < self._late_s:

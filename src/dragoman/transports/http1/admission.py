@@ -5,7 +5,7 @@ from typing import Any
 
 from dragoman.core.errors import DragomanError
 from dragoman.protocols.wire import HttpError
-from dragoman.transports.application import Application, Authorization
+from dragoman.transports.application import Application
 from dragoman.transports.clients import client_address
 from dragoman.transports.http1.headers import NO_HEADERS, Http1Headers
 from dragoman.transports.loop_delay import LOOP_LATE
@@ -20,7 +20,7 @@ class RequestAdmission:
         self.application = self._shared = application
         self.transport: Any = None
         self._delay = application.executor.loop_delay
-        self._authorization = Authorization(application)  # of requests with these headers
+        self._authorization = application.unrestricted  # of requests with these headers
         self._authorized_headers = NO_HEADERS
         self.is_needed = application.is_guarded or self._delay.is_limited
 

@@ -85,7 +85,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._last_headers = NO_HEADERS  # of the last request that was handled by `_respond_at_once`
         self._ignores_input = False
         self._reading = True
-        self._read_limiter = ReadLimiter(budget, self._read_or_wait)
+        # Only of a connection with large requests, which it references: the garbage collector is slow for thousands.
+        self._read_limiter: ReadLimiter | None = None
         self._is_health_only = False  # only health checks are accepted
 
     # --- called by the transport --------------------------------------------------------------------------------
@@ -115,6 +116,8 @@ class Http1Connection(asyncio.BufferedProtocol):
             if self._reader.advance(nbytes):
                 self._advance()
             if nbytes >= LARGE_MESSAGE:
+                if self._read_limiter is None:
+                    self._read_limiter = ReadLimiter(self._budget, self._read_or_wait)
                 self._read_limiter.count(nbytes)
 
     def begin(self, data: bytes) -> None:
@@ -145,6 +148,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._count(0)
         self._ignore_input()
+        self._read_limiter = None  # a cycle would keep the connection until the next full garbage collection
         self._stage = Stage.GONE
         self._listener.wheel.forget(self)
         if self._task is None:
@@ -256,8 +260,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
+        limiter = self._read_limiter
         reading = self._ignores_input or (
-            self._reader.unparsed_size < _MAX_PIPELINED_BYTES and not self._read_limiter.is_paused
+            self._reader.unparsed_size < _MAX_PIPELINED_BYTES and not (limiter is not None and limiter.is_paused)
         )
         if reading is not self._reading and not self._transport.is_closing():
             self._set_reading(reading)

@@ -21,6 +21,9 @@ _MAX_COLLECTED_BYTES, _MAX_COLLECTED = 1 << 16, 16
 _TLS_CHUNK = 1 << 18
 
 
+_NO_PARTS: list[Buffer] = []  # of all writers without a stream; never changed
+
+
 class StreamFlushes:
     """Writers with chunks that are not written yet: all are written after the tasks of this iteration, in one callback.
 
@@ -98,7 +101,7 @@ class Http1ResponseWriter:
         self._head: Http1Headers | None = None
         self._can_write: asyncio.Future[None] | None = None
         self._is_chunked = False
-        self._parts: list[Buffer] = []  # of a stream, written at the end of this iteration of the event loop
+        self._parts = _NO_PARTS  # of a stream, written at the end of this iteration of the event loop
         self._parts_size = 0
         self._unread = 0  # bytes that the client had not read at the last check
         self._read_s = 0.0  # when it last read anything
@@ -237,9 +240,11 @@ class Http1ResponseWriter:
 
     def _put(self, part: Buffer) -> None:
         """Collect this part for one write at the end of this iteration of the event loop."""
-        if not self._parts:
+        if self._parts:
+            self._parts.append(part)
+        else:
             self._flushes.add(self, self._loop)
-        self._parts.append(part)
+            self._parts = [part]
         self._parts_size += len(part)
         if self._parts_size > _MAX_COLLECTED_BYTES:
             self.flush()
@@ -251,7 +256,7 @@ class Http1ResponseWriter:
         if not parts:
             return
         self._counters.sent += size
-        self._parts, self._parts_size = [], 0
+        self._parts, self._parts_size = _NO_PARTS, 0
         if self.is_disconnected or self._transport.is_closing():
             return
         if size <= _SMALL:
