@@ -60,7 +60,7 @@ class EngineOptions(GrammarLimits):
     prefix_cache: tokens in the prefix cache (-1: an eighth of the key-value cache; 0: none).
     cache_memory: GiB of the key-value cache (0: a quarter of the free memory, half on a GPU).
     packed: store weights in the layout of the CPU's kernels.
-    quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU.
+    quantization: "none", "int8" or "int4": bits of a weight in memory, on a CPU with AVX2.
     speculative_tokens: maximum number of drafted tokens of a sequence per step (0: no speculative decoding).
     speculative_ngram: maximum number of last tokens that are searched for earlier in the text.
     draft_model: folder, relative to the model's, of a small model that drafts instead ("": search in the text).

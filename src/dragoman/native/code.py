@@ -1,7 +1,7 @@
 """Functions in machine code, written as Python expressions and compiled by LLVM for this CPU."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,8 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no type anno
 
 
 VECTOR, INT32_VECTOR = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
+INT16 = ir.IntType(16)
+INT16_VECTOR, INT16_PAIRS = ir.VectorType(INT16, LANES), ir.VectorType(INT16, 2 * LANES)
 BF16_VECTOR, BF16_PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
 
 # A waiting thread spins this often before it yields its core.
@@ -68,6 +70,9 @@ class Value:
 
     def __rshift__(self, other: "Value | int") -> "Value":
         return self._binary(other, "lshr")
+
+    def shift_right_signed(self, bits: int) -> "Value":
+        return self._binary(bits, "ashr")
 
     def __and__(self, other: "Value | int") -> "Value":
         return self._binary(other, "and_")
@@ -149,11 +154,12 @@ class Value:
     def sqrt(self) -> "Value":
         return self.code.call_external("llvm.sqrt.f32", FLOAT, self)
 
-    def broadcast(self) -> "Value":
+    def broadcast(self, type_: Any = VECTOR) -> "Value":
         """A vector with this number in all lanes."""
-        build, empty = self.code.build, ir.Constant(VECTOR, ir.Undefined)
+        build, empty = self.code.build, ir.Constant(type_, ir.Undefined)
         first = build.insert_element(empty, self.value, ir.Constant(INT32, 0))
-        return Value(self.code, build.shuffle_vector(first, empty, ir.Constant(INT32_VECTOR, [0] * LANES)))
+        order = ir.Constant(ir.VectorType(INT32, type_.count), [0] * type_.count)
+        return Value(self.code, build.shuffle_vector(first, empty, order))
 
     # --- memory: `offset` is in bytes from this address ------------------------------------------------------
 
@@ -176,12 +182,28 @@ class Value:
         """16 BF16 numbers as a vector of FP32."""
         return Value(self.code, self.code.build.fpext(self.load(BF16_VECTOR, offset, 2).value, VECTOR))
 
+    def broadcast_bf16(self, offset: "Value | int" = 0) -> "Value":
+        """A BF16 number as FP32 in all lanes."""
+        return (self.load(INT16, offset, 2).broadcast(INT16_PAIRS).bitcast(INT32_VECTOR) << 16).bitcast(VECTOR)
+
+    def prefetch(self, offset: "Value | int" = 0) -> None:
+        """Load a cache line into the first-level cache, if the address is valid."""
+        kind = [Value(self.code, ir.Constant(INT32, number)) for number in (0, 3, 1)]  # to read, into all levels, data
+        self.code.call_external("llvm.prefetch.p0", VOID, self + offset, *kind)
+
     def store(self, value: "Value", offset: "Value | int" = 0) -> None:
         self.code.build.store(value.value, (self + offset).value, align=2)
 
     def store_bf16(self, value: "Value", offset: "Value | int" = 0) -> None:
-        """Store a vector of FP32 as BF16, rounded to nearest."""
+        """Store a vector of FP32 as BF16, rounded to nearest, with the instructions for BF16 of AVX-512."""
         self.store(value.round_to(BF16_VECTOR), offset)
+
+    def store_bf16_bits(self, value: "Value", offset: "Value | int" = 0) -> None:
+        """As `store_bf16`, on any CPU."""
+        bits = value.bitcast(INT32_VECTOR)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)  # ties to even; adding to a NaN may carry into its sign
+        is_nan = Value(self.code, self.code.build.fcmp_unordered("uno", value.value, value.value))
+        self.store((is_nan.select(bits | 0x400000, rounded) >> 16).truncate(INT16_VECTOR), offset)
 
     def _operand(self, other: "Value | float", type_: Any) -> Any:
         if isinstance(other, Value):
@@ -321,21 +343,31 @@ class Code:
 
 
 class Compiled:
-    """A module compiled for this CPU. Its functions run without the interpreter lock."""
+    """A module compiled for this CPU. Its functions run without the interpreter lock.
 
-    def __init__(self, module: ir.Module) -> None:
+    instructions: instruction set extensions that the code may use, by LLVM's names, besides those of every x86-64 CPU;
+    none: all of this CPU.
+    """
+
+    def __init__(self, module: ir.Module, instructions: Collection[str] = ()) -> None:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         target = binding.Target.from_default_triple()
-        features = binding.get_host_cpu_features().flatten()
-        machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
-        module.triple = machine.triple
-        parsed = binding.parse_assembly(str(module))
+        cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+        if instructions:
+            cpu, features = "x86-64", ",".join(f"+{each}" for each in sorted(instructions))
+        self._machine = target.create_target_machine(cpu=cpu, features=features, opt=3)
+        module.triple = self._machine.triple
+        self._module = binding.parse_assembly(str(module))
         options = binding.create_pipeline_tuning_options(speed_level=3)
-        passes = binding.create_pass_builder(machine, options)
-        passes.getModulePassManager().run(parsed, passes)
-        self._engine = binding.create_mcjit_compiler(parsed, machine)
+        passes = binding.create_pass_builder(self._machine, options)
+        passes.getModulePassManager().run(self._module, passes)
+        self._engine = binding.create_mcjit_compiler(self._module, self._machine)
         self._engine.finalize_object()
+
+    def assembly(self) -> str:
+        """Return the code as text."""
+        return str(self._machine.emit_assembly(self._module))
 
     def function(self, name: str, arguments: int) -> Callable[..., Any]:
         """Return a function of this many integers or addresses; it keeps the code alive."""

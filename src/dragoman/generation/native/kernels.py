@@ -17,11 +17,13 @@ from dragoman.native.code import INT32_VECTOR, INT64, LANES, POINTER, VECTOR, Co
 COLUMNS = 64
 # Inputs of a column that have one scale, if weights are quantized.
 GROUP = 32
-# Rows per tile: 24 sums, 4 weights and an input are in 29 of 32 registers.
-_TILE_ROWS = 6
+# Instruction set extensions that the code needs at least, by LLVM's names.
+AVX2 = frozenset(("avx2", "fma"))
 # Steps along a block per turn of the tiles. For up to two tiles: few, so that the core prefetches weights while it
 # computes. For more: as many as keep the weights in the first-level cache.
 _SHORT_TURN, _LONG_TURN = 16, 256
+# Steps by which a tile that reads one part of the columns prefetches its weights.
+_PREFETCHED_STEPS = 24
 # Less than any attention score.
 _LOWEST = -3e38
 
@@ -31,7 +33,7 @@ class KernelConfig:
     """Dimensions of a model. bf16: weights, keys and values are BF16 (else FP32); sums and states are always FP32.
 
     qk_norm: the queries and keys of each head are normalized (Qwen 3). eps: of the norms. bits: of a quantized weight,
-    8 or 4; 0 for the model's dtype.
+    8 or 4; 0 for the model's dtype. avx512: use its instructions, for BF16 also those for BF16; otherwise AVX2.
     """
 
     layers: int
@@ -45,6 +47,12 @@ class KernelConfig:
     qk_norm: bool
     bf16: bool
     bits: int = 0
+    avx512: bool = True
+
+    @property
+    def instructions(self) -> frozenset[str]:
+        """Instruction set extensions to compile for; none: all of this CPU."""
+        return frozenset() if self.avx512 else AVX2
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,8 +75,32 @@ class KernelConfig:
 
     @property
     def pair(self) -> int:
-        """Inputs of a step of a product: 4 bytes, which are one FP32 or a pair of BF16."""
-        return 4 // self.item_bytes
+        """Inputs of a step of a product: one, or two that an instruction for BF16 multiplies together."""
+        return 2 if self.bf16 and self.avx512 else 1
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the inputs of a step."""
+        return self.pair * self.item_bytes
+
+    @property
+    def parts(self) -> int:
+        """Parts of the columns of a block that are stored one after the other, for tiles that read only one of them."""
+        return 1 if self.avx512 or self.bits else COLUMNS // LANES
+
+    @property
+    def tile_rows(self) -> int:
+        """Maximum number of rows of a tile."""
+        return 5 if self.bits == 4 and not self.avx512 else 6
+
+    def tile_vectors(self, rows: int) -> int:
+        """Return the vectors of 16 columns that a tile computes at once: 4, 2 or 1.
+
+        With AVX-512 24 sums, 4 weights and an input are in 29 of 32 registers. With AVX2 a vector takes two of 16
+        registers; converted weights need some, others are read from memory.
+        """
+        sums = 24 if self.avx512 else 4 if self.bf16 or self.bits else 6
+        return next((count for count in (4, 2) if rows * count <= sums), 1)
 
     @property
     def group_bytes(self) -> int:
@@ -96,8 +128,8 @@ def load_items(config: KernelConfig, address: Value, index: Value | int) -> Valu
 
 
 def store_items(config: KernelConfig, address: Value, index: Value | int, value: Value) -> None:
-    offset = index * config.item_bytes
-    address.store_bf16(value, offset) if config.bf16 else address.store(value, offset)
+    store = (address.store_bf16 if config.avx512 else address.store_bf16_bits) if config.bf16 else address.store
+    store(value, index * config.item_bytes)
 
 
 # --- exponential function --------------------------------------------------------------------------------------
@@ -137,19 +169,21 @@ def emit_product(module: ir.Module, config: KernelConfig, decode: Decode | None 
     It sets the sums [rows, 64] to the product of the inputs with the block. Each tile decodes quantized weights in its
     registers, which is as fast as decoding them once into memory for all tiles.
     """
-    tiles = [_emit_tile(module, config, count, decode) for count in range(1, _TILE_ROWS + 1)]
+    tile_rows = config.tile_rows
+    tiles = [_emit_tile(module, config, count, decode) for count in range(1, tile_rows + 1)]
     code = Code(module, "product", (POINTER, INT64, POINTER, POINTER, INT64, INT64))
     inputs, row_bytes, weights, sums, rows, steps = code.arguments
     with code.loop(code.integer(0), rows * COLUMNS, LANES) as i:
         sums.store(code.vector(0), i * 4)
-    several_tiles = (rows < 2 * _TILE_ROWS + 1).select(code.integer(_SHORT_TURN), code.integer(_LONG_TURN))
-    turn, step_bytes = (rows < _TILE_ROWS + 1).select(steps, several_tiles), 4 * COLUMNS
+    several_tiles = (rows < 2 * tile_rows + 1).select(code.integer(_SHORT_TURN), code.integer(_LONG_TURN))
+    turn, step_bytes = (rows < tile_rows + 1).select(steps, several_tiles), config.step_bytes * COLUMNS // config.parts
     if config.bits:
         turn, step_bytes = code.integer(config.steps(GROUP)), config.group_bytes // config.steps(GROUP)
     with code.loop(code.integer(0), steps, turn) as step:
         count, block = turn.minimum(steps - step), weights + step * step_bytes
-        with code.loop(code.integer(0), rows, _TILE_ROWS) as row:
-            arguments = (inputs + row * row_bytes + step * 4, row_bytes, block, sums + row * (4 * COLUMNS), count)
+        with code.loop(code.integer(0), rows, tile_rows) as row:
+            begin = inputs + row * row_bytes + step * config.step_bytes
+            arguments = (begin, row_bytes, block, sums + row * (4 * COLUMNS), count, steps * step_bytes)
             end = code.function.append_basic_block()
             switch = code.build.switch((rows - row).value, _call_block(code, tiles[-1], arguments, end))
             for number, tile in enumerate(tiles[:-1], 1):
@@ -170,10 +204,20 @@ def _call_block(code: Code, tile: Any, arguments: Sequence[Value], end: Any) -> 
 def _emit_tile(module: ir.Module, config: KernelConfig, rows: int, decode: Decode | None) -> Any:
     """Write a function (inputs, bytes between their rows, weights, sums, steps) that adds the products of `rows` rows
     to their sums. Quantized weights are those of one group, after its scales."""
-    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64))
-    inputs, row_bytes, weights, sums, steps = code.arguments
-    vectors, parts = COLUMNS // LANES, range(0, COLUMNS, LANES)
-    targets = [[sums + 4 * (COLUMNS * row + i) for i in parts] for row in range(rows)]
+    code = Code(module, f"tile{rows}", (POINTER, INT64, POINTER, POINTER, INT64, INT64))
+    vectors = config.tile_vectors(rows)
+    for first in range(0, COLUMNS // LANES, vectors):
+        _emit_tile_columns(code, config, rows, range(first, first + vectors), decode)
+    return code.finish()
+
+
+def _emit_tile_columns(
+    code: Code, config: KernelConfig, rows: int, wanted: Sequence[int], decode: Decode | None
+) -> None:
+    """Write the part of a tile that computes the wanted vectors of the block's columns."""
+    inputs, row_bytes, weights, sums, steps, part_bytes = code.arguments
+    vectors = COLUMNS // LANES
+    targets = [[sums + 4 * (COLUMNS * row + LANES * i) for i in wanted] for row in range(rows)]
     first = [[target.load_vector() if decode is None else code.vector(0) for target in each] for each in targets]
     accumulators = [[Variable(code, value) for value in each] for each in first]
     starts = [inputs + row_bytes * row for row in range(rows)]
@@ -181,21 +225,42 @@ def _emit_tile(module: ir.Module, config: KernelConfig, rows: int, decode: Decod
     turn = in_chunk // vectors or 1
     with code.loop(code.integer(0), steps, turn) as step:
         if decode is None:
-            columns = [(weights + step * (4 * COLUMNS)).load_vector(4 * i) for i in parts]
+            columns = _load_weights(config, weights, part_bytes, step, wanted)
         else:
             chunks = weights + 2 * COLUMNS + step * (vectors * CHUNK // in_chunk)
-            columns = [each for i in range(turn * vectors // in_chunk) for each in decode(code, chunks + i * CHUNK)]
+            decoded = [each for i in range(turn * vectors // in_chunk) for each in decode(code, chunks + i * CHUNK)]
+            columns = [decoded[i * vectors + number] for i in range(turn) for number in wanted]
         for i in range(turn):
             for start, variables in zip(starts, accumulators, strict=True):
-                factor = start.load_float((step + i) * 4).broadcast()
-                multiply_add = factor.dot_bf16 if config.bf16 else factor.fma
-                for weight, variable in zip(columns[i * vectors :], variables, strict=False):
+                factor = _load_input(config, start, step + i)
+                multiply_add = factor.dot_bf16 if config.pair > 1 else factor.fma
+                for weight, variable in zip(columns[i * len(wanted) :], variables, strict=False):
                     variable.set(multiply_add(weight, variable.get()))
     for variables, each in zip(accumulators, targets, strict=True):
-        for i, variable, target in zip(parts, variables, each, strict=True):
-            value = variable.get()
-            target.store(value if decode is None else value.fma(weights.load_bf16(2 * i), target.load_vector()))
-    return code.finish()
+        for number, variable, target in zip(wanted, variables, each, strict=True):
+            value, scales = variable.get(), 2 * LANES * number
+            target.store(value if decode is None else value.fma(weights.load_bf16(scales), target.load_vector()))
+
+
+def _load_weights(
+    config: KernelConfig, weights: Value, part_bytes: Value, step: Value, wanted: Sequence[int]
+) -> list[Value]:
+    """Load the weights of a step for the wanted vectors of columns."""
+    size, columns = COLUMNS // LANES // config.parts, COLUMNS // config.parts
+    vectors = []
+    for number in wanted:
+        part, index = weights + part_bytes * (number // size), step * columns + number % size * LANES
+        if len(wanted) == 1:  # the core prefetches several parts at once fast enough, but not a single one
+            part.prefetch((step + _PREFETCHED_STEPS) * (columns * config.step_bytes))
+        vectors.append(part.load_vector(index * 4) if config.pair > 1 else load_items(config, part, index))
+    return vectors
+
+
+def _load_input(config: KernelConfig, inputs: Value, step: Value) -> Value:
+    """Load the input of a step, in all lanes."""
+    if config.bf16 and config.pair == 1:
+        return inputs.broadcast_bf16(step * 2)
+    return inputs.load_float(step * 4).broadcast()
 
 
 # --- root mean square norm (Zhang and Sennrich 2019) -------------------------------------------------------------

@@ -18,7 +18,7 @@ from dragoman.native.code import Compiled
 @lru_cache(16)
 def _compile(config: KernelConfig, scaling: float) -> Compiled:
     """Compile the code, which has no state, once for all models of the same dimensions."""
-    return Compiled(build_module(config, scaling))
+    return Compiled(build_module(config, scaling), config.instructions)
 
 
 class StepCode:
@@ -54,7 +54,7 @@ class BlockLinear:
     def __init__(self, code: StepCode, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._code = code
         self.out_features, self.in_features = weight.shape
-        self.weights = pack_quantized(weight, code.config) if code.config.bits else pack_blocks(weight)
+        self.weights = pack_quantized(weight, code.config) if code.config.bits else pack_blocks(weight, code.config)
         self.bias = torch.zeros(pad(self.out_features))
         if bias is not None:
             self.bias[: self.out_features] = bias
@@ -86,14 +86,16 @@ class BlockLinear:
         return output[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
 
 
-def pack_blocks(weight: torch.Tensor) -> torch.Tensor:
-    """Return weights [columns, inputs] as [columns / 64, steps, 64, inputs per step], padded with columns of 0.
+def pack_blocks(weight: torch.Tensor, config: KernelConfig) -> torch.Tensor:
+    """Return weights [columns, inputs] as [columns / 64, parts, steps, 64 / parts, inputs of a step].
 
-    A step is one FP32 input, or a pair of BF16 inputs.
+    The last block is padded with columns of 0.
     """
     columns, inputs = weight.shape
-    pair = 4 // weight.itemsize
-    blocks = weight.new_zeros(pad(columns) // COLUMNS, inputs // pair, COLUMNS, pair)
+    padded = weight.new_zeros(COLUMNS, inputs)
+    shape = (config.parts, COLUMNS // config.parts, config.steps(inputs), config.pair)
+    blocks = weight.new_empty(pad(columns) // COLUMNS, shape[0], shape[2], shape[1], shape[3])
     for number, block in enumerate(torch.split(weight.detach(), COLUMNS)):
-        blocks[number, :, : len(block)] = block.view(len(block), -1, pair).transpose(0, 1)
+        padded[: len(block)], padded[len(block) :] = block, 0
+        blocks[number] = padded.view(shape).transpose(1, 2)
     return blocks

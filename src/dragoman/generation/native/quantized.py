@@ -79,8 +79,8 @@ def _encode(steps: torch.Tensor, config: KernelConfig) -> torch.Tensor:
         lanes = LANES * config.pair
         vectors = (steps.long() & 15).view(groups, GROUP * COLUMNS * 4 // (8 * CHUNK), -1, lanes)
         packed = (vectors << (4 * torch.arange(vectors.shape[2]))[:, None]).sum(2)
-        return packed.to(torch.int16 if config.bf16 else torch.int32).view(torch.uint8)
-    if not config.bf16:
+        return packed.to(torch.int16 if config.pair > 1 else torch.int32).view(torch.uint8)
+    if config.pair == 1:
         return steps.view(torch.uint8)
     # Sign and magnitude; two vectors of 32 are interleaved by 8, as the instructions that join their bytes expect.
     signed = steps.int().abs() | ((steps < 0).int() << 7)
@@ -91,10 +91,12 @@ def decoder(config: KernelConfig) -> Decode | None:
     """Return the instructions that decode weights; None if they are not quantized."""
     if not config.bits:
         return None
-    return partial(_decode_4_bits if config.bits == 4 else _decode_pairs if config.bf16 else _decode_bytes, config)
+    if config.bits == 8:
+        return partial(_decode_pairs if config.pair > 1 else _decode_bytes, config)
+    return partial(_look_up_4_bits if config.avx512 else _shift_4_bits, config)
 
 
-def _decode_4_bits(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:
+def _look_up_4_bits(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:
     """Look up each field of 4 bits; the instructions ignore all higher bits of a lane."""
     numbers = torch.tensor([*range(8), *range(-8, 0)], dtype=config.dtype)
     if config.bf16:
@@ -105,6 +107,12 @@ def _decode_4_bits(config: KernelConfig, code: Code, chunk: Value) -> list[Value
         packed, name = chunk.load(INT32_VECTOR), "llvm.x86.avx512.permvar.sf.512"
     type_ = table.value.type
     return [code.call_external(name, type_, table, packed >> (4 * i)) for i in range(4 if config.bf16 else 8)]
+
+
+def _shift_4_bits(_: KernelConfig, code: Code, chunk: Value) -> list[Value]:
+    """Shift each field of 4 bits to the upper end of its lane and back, which extends its sign."""
+    packed = chunk.load(INT32_VECTOR)
+    return [(packed << (28 - 4 * i)).shift_right_signed(28).to_float() for i in range(8)]
 
 
 def _decode_pairs(config: KernelConfig, code: Code, chunk: Value) -> list[Value]:

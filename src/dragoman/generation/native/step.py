@@ -19,7 +19,7 @@ from dragoman.generation.native.forward import (
     StepArg,
     counter_count,
 )
-from dragoman.generation.native.kernels import COLUMNS, GROUP, KernelConfig, pad
+from dragoman.generation.native.kernels import AVX2, COLUMNS, GROUP, KernelConfig, pad
 from dragoman.generation.native.linear import BlockLinear, StepCode
 from dragoman.native.code import LANES, cpu_features
 
@@ -178,10 +178,10 @@ def step_code(model: Any, forms: Mapping[int, AttentionForm], bits: int) -> Step
 
     Raises Unsupported.
     """
+    _check_cpu()
     config = _kernel_config(model, bits)
     if {(form.scaling, form.softcap) for form in forms.values()} != {(forms[0].scaling, 0.0)}:
         raise Unsupported("its layers differ in the scaling of attention, or have a soft cap")
-    _check_cpu(config)
     return StepCode(config, forms[0].scaling)
 
 
@@ -211,15 +211,21 @@ def _kernel_config(model: Any, bits: int) -> KernelConfig:
         qk_norm=hasattr(attention, "q_norm"),
         bf16=bf16,
         bits=bits,
+        avx512=_has_avx512(bf16, bits),
     )
 
 
-def _check_cpu(config: KernelConfig) -> None:
+def _has_avx512(bf16: bool, bits: int) -> bool:
+    """Return whether this CPU has all AVX-512 instructions that the kernels use for such weights."""
+    needed = {"avx512f"}
+    if bf16:
+        needed |= {"avx512bf16", *{8: ["avx512vbmi"], 4: ["avx512bw"]}.get(bits, ())}
+    return needed <= cpu_features()
+
+
+def _check_cpu() -> None:
     """Raise Unsupported if this CPU lacks instructions, or the system `sched_yield`."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
         raise Unsupported("it needs Linux or macOS on x86-64")
-    needed = {"avx512f"}
-    if config.bf16:
-        needed |= {"avx512bf16", *{8: ["avx512vbmi"], 4: ["avx512bw"]}.get(config.bits, ())}
-    if missing := sorted(needed - cpu_features()):
+    if missing := sorted(AVX2 - cpu_features()):
         raise Unsupported(f"this CPU has no {' and '.join(missing)}")
