@@ -37,6 +37,17 @@ class Sum(dragoman.Model):
         return {"sum": x + y, "difference": x - y}
 
 
+class Waiting(Sum):
+    """Responds once `proceed` is set; `started` tells that it has a request."""
+
+    started, proceed = asyncio.Event(), asyncio.Event()
+
+    async def infer(self, call: Infer) -> Any:
+        self.started.set()
+        await self.proceed.wait()
+        return super().infer(call)
+
+
 class Texts(dragoman.Model):
     placement = "inline"
     inputs = outputs = (TensorSpec("t", BYTES, (-1,)),)
@@ -47,7 +58,7 @@ class Texts(dragoman.Model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[RestServer]:
-    async with serving(Sum, Texts, shared_memory=True, max_body_bytes=1 << 16, **SETTINGS) as server:
+    async with serving(Sum, Waiting, Texts, shared_memory=True, max_body_bytes=1 << 16, **SETTINGS) as server:
         yield server
 
 
@@ -132,6 +143,33 @@ async def test_the_client_of_triton(server: RestServer, memory: Path, module: An
     assert np.frombuffer(memory.read_bytes()[32:48], np.int32).tolist() == [10, 11, 12, 13]
 
 
+@pytest.mark.parametrize("module", [triton_http, triton_grpc])
+async def test_a_region_stays_while_requests_use_it(server: RestServer, memory: Path, module: Any) -> None:
+    await register(server, memory)
+    Waiting.started.clear()
+    Waiting.proceed.clear()
+    port = server.port if module is triton_http else server.dragoman.grpc_port
+
+    def run() -> None:
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            tensors = [module.InferInput(name, [4], "INT32") for name in ("x", "y")]
+            for tensor, offset in zip(tensors, (0, 16), strict=True):
+                tensor.set_shared_memory("r", 16, offset)
+            total = module.InferRequestedOutput("sum")
+            total.set_shared_memory("r", 16, 32)
+            client.infer("Waiting", tensors, outputs=[total])
+
+    request = asyncio.create_task(asyncio.to_thread(run))
+    await Waiting.started.wait()
+    for _ in range(2):
+        assert (await post(server, "unregister")).status == 200
+    assert [each["name"] for each in (await server.request("GET", "/v2/systemsharedmemory/status")).json] == ["r"]
+    Waiting.proceed.set()
+    await request
+    assert np.frombuffer(memory.read_bytes()[32:48], np.int32).tolist() == [10, 11, 12, 13]
+    assert (await server.request("GET", "/v2/systemsharedmemory/status")).json == []
+
+
 async def test_texts_in_a_region(server: RestServer, memory: Path) -> None:
     raw = bytes(serialize_byte_tensor(np.array([b"ab", b"\xff"], object)).item())
     memory.write_bytes(raw.ljust(64, b"\0"))
@@ -148,7 +186,8 @@ async def test_texts_in_a_region(server: RestServer, memory: Path) -> None:
         (request_of(IN_X, {"parameters": in_region(16, 64)}), "Invalid offset for shared memory region: 'r'"),
         (request_of(IN_X, {"parameters": in_region(16, 56)}), "Invalid offset + byte size for shared memory region"),
         (request_of(IN_X, {"parameters": in_region(12)}), "input 'y'"),
-        (request_of(IN_X, {"parameters": in_region(16, 1 << 63)}), "Integer overflow detected"),
+        (request_of(IN_X, {"parameters": in_region(16, 1 << 63)}), "Invalid offset for shared memory region: 'r'"),
+        (request_of(IN_X, IN_Y, sum=in_region(1 << 63, 16)), "Integer overflow detected"),
         (
             request_of(IN_X, {"parameters": in_region(-1)}),
             "'shared_memory_byte_size' expects a number of bytes",
@@ -248,6 +287,15 @@ async def test_invalid_registrations(server: RestServer, body: Any, message: str
 @pytest.mark.parametrize("more", [{"byte_size": 65}, {"byte_size": 60, "offset": 8}, {"byte_size": 0}, {"offset": -1}])
 async def test_regions_beyond_the_object(server: RestServer, memory: Path, more: dict[str, Any]) -> None:
     assert (await register(server, memory, **more)).error == "failed to register shared memory region 'r': invalid args"
+
+
+async def test_regions_of_no_bytes_over_grpc(server: RestServer, memory: Path) -> None:
+    def run() -> None:
+        with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.dragoman.grpc_port}") as client:
+            with pytest.raises(InferenceServerException, match="failed to register shared memory region 'e': invalid"):
+                client.register_system_shared_memory("e", memory.name, 0)
+
+    await asyncio.to_thread(run)
 
 
 async def test_a_bounded_number_of_regions(server: RestServer, memory: Path) -> None:

@@ -17,7 +17,7 @@ from dragoman.formats.json_numbers import LONG, PARSER_ERRORS, describe_parser_e
 from dragoman.formats.json_scan import check_json
 from dragoman.formats.policy import Buffer, Policy
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
-from dragoman.formats.shared_regions import pop_slice, region_sizes, require_regions
+from dragoman.formats.shared_regions import Region, pop_slice, region_names, region_sizes, require_regions
 from dragoman.formats.small_messages import parse_small_tensor
 
 Body = TypeVar("Body")
@@ -117,12 +117,13 @@ _ONE_FIELD = (
 
 
 class RequestBody(msgspec.Struct, frozen=True):
-    """A parsed request."""
+    """A parsed request. `regions` are those of its tensors in shared memory."""
 
     inputs: Mapping[str, Tensor]
     outputs: Sequence[RequestedOutput]
     parameters: dict[str, Scalar]
     id: str | None
+    regions: tuple[Region, ...] = ()
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
@@ -171,7 +172,7 @@ def parse_request(text: Buffer, binary: memoryview | None, policy: Policy) -> Re
         if known is not None:
             inputs = _parse_tensors(known.inputs, None, binary, "input", policy, text)
             parameters = parse_parameters(known.parameters) if known.parameters else {}
-            return RequestBody(inputs, known.outputs or (), parameters, known.id)
+            return RequestBody(inputs, known.outputs or (), parameters, known.id, _hold_regions(known, policy))
     return _parse(text, binary, policy, _parse_request)
 
 
@@ -214,7 +215,14 @@ def _parse(
 def _parse_request(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> RequestBody:
     message = _decode(text, _REQUEST, _LiteralRequest, "an inference request", policy)
     inputs = _parse_tensors(message.inputs, cut, binary, "input", policy)
-    return RequestBody(inputs, message.outputs or (), parse_parameters(message.parameters), message.id)
+    parameters, regions = parse_parameters(message.parameters), _hold_regions(message, policy)
+    return RequestBody(inputs, message.outputs or (), parameters, message.id, regions)
+
+
+def _hold_regions(message: InferRequest, policy: Policy) -> tuple[Region, ...]:
+    if policy.regions is None:
+        return ()
+    return policy.regions.hold(region_names(each.parameters for each in (*message.inputs, *(message.outputs or ()))))
 
 
 def _parse_response(text: bytes, cut: CutMessage | None, binary: memoryview | None, policy: Policy) -> ResponseBody:

@@ -7,9 +7,10 @@ instead of ending the server by SIGBUS, and cannot change bytes after they were 
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelNotFound, NotSupported
 
@@ -25,9 +26,12 @@ _MAX_REGIONS = 64
 _MAX_OFFSET = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Region:
-    """A registered region: `byte_size` bytes from `offset` of the object with this key."""
+    """A registered region: `byte_size` bytes from `offset` of the object with this key.
+
+    Its descriptor is closed once nothing refers to the region.
+    """
 
     name: str
     key: str
@@ -58,20 +62,26 @@ def pop_slice(parameters: dict[str, Any], where: str) -> RegionSlice | None:
     for key, value in (("byte_size", size), ("offset", offset)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidInput(f"{where}: parameter 'shared_memory_{key}' expects a number of bytes, got {value!r}")
-        if value > _MAX_OFFSET:
-            raise InvalidInput(
-                f"{where}: Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value "
-                f"{_MAX_OFFSET}"
-            )
+    if offset > _MAX_OFFSET:
+        raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{name}'")
+    if size > _MAX_OFFSET:
+        raise InvalidInput(
+            f"{where}: Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value "
+            f"{_MAX_OFFSET}"
+        )
     return RegionSlice(name, size, offset)
 
 
 class SharedRegions:
-    """The registered regions by name. A request may read up to `max_bytes` from them."""
+    """The registered regions by name. A request may read up to `max_bytes` from them.
+
+    A region that is unregistered stays while a request holds it, as in Triton.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._regions: dict[str, Region] = {}
+        self._unregistered: WeakValueDictionary[str, Region] = WeakValueDictionary()  # those that requests hold
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open a region. Raises InvalidInput or AlreadyLoaded."""
@@ -87,25 +97,32 @@ class SharedRegions:
             raise InvalidInput(f"cannot register shared memory region '{name}' - invalid shm key '{key[:256]}'")
         if name in self._regions:
             raise AlreadyLoaded(f"shared memory region '{name}' already in manager")
-        if len(self._regions) >= _MAX_REGIONS:
+        if len(self._regions) + len(self._unregistered) >= _MAX_REGIONS:
             raise InvalidInput(f"shared memory region '{name}': expected at most {_MAX_REGIONS} regions")
         descriptor = _open(plain, key)
         if byte_size < 1 or offset < 0 or offset + byte_size > os.fstat(descriptor).st_size:
             os.close(descriptor)
             raise InvalidInput(f"failed to register shared memory region '{name}': invalid args")
-        self._regions[name] = Region(name, key, offset, byte_size, descriptor)
+        region = self._regions[name] = Region(name, key, offset, byte_size, descriptor)
+        finalize(region, os.close, descriptor)
 
     def unregister(self, name: str = "") -> None:
-        """Close a region, or all; an unknown name is none."""
-        for region in [self._regions.get(name)] if name else list(self._regions.values()):
-            if region is not None:
-                os.close(self._regions.pop(region.name).descriptor)
+        """Close a region, or all, once no request holds it; an unknown name is none."""
+        for each in [name] if name else list(self._regions):
+            if each in self._regions:
+                self._unregistered[each] = self._regions.pop(each)
 
     def status(self, name: str = "") -> Sequence[Region]:
         """Return the region with this name, or all. Raises ModelNotFound for an unknown name."""
-        if name and name not in self._regions:
+        if not name:
+            return list({**self._unregistered, **self._regions}.values())
+        if (region := self._get(name)) is None:
             raise ModelNotFound(f"Unable to find system shared memory region: '{name}'")
-        return [self._regions[name]] if name else list(self._regions.values())
+        return [region]
+
+    def hold(self, names: Iterable[object]) -> tuple[Region, ...]:
+        """Return the regions with these names, for a request to refer to until it has its response."""
+        return tuple(region for name in names if isinstance(name, str) and (region := self._get(name)) is not None)
 
     def check_total(self, sizes: Sequence[object]) -> None:
         """Raise InvalidInput if the inputs of a request are more than `max_bytes` together."""
@@ -142,8 +159,11 @@ class SharedRegions:
         while done < len(view):
             done += os.pwrite(region.descriptor, view[done:], start + done)
 
+    def _get(self, name: str) -> Region | None:
+        return self._regions.get(name) or self._unregistered.get(name)
+
     def _find(self, place: RegionSlice, where: str) -> Region:
-        region = self._regions.get(place.region)
+        region = self._get(place.region)
         if region is None:
             raise ModelNotFound(f"{where}: Unable to find shared memory region: '{place.region}'")
         if place.offset >= region.byte_size:
@@ -158,6 +178,11 @@ def require_regions(regions: SharedRegions | None, where: str = "") -> SharedReg
     if regions is None:
         raise NotSupported(f"{where}: {DISABLED}" if where else DISABLED)
     return regions
+
+
+def region_names(parameters: Iterable[Mapping[str, Any] | None]) -> list[object]:
+    """Return the names of regions among the parameters of tensors."""
+    return [each[REGION] for each in parameters if each and REGION in each]
 
 
 def region_sizes(parameters: Sequence[Mapping[str, Any] | None]) -> list[object]:

@@ -32,7 +32,7 @@ from dragoman.formats.oip_wire import (
     split_typed_contents,
 )
 from dragoman.formats.raw import raw_from_tensor, tensor_from_raw
-from dragoman.formats.shared_regions import REGION, SIZE, RegionSlice, SharedRegions, pop_slice, require_regions
+from dragoman.formats.shared_regions import REGION, SIZE, Region, RegionSlice, SharedRegions, pop_slice, require_regions
 from dragoman.protocols.open_inference import extensions as oip
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.wire import Buffer, GrpcRequest, Policy
@@ -47,7 +47,8 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
     `raw` selects raw contents, and `classes` the outputs to replace by how many of their top classes. `final`: whether
     an empty response ends a stream, None if the request does not say it. `has_raw`: the inputs have raw contents, or
-    there are none. `places` are the outputs to write to shared memory, to `regions`.
+    there are none. `places` are the outputs to write to shared memory, to `regions`. `held` are the regions of all
+    tensors of the request.
     """
 
     id: str
@@ -59,6 +60,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     has_raw: bool = False
     places: Mapping[str, RegionSlice] = {}
     regions: SharedRegions | None = None
+    held: tuple[Region, ...] = ()
 
 
 def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[Inference], GrpcOutputOptions]:
@@ -83,11 +85,18 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
     id_, version = message.id, message.model_version
     is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
-    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, places, policy.regions)
+    regions = policy.regions
+    held = () if regions is None else regions.hold(_region_names(message))
+    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, places, regions, held)
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
     return Request(call, model, version, id_, deadline_s, metadata), options
+
+
+def _region_names(message: Any) -> list[str]:
+    tensors = (*message.inputs, *message.outputs)
+    return [tensor.parameters[REGION].string_param for tensor in tensors if REGION in tensor.parameters]
 
 
 def _parse_large(body: Buffer, policy: Policy) -> tuple[Any, Sequence[Buffer], Mapping[int, PackedContents]]:

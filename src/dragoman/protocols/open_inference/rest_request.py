@@ -17,7 +17,7 @@ from dragoman.formats.body import (
 )
 from dragoman.formats.json_numbers import PARSER_ERRORS, describe_parser_error
 from dragoman.formats.json_scan import check_json
-from dragoman.formats.shared_regions import RegionSlice
+from dragoman.formats.shared_regions import Region, RegionSlice
 from dragoman.protocols.open_inference.classification import parse_class_count
 from dragoman.protocols.open_inference.extensions import (
     check_counts,
@@ -42,7 +42,8 @@ class RestOutputOptions(msgspec.Struct, frozen=True):
     """Options of the outputs of a response.
 
     `names` are the requested outputs. By name, `outputs` overrides `binary`, `classes` is the number of top classes to
-    return, `content_types` the content type to encode, and `regions` the shared memory to write to.
+    return, `content_types` the content type to encode, and `regions` the shared memory to write to. `held` are the
+    regions of all tensors of the request.
     """
 
     binary: bool
@@ -51,6 +52,7 @@ class RestOutputOptions(msgspec.Struct, frozen=True):
     classes: Mapping[str, int] = {}
     content_types: Mapping[str, str] = {}
     regions: Mapping[str, RegionSlice] = {}
+    held: tuple[Region, ...] = ()
 
     def is_binary(self, name: str) -> bool:
         return self.outputs.get(name, self.binary)
@@ -88,6 +90,8 @@ def parse_infer_request(http: HttpRequest, policy: Policy) -> tuple[Request[Infe
     if body.parameters or body.outputs or len(body.inputs) != 1:
         call, options = _parse_call(body, policy)
         deadline = parse_deadline(body.parameters) if body.parameters else None
+    if body.regions:
+        options = msgspec.structs.replace(options, held=body.regions)
     model, version = http.params.get("model", ""), http.params.get("version", "")
     return Request(call, model, version, body.id or "", deadline, metadata), options, body.id
 

@@ -117,7 +117,7 @@ def _system_status(policy: Policy, message: Any) -> Any:
 
 
 def _system_register(policy: Policy, message: Any) -> Any:
-    region = SystemRegion(message.key or None, message.byte_size or None, message.offset)
+    region = SystemRegion(message.key or None, message.byte_size, message.offset)
     _register(policy, message.name, region)
     return m.SystemSharedMemoryRegisterResponse()
 
