@@ -291,9 +291,12 @@ async def test_regions_beyond_the_object(server: RestServer, memory: Path, more:
 
 async def test_regions_of_no_bytes_over_grpc(server: RestServer, memory: Path) -> None:
     def run() -> None:
-        with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.dragoman.grpc_port}") as client:
-            with pytest.raises(InferenceServerException, match="failed to register shared memory region 'e': invalid"):
-                client.register_system_shared_memory("e", memory.name, 0)
+        address, error = (
+            f"127.0.0.1:{server.dragoman.grpc_port}",
+            "failed to register shared memory region 'e': invalid",
+        )
+        with triton_grpc.InferenceServerClient(address) as client, pytest.raises(InferenceServerException, match=error):
+            client.register_system_shared_memory("e", memory.name, 0)
 
     await asyncio.to_thread(run)
 

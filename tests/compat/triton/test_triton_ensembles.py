@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dragoman
-from compat.triton.repository import NUMBER_HEAD, NUMBER_TENSORS, write
+from compat.triton.repository import ADD_SUB, NUMBER_HEAD, NUMBER_TENSORS, write, write_add_sub
 from dragoman.core.calls import Describe, Infer, Request, States
 from dragoman.core.errors import InvalidInput, NotSupported
 from dragoman.core.spec import COMPLETED_CONFIG
@@ -216,3 +216,37 @@ async def test_steps_may_leave_out_outputs(tmp_path: Path) -> None:
         place = {"sequence_id": 7, "sequence_start": True}
         answer = (await engine.call(Request(Infer(inputs, parameters=place), "twice"))).answer
         assert answer.parameters == {**place, "sequence_end": False}
+
+
+PLUS_ONE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [request.inputs()[0].as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array + 1)]) for array in arrays]
+"""
+FOUR = NUMBER_TENSORS.replace("dims: 1", "dims: 4")
+
+
+def twice(source: str, target: str) -> str:
+    inputs = f'input_map {{ key: "INPUT0" value: "{source}" }} input_map {{ key: "INPUT1" value: "{source}" }}'
+    return (
+        f'step {{ model_name: "simple" model_version: -1 {inputs} output_map {{ key: "OUTPUT0" value: "{target}" }} }}'
+    )
+
+
+async def test_steps_with_a_batch_axis_in_an_ensemble_without(tmp_path: Path) -> None:
+    write_add_sub(tmp_path / "simple" / "1" / "model.onnx")
+    write(tmp_path / "simple" / "config.pbtxt", f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{ADD_SUB}')
+    write(tmp_path / "flat" / "config.pbtxt", f'backend: "python"\n{FOUR}')
+    write(tmp_path / "flat" / "1" / "model.py", NUMBER_HEAD + PLUS_ONE)
+    write_ensemble(tmp_path, "last", FOUR, step("flat", "IN", "n") + twice("n", "OUT"))
+    write_ensemble(tmp_path, "first", FOUR, twice("IN", "n") + twice("n", "m") + step("flat", "m", "OUT"))
+    write_ensemble(tmp_path, "rows", "max_batch_size: 8\n" + FOUR, twice("IN", "n") + step("flat", "n", "OUT"))
+    given = Infer({"IN": Tensor.of(np.array([1, 2, 3, 4], np.int32))})
+    async with dragoman.open_engine(tmp_path) as engine:
+        for name, expected in ("last", [4, 6, 8, 10]), ("first", [5, 9, 13, 17]):
+            output = (await engine.call(Request(given, name))).answer.outputs["OUT"]
+            assert output.data.tolist() == expected
+        states = (await engine.call(Request(States()))).answer
+    (reason,) = [each.reason for each in states if each.name == "rows"]
+    assert "step 'flat': inconsistent shape of tensor 'n': [-1, 4] and [4]" in reason

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dragoman.core.calls import Infer, Inference, Request
@@ -31,6 +31,7 @@ class _EnsembleStep:
     """A model and its tensors. inputs: from its names to those of the ensemble; outputs: from those of the ensemble.
 
     optional: names of its inputs that a request may leave out.
+    ranks: of its inputs, in an ensemble without a batch axis.
     streams: it may have several responses.
     origin: number of the step whose responses feed it, 0 for the request itself.
     number: identifies its responses, as the origin of the steps that they feed.
@@ -44,12 +45,14 @@ class _EnsembleStep:
     streams: bool = False
     origin: int = 0
     number: int = 0
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 class EnsembleModel(Model):
     """An ensemble. A step runs as soon as its inputs exist, and only if a requested output depends on it.
 
-    The steps that a decoupled model feeds run for each of its responses, and their outputs are a response each.
+    The steps that a decoupled model feeds run for each of its responses, and their outputs are a response each. In an
+    ensemble without a batch axis, a step with one computes one row.
     """
 
     takes_request = True
@@ -67,7 +70,9 @@ class EnsembleModel(Model):
         if self.spec.siblings is None:
             raise ModelFailed("an ensemble runs in the server's process: expected placement 'inline' or none")
         self._siblings: SiblingModels = self.spec.siblings
-        tensors = {t.spec.name: t.spec for t in (*self._config.inputs, *self._config.outputs)}
+        tensors = {t.spec.name: (t.spec, False) for t in (*self._config.inputs, *self._config.outputs)}
+        ranks = {t.spec.name: len(t.spec.shape or ()) for t in self._config.outputs}
+        self._ranks = {} if self._config.max_batch_size else ranks
         steps = self.spec.parameters["config"]["ensemble_scheduling"]["step"]
         self._optional_outputs: set[str] = set()
         self._steps = _with_origins(
@@ -76,21 +81,23 @@ class EnsembleModel(Model):
         if any(step.streams for step in self._steps):
             self.infer_stream = self._stream
 
-    def _load_step(self, table: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> _EnsembleStep:
+    def _load_step(self, table: Mapping[str, Any], tensors: "_KnownTensors") -> _EnsembleStep:
         """Wait for the model of a step, and check its tensors against `tensors`, to which new ones are added."""
         name, number = str(table["model_name"]), int(table["model_version"])
         try:
             signature = self._siblings.describe(name).signature
         except ModelNotFound as error:
             raise ModelFailed(f"step '{name}': model not found: serve it in the same folder") from error
-        optional = set()
+        optional, ranks = set(), {}
+        has_rows = signature.batched and not self._config.max_batch_size
         for theirs, ours in table["input_map"].items():
             spec = signature.input(theirs)
             if spec is None and not signature.open_inputs:
                 raise ModelFailed(f"step '{name}': it has no input '{theirs}'")
             if spec is not None:
                 optional |= {theirs} if spec.optional else set()
-                _check_agreement(name, ours, spec, tensors)
+                ranks |= {} if self._config.max_batch_size or spec.shape is None else {theirs: len(spec.shape)}
+                _check_agreement(name, ours, (spec, has_rows), tensors)
         for spec in signature.inputs:
             if not spec.optional and spec.name not in table["input_map"]:
                 raise ModelFailed(f"step '{name}': its input '{spec.name}' is not in input_map")
@@ -100,11 +107,12 @@ class EnsembleModel(Model):
                 raise ModelFailed(f"step '{name}': it has no output '{theirs}'")
             if spec is not None:
                 self._optional_outputs |= {ours} if spec.optional else set()
-                _check_agreement(name, ours, spec, tensors)
+                _check_agreement(name, ours, (spec, has_rows), tensors)
         outputs = {ours: theirs for theirs, ours in table["output_map"].items()}
         version = "" if number < 0 else str(number)
         streams = self._siblings.streams(name)
-        return _EnsembleStep(name, version, dict(table["input_map"]), outputs, frozenset(optional), streams)
+        inputs = dict(table["input_map"])
+        return _EnsembleStep(name, version, inputs, outputs, frozenset(optional), streams, ranks=ranks)
 
     def signature(self) -> Signature:
         names = (tensor.spec.name for tensor in self._config.outputs)
@@ -162,7 +170,8 @@ class EnsembleModel(Model):
         for name in absent:
             log.debug("Composing models did not output tensor %s: ensemble=%s", name, self.spec.name)
         call: Any = request.call
-        return Inference({n: tensors[n] for n in wanted if n in tensors}, _sequence_parameters(call.parameters))
+        outputs = {n: _with_rank(tensors[n], self._ranks.get(n)) for n in wanted if n in tensors}
+        return Inference(outputs, _sequence_parameters(call.parameters))
 
     def _compute(
         self, request: Request[Inference], given: Mapping[str, Tensor], steps: Sequence[_EnsembleStep]
@@ -305,7 +314,8 @@ def _is_ready(step: _EnsembleStep, tensors: Mapping[str, Tensor], missing: set[s
 
 
 def _request(request: Request[Inference], step: _EnsembleStep, tensors: Mapping[str, Tensor]) -> Request[Inference]:
-    inputs = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
+    given = {theirs: tensors[ours] for theirs, ours in step.inputs.items() if ours in tensors}
+    inputs = {theirs: _with_rank(tensor, step.ranks.get(theirs)) for theirs, tensor in given.items()}
     call: Any = request.call
     parameters = {name: value for name, value in call.parameters.items() if name != "timeout"}
     sub_call = Infer(inputs, tuple(step.outputs.values()), parameters)
@@ -320,14 +330,37 @@ def _sequence_parameters(given: Parameters) -> Parameters:
     return {"sequence_id": given["sequence_id"], **flags}
 
 
-def _check_agreement(step: str, tensor: str, spec: TensorSpec, tensors: dict[str, TensorSpec]) -> None:
-    """Raise ModelFailed unless a tensor has the same datatype and shape in all steps that use it."""
-    known = tensors.setdefault(tensor, spec)
+def _with_rank(tensor: Tensor, rank: int | None) -> Tensor:
+    """Return a tensor with a batch axis of one row more or less, if it then has the rank."""
+    shape = tensor.shape
+    if rank == len(shape) + 1:
+        shape = (1, *shape)
+    elif rank == len(shape) - 1 and shape[0] == 1:
+        shape = shape[1:]
+    else:
+        return tensor
+    return Tensor(tensor.data.reshape(shape), tensor.datatype, tensor.parameters)
+
+
+# By name, the first description of each tensor of an ensemble, and whether its first axis is a batch axis that other
+# tensors of the ensemble may lack.
+_KnownTensors = dict[str, tuple[TensorSpec, bool]]
+
+
+def _check_agreement(step: str, tensor: str, found: tuple[TensorSpec, bool], tensors: _KnownTensors) -> None:
+    """Raise ModelFailed unless a tensor has the same datatype and shape in all steps that use it.
+
+    A batch axis of a step may be missing, as in Triton.
+    """
+    (known, known_has_rows), (spec, has_rows) = tensors.setdefault(tensor, found), found
     if known.datatype and spec.datatype and known.datatype is not spec.datatype:
         raise ModelFailed(
             f"step '{step}': inconsistent data type of tensor '{tensor}': {known.datatype} and {spec.datatype}"
         )
-    if not _may_be_equal(known.shape, spec.shape):
+    rows, own_rows = known.shape, spec.shape
+    if known_has_rows is not has_rows and rows is not None and own_rows is not None:
+        rows, own_rows = rows[known_has_rows:], own_rows[has_rows:]
+    if not _may_be_equal(known.shape, spec.shape) and not _may_be_equal(rows, own_rows):
         raise ModelFailed(
             f"step '{step}': inconsistent shape of tensor '{tensor}': {list(known.shape or ())} and "
             f"{list(spec.shape or ())}"
