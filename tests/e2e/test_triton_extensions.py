@@ -373,6 +373,17 @@ def test_error_texts_of_batching_and_control(batched: ServerProcess, module: Any
         if module is triton_grpc:  # the HTTP client does not quote the slash
             with pytest.raises(InferenceServerException, match="model name must not contain path traversal characters"):
                 client.load_model("../x", headers=headers)
+            for name in " ..", ".. ", "model/":
+                with pytest.raises(InferenceServerException, match="must not contain path traversal characters"):
+                    client.load_model(name, headers=headers)
+            for name in "", " \t ":
+                with pytest.raises(InferenceServerException, match="Model name cannot be empty"):
+                    client.load_model(name, headers=headers)
+            with pytest.raises(InferenceServerException, match=r"name '\.\./x' is not allowed"):
+                client.unload_model("../x", headers=headers)
+        with pytest.raises(InferenceServerException) as caught:
+            client.load_model("...", headers=headers)
+        assert caught.value.message().startswith("failed to load '...', failed to poll from model repository: model")
 
 
 # --- classification ------------------------------------------------------------------------------------------

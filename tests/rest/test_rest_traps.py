@@ -742,7 +742,7 @@ async def test_t63_invalid_names(tmp_path: Path, name: str) -> None:
             path = f"/v2/repository/models/{name}/{verb}"
             response = await server.request("POST", path, b"", {"Authorization": "Bearer t"})
             assert response.status == 400
-            is_path = name in ("..%2Fx", "%2e%2e", "a%2fb")
+            is_path = verb == "load" and name in ("..%2Fx", "%2e%2e", "a%2fb")
             expected = "name must not contain path traversal characters" if is_path else "is not allowed"
             assert expected in response.error
 

@@ -84,6 +84,10 @@ def missing_inputs(model: str, counts: tuple[int, int], got: Sequence[str], miss
     )
 
 
+def reserved_header(name: str) -> str:
+    return f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+
+
 EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
 
 

@@ -222,12 +222,17 @@ class ModelSpec(ModelOptions):
 def check_name(name: str, what: str = "model name") -> str:
     """Return `name` if it is a valid name of a model or version. Raises InvalidInput."""
     if not _NAME.fullmatch(name):
-        if what == "model name" and not name.strip():
-            raise InvalidInput(error_texts.EMPTY_NAME)
-        if what == "model name" and ("/" in name or name == ".."):
-            raise InvalidInput(error_texts.path_in_name(name))
         raise InvalidInput(
             f"{what} {name!r} is not allowed; expected 1 to 256 letters, digits, '_', '-' and '.', not beginning "
             "with '.' or '-'"
         )
     return name
+
+
+def check_name_to_load(name: str) -> str:
+    """As `check_name`, for the name of a model to load: the errors have the texts of Triton."""
+    if not name.strip():
+        raise InvalidInput(error_texts.EMPTY_NAME)
+    if "/" in name or name.strip() == "..":
+        raise InvalidInput(error_texts.path_in_name(name))
+    return check_name(name, f"{error_texts.not_in_repository(name)}: model name")

@@ -4,15 +4,18 @@ import json
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from compat.triton.repository import write_repository
+import dragoman
+from compat.triton.repository import NUMBER_HEAD, NUMBER_TENSORS, write, write_repository
 from e2e.server_process import ServerProcess, running_server
 
 A = np.arange(1, 9, dtype=np.int32).reshape(2, 4)
@@ -238,3 +241,27 @@ def test_a_decoupled_model_streams(served: ServerProcess) -> None:
     assert "Python model 'repeat_0_0' is using the decoupled mode and the execute function must" in str(error)
     _, config, _ = served.request("GET", "/v2/models/repeat/config")
     assert config["model_transaction_policy"] == {"decoupled": True}
+
+
+PARAMETERS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [[name for name in json.loads(request.parameters())] for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(each, object))]) for each in texts]
+"""
+
+
+async def test_forwarded_headers_are_parameters(tmp_path: Path) -> None:
+    tensors = NUMBER_TENSORS.replace('"OUT" data_type: TYPE_INT32 dims: 1', '"OUT" data_type: TYPE_STRING dims: -1')
+    write(tmp_path / "m" / "config.pbtxt", f'backend: "python"\n{tensors}')
+    write(tmp_path / "m" / "1" / "model.py", NUMBER_HEAD + PARAMETERS)
+    body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}], "parameters": {"a": 1}}
+    server = dragoman.Server(tmp_path, http_port=0, forward_headers="x-*,timeout,triton_*")
+    async with server, httpx.AsyncClient() as client:
+        url = f"{server.http_url}/v2/models/m/infer"
+        response = await client.post(url, json=body, headers={"X-One": "1"})
+        assert response.json()["outputs"][0]["data"] == ["a", "x-one"]
+        for name in "timeout", "triton_x":
+            response = await client.post(url, json=body, headers={name: "1"})
+            error = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+            assert (response.status_code, response.json()) == (400, {"error": error})

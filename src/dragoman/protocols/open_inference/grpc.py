@@ -349,7 +349,7 @@ def _control_request(call: Call[None], message: Any, request: GrpcRequest) -> Re
         raise InvalidInput(f"parameter 'version': expected text, got {version!r}")
     if version:
         check_name(version, "version")
-    return Request(call, check_name(message.model_name), version, deadline_s=request.deadline_s)
+    return Request(call, message.model_name, version, deadline_s=request.deadline_s)
 
 
 def _check_repository(message: Any) -> None:

@@ -173,6 +173,8 @@ class PythonBackendModel(Model):
         """Queue a request. `deliver` is called on the event loop of this thread."""
         call = call_of(request)
         self._config.requested_outputs(call)
+        if reserved := next(filter(_is_reserved, request.metadata), None):
+            raise InvalidInput(error_texts.reserved_header(reserved))
         loop = asyncio.get_running_loop()
 
         def deliver_on_loop(response: Inference | DragomanError | None, is_last: bool) -> None:
@@ -213,7 +215,7 @@ class PythonBackendModel(Model):
             step = self._iterative_step(pending, step)
         flags = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * step.start
         flags |= pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * step.end
-        parameters = {k: v for k, v in call.parameters.items() if k not in _RESERVED and not k.startswith("triton_")}
+        parameters = {k: v for k, v in call.parameters.items() if not _is_reserved(k)}
         by_name = {tensor.spec.name: tensor for tensor in self._config.inputs}
         tensors = {n: by_name[n].to_model(t) if n in by_name else t for n, t in call.inputs.items()}
         if self._sequences is not None:
@@ -327,3 +329,7 @@ def _arguments(spec: ModelSpec, config: Mapping[str, Any], number: int) -> dict[
         "model_version": spec.version or "1",
         "model_name": spec.name,
     }
+
+
+def _is_reserved(parameter: str) -> bool:
+    return parameter in _RESERVED or parameter.startswith("triton_")
