@@ -20,7 +20,7 @@ from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
 from dragoman.core.options import child_environment, forget_secrets
 from dragoman.core.paths import match_handler
 from dragoman.core.signature import TensorSpec
-from dragoman.core.spec import check_name, check_name_to_load
+from dragoman.core.spec import check_name, check_load_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, merge_chunks
 from dragoman.core.vectors import (
@@ -182,7 +182,7 @@ def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"^model name .* is not allowed"):
         check_name(name)
     with pytest.raises(InvalidInput, match=r"^(invalid model name|failed to load|Model name cannot be empty)"):
-        check_name_to_load(name)
+        check_load_name(name)
 
 
 def test_errors_have_a_message_and_a_retry_delay() -> None:

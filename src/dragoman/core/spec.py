@@ -229,7 +229,7 @@ def check_name(name: str, what: str = "model name") -> str:
     return name
 
 
-def check_name_to_load(name: str) -> str:
+def check_load_name(name: str) -> str:
     """As `check_name`, for the name of a model to load: the errors have the texts of Triton."""
     if not name.strip():
         raise InvalidInput(error_texts.EMPTY_NAME)

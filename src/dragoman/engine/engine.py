@@ -46,7 +46,7 @@ from dragoman.core.metrics import Family, sum_families
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
-from dragoman.core.spec import SiblingModels, check_name, check_name_to_load
+from dragoman.core.spec import SiblingModels, check_name, check_load_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters
 from dragoman.engine.batch_counters import batch_families
@@ -347,9 +347,7 @@ class Engine:
             case Index(_, ready):
                 return self._control.index(ready=ready)
             case Load(_, url, weights, config, files):
-                await self._control.load(
-                    check_name_to_load(request.model), request.version, url, weights, config, files
-                )
+                await self._control.load(check_load_name(request.model), request.version, url, weights, config, files)
             case ScaleModel(_, replicas):
                 await self._control.scale(check_name(request.model), request.version, replicas)
             case Unload():
