@@ -20,7 +20,7 @@ from dragoman.core.metrics import SECONDS, TOKENS, Histogram, Sample
 from dragoman.core.options import child_environment, forget_secrets
 from dragoman.core.paths import match_handler
 from dragoman.core.signature import TensorSpec
-from dragoman.core.spec import check_name, check_load_name
+from dragoman.core.spec import check_load_name, check_name
 from dragoman.core.tensor import NONE, Tensor
 from dragoman.core.text import Generation, PromptInfo, Text, Token, merge_chunks
 from dragoman.core.vectors import (

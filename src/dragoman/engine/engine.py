@@ -46,7 +46,7 @@ from dragoman.core.metrics import Family, sum_families
 from dragoman.core.record_calls import DeleteRecord, KeepLoaded, ListLoaded, ReadRecord, SaveRecord
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
-from dragoman.core.spec import SiblingModels, check_name, check_load_name
+from dragoman.core.spec import SiblingModels, check_load_name, check_name
 from dragoman.core.tensor import NONE, Parameters, Tensor
 from dragoman.engine import counters
 from dragoman.engine.batch_counters import batch_families
