@@ -88,7 +88,8 @@ class EnsembleModel(Model):
             signature = self._siblings.describe(name).signature
         except ModelNotFound as error:
             raise ModelFailed(f"step '{name}': model not found: serve it in the same folder") from error
-        optional, ranks = set(), {}
+        optional: set[str] = set()
+        ranks: dict[str, int] = {}
         has_rows = signature.batched and not self._config.max_batch_size
         for theirs, ours in table["input_map"].items():
             spec = signature.input(theirs)
