@@ -158,6 +158,12 @@ async def test_system_prefill_thinking_and_format_reach_the_model(server: TextSe
     assert call.sampling.shorten
 
 
+@pytest.mark.parametrize("fields", [{"top_p": 0}, {"temperature": 0}])
+async def test_a_top_p_or_temperature_of_0_is_greedy(server: TextServer, fields: dict[str, Any]) -> None:
+    assert (await server.post(PATH, request("a", **fields))).status == 200
+    assert not server.model().calls[-1].sampling.do_sample
+
+
 async def test_count_tokens(client: Any) -> None:
     count = await client.messages.count_tokens(model="ReverseModel", messages=HELLO, tools=[WEATHER], system="Hi.")
     used = await client.messages.create(

@@ -134,6 +134,12 @@ async def test_formats_and_options_reach_the_model(server: TextServer) -> None:
     assert server.model().calls[-1].sampling.grammar.kind == "json_object"
 
 
+async def test_a_top_p_of_0_is_greedy(server: TextServer) -> None:
+    for path, body in (("chat", chat("a")), ("generate", {"model": "ReverseModel", "prompt": "a"})):
+        response = await server.post(f"/api/{path}", {**body, "options": {"top_p": 0, "temperature": 0.7}})
+        assert (response.status, server.model().calls[-1].sampling.do_sample) == (200, False)
+
+
 async def test_truncate_is_on_unless_it_is_false(server: TextServer) -> None:
     for fields, drops in (({}, True), ({"truncate": True}, True), ({"truncate": False}, False)):
         await server.post("/api/chat", chat("a", **fields))
