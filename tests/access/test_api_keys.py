@@ -120,7 +120,7 @@ ROLES = {
             for base in ("", "/models/{model}")
             for path in (
                 "/adapters", "/adapters/{adapter}", "/adapters/{adapter}/update", "/v1/load_lora_adapter",
-                "/v1/unload_lora_adapter",
+                "/v1/unload_lora_adapter", "/reset_prefix_cache", "/flush_cache",
             )
         ),
         "/v2/logging", "/v2/trace/setting", "/v2/models/{model}/trace/setting",

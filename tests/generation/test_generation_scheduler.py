@@ -1,10 +1,19 @@
 """The scheduler: order of arrival, chunks of prompts, preemption, slots; and the prefix cache."""
 
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import pytest
+
+from dragoman.core.calls import Generate, ResetPrefixCache
+from dragoman.core.errors import NotSupported
+from dragoman.core.spec import ModelSpec
+from dragoman.core.text import Sampling, merge_chunks
 from dragoman.generation.cache import BLOCK, PrefixCache
 from dragoman.generation.job import Sequence
 from dragoman.generation.scheduler import Scheduler
+from dragoman.runtimes.llm.model import LanguageModel
+from generation.helpers import generation
 
 
 @dataclass(eq=False)
@@ -120,6 +129,27 @@ def test_cached_prefixes_are_not_computed() -> None:
     scheduler = Scheduler(FakeCache(1000, prefix=6), max_batch=8, chunk=1000)
     scheduler.add(Prompt(10))
     assert step(scheduler) == [(0, 4)]
+
+
+async def test_a_reset_forgets_prefixes_but_not_calls_in_progress(llama: LanguageModel) -> None:
+    prompt = "The prefix of this prompt is stored. " * 6
+    expected = [await generation(llama, prompt, max_new_tokens=30) for _ in range(2)]
+    assert [each.prompts[0].cached > 0 for each in expected] == [False, True]
+    call = Generate(prompts=(prompt,), sampling=Sampling(max_new_tokens=30), stream=True)
+    async with aclosing(llama.generate(call)) as chunks:
+        received = [await anext(chunks)]
+        await llama.reset_prefix_cache(ResetPrefixCache())
+        received += [chunk async for chunk in chunks]
+    assert merge_chunks(received).texts == expected[1].texts
+    await llama.reset_prefix_cache(ResetPrefixCache())
+    again = [await generation(llama, prompt, max_new_tokens=30) for _ in range(2)]
+    assert [each.prompts[0].cached > 0 for each in again] == [False, True]
+    assert [each.texts[0].text for each in again] == [each.texts[0].text for each in expected]
+
+
+async def test_replicas_have_prefix_caches_of_their_own() -> None:
+    with pytest.raises(NotSupported, match="only for a model with one replica"):
+        await LanguageModel(ModelSpec(name="m", replicas=2)).reset_prefix_cache(ResetPrefixCache())
 
 
 def test_prefixes_are_found_by_tokens_and_adapter() -> None:

@@ -159,6 +159,10 @@ class UnloadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
     name: str
 
 
+class ResetPrefixCache(msgspec.Struct, ModelCall[None], frozen=True):
+    """Forget the computed prefixes of prompts; calls in progress continue."""
+
+
 class Embedded(msgspec.Struct, frozen=True):
     """The answer to `Embed`: an FP32 matrix [number of inputs, dimension], and the number of input tokens."""
 

@@ -129,6 +129,10 @@ class Model:
         """Unload a LoRA adapter."""
         raise NotImplementedError
 
+    def reset_prefix_cache(self, call: calls.ResetPrefixCache) -> Any:
+        """Forget the computed prefixes of prompts."""
+        raise NotImplementedError
+
     def embed(self, call: calls.Embed) -> Any:
         """Return one vector per text as `Embedded`."""
         raise NotImplementedError

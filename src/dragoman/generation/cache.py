@@ -252,6 +252,9 @@ class CacheManager:
             tokens = sequence.tokens[: sequence.computed]
             self.prefixes.add(tokens, sequence.adapter, lambda start, stop: self.cache.read(sequence.slot, start, stop))
 
+    def clear_prefixes(self) -> None:
+        self.prefixes.clear()
+
     @property
     def allocated_tokens(self) -> int:
         """Number of tokens for which cache memory is allocated."""

@@ -65,6 +65,7 @@ class SequenceMemory(CacheCapacity, Protocol):
     def release(self) -> None: ...
     def gather(self, sources: list[int], targets: list[int], length: int) -> None: ...
     def store_prefix(self, sequence: Sequence) -> None: ...
+    def clear_prefixes(self) -> None: ...
 
 
 class GenerationEngine:
@@ -99,6 +100,10 @@ class GenerationEngine:
         if self._speculation is not None:
             self._speculation.keep(())
         self._memory.release()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes. Sequences in progress continue, and are stored when they end."""
+        self._memory.clear_prefixes()
 
     def add_adapter(self, name: str, weights: Mapping[str, LoraWeights]) -> None:
         """Add a LoRA adapter for later jobs. Raises ModelFailed if it does not fit the model."""

@@ -116,6 +116,9 @@ class GeneralMemory:
     def store_prefix(self, sequence: Sequence) -> None:
         """Do nothing."""
 
+    def clear_prefixes(self) -> None:
+        """Do nothing."""
+
 
 class GeneralRunner:
     """A model of any architecture that transformers can generate with, used by one thread.

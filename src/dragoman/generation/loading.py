@@ -179,6 +179,10 @@ class LocalEngine:
     def spans(self, prompt: Prompt) -> tuple[str, tuple[TokenSpan, ...]]:
         return self.intake.vocabulary.spans(prompt)
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget the computed prefixes of prompts, between two steps."""
+        await asyncio.wrap_future(self.service.execute(lambda engine: engine.reset_prefix_cache()))
+
     def measurements(self) -> Iterable[Family]:
         return self.engine.measurements(self.service.active)
 

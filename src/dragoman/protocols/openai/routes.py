@@ -23,7 +23,7 @@ from dragoman.core.calls import (
 from dragoman.core.errors import DragomanError, InvalidInput
 from dragoman.core.sampling import InvalidValueError, ValueKind, format_value, integer, truncation_side
 from dragoman.core.text_limits import MAX_TEXTS
-from dragoman.protocols.openai import adapters, messages
+from dragoman.protocols.openai import adapters, messages, prefix_cache
 from dragoman.protocols.openai.response_routes import Responses
 from dragoman.protocols.openai.responses import PARAMETERS as RESPONSE_PARAMETERS
 from dragoman.protocols.openai.scoring import RERANK, SCORE, TEI, TEI_EMBED, Scoring
@@ -226,7 +226,7 @@ def protocol(policy: Policy) -> HttpProtocol:
             Route("POST", f"{base}/completions", at.completions, role="infer", operation=text_messages.COMPLETE),
             Route("POST", f"{base}/embeddings", at.embeddings, role="infer", operation=embed),
         ]
-    routes += adapters.routes(policy)
+    routes += [*adapters.routes(policy), *prefix_cache.routes(policy)]
     stored = Responses(policy, write_error)
     respond = messages.respond(RESPONSE_PARAMETERS)
     routes += [

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.calls import LoadAdapter, UnloadAdapter
+from dragoman.core.calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.core.errors import NotSupported
 from dragoman.core.runtime import Runtime
 from dragoman.generation import folder as folders
@@ -56,6 +56,11 @@ class LanguageModel(TextModel):
     async def unload_adapter(self, call: UnloadAdapter) -> None:
         self._check_local()
         self.text_engine.adapters.unload(call.name)
+
+    async def reset_prefix_cache(self, call: ResetPrefixCache) -> None:
+        if self.spec.replicas > 1:
+            raise NotSupported("the prefix cache can be reset only for a model with one replica: each has its own")
+        await self.text_engine.reset_prefix_cache()
 
     def _check_local(self) -> None:
         """Raise NotSupported if other processes have copies of the model, or it would be lost with its process."""
