@@ -40,6 +40,12 @@ async def test_routes_of_vllm_and_sglang(name: str) -> None:
         assert server.model("Caching").resets == 3
 
 
+async def test_without_a_control_token_nothing_is_reset() -> None:
+    async with serve(Caching) as server:
+        response = await server.post("/reset_prefix_cache", b"")
+        assert (response.status, server.model("Caching").resets) == (403, 0)
+
+
 async def test_strict_parameters() -> None:
     async with serve(Caching, control_token="open", strict_parameters=True) as server:
         response = await server.post("/reset_prefix_cache?reset_external=true", b"", headers=TOKEN)
