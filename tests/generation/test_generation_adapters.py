@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.calls import Generate, LoadAdapter, UnloadAdapter
+from dragoman.core.calls import Generate
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, ModelFailed, NotSupported, Overloaded, PathNotFound
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling, merge_chunks
+from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import Reference, generation, ids, load_model, prompts, text, text_engine
 

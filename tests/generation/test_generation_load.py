@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.calls import Generate, UnloadAdapter
+from dragoman.core.calls import Generate
 from dragoman.core.text import Grammar, Prompt, Sampling, Text, merge_chunks
+from dragoman.core.text_engine_calls import UnloadAdapter
 from dragoman.runtimes.llm.model import LanguageModel
 from generation.helpers import Reference, ids, load_model, prompts, text_engine
 from generation.test_generation_adapters import save_adapter

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dragoman.core.calls import Generate, ResetPrefixCache
+from dragoman.core.calls import Generate
 from dragoman.core.errors import NotSupported
 from dragoman.core.spec import ModelSpec
 from dragoman.core.text import Sampling, merge_chunks
+from dragoman.core.text_engine_calls import ResetPrefixCache
 from dragoman.generation.cache import BLOCK, PrefixCache
 from dragoman.generation.job import Sequence
 from dragoman.generation.scheduler import Scheduler

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from access.access_models import KeyFile, bearer
-from dragoman.core.calls import LoadAdapter, UnloadAdapter
 from dragoman.core.errors import AlreadyLoaded, InvalidInput, PathNotFound
+from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
 
 from .text_server import ReverseModel, TextServer, serve
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from access.access_models import KeyFile, bearer
-from dragoman.core.calls import ResetPrefixCache
+from dragoman.core.text_engine_calls import ResetPrefixCache
 
 from .text_server import ReverseModel, serve
 

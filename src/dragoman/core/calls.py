@@ -144,25 +144,6 @@ class Tokenize(msgspec.Struct, ModelCall[Tokenized], frozen=True):
     prompt: Prompt
 
 
-class LoadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
-    """Load a LoRA adapter from a path in the model's folder of adapters; it may replace one, and be kept in memory."""
-
-    name: str
-    path: str
-    replaces: bool = False
-    pinned: bool = False
-
-
-class UnloadAdapter(msgspec.Struct, ModelCall[None], frozen=True):
-    """Unload a LoRA adapter of the model; calls that use it are completed."""
-
-    name: str
-
-
-class ResetPrefixCache(msgspec.Struct, ModelCall[None], frozen=True):
-    """Forget the computed prefixes of prompts; calls in progress continue."""
-
-
 class Embedded(msgspec.Struct, frozen=True):
     """The answer to `Embed`: an FP32 matrix [number of inputs, dimension], and the number of input tokens."""
 

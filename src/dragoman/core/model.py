@@ -11,6 +11,7 @@ from dragoman.core.sequences import SequenceOptions
 from dragoman.core.signature import Signature, TensorSpec
 from dragoman.core.spec import ModelSpec, Placement
 from dragoman.core.tensor import Tensor
+from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 
 # What `infer` may give: one array for a model of one output, a tuple in the order of the outputs, or names.
 Result = calls.Inference | Mapping[str, Tensor | Array] | tuple[Tensor | Array, ...] | Tensor | Array
@@ -121,15 +122,15 @@ class Model:
         """Return the tokens of the prompt as `Tokenized`."""
         raise NotImplementedError
 
-    def load_adapter(self, call: calls.LoadAdapter) -> Any:
+    def load_adapter(self, call: LoadAdapter) -> Any:
         """Load a LoRA adapter."""
         raise NotImplementedError
 
-    def unload_adapter(self, call: calls.UnloadAdapter) -> Any:
+    def unload_adapter(self, call: UnloadAdapter) -> Any:
         """Unload a LoRA adapter."""
         raise NotImplementedError
 
-    def reset_prefix_cache(self, call: calls.ResetPrefixCache) -> Any:
+    def reset_prefix_cache(self, call: ResetPrefixCache) -> Any:
         """Forget the computed prefixes of prompts."""
         raise NotImplementedError
 

@@ -22,12 +22,9 @@ from dragoman.core.calls import (
     Gradient,
     Handle,
     Infer,
-    LoadAdapter,
     Request,
-    ResetPrefixCache,
     SignatureFor,
     Tokenize,
-    UnloadAdapter,
 )
 from dragoman.core.errors import (
     MAX_CHARACTERS,
@@ -46,6 +43,7 @@ from dragoman.core.model import Model
 from dragoman.core.scoring import Score
 from dragoman.core.signature import Signature
 from dragoman.core.spec import ModelSpec, Placement
+from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.system.load_steps import report_step
 from dragoman.system.request_context import request_id
 from dragoman.system.threads import run_here, run_in_thread

@@ -10,7 +10,6 @@ from dragoman.core.calls import (
     Describe,
     IndexEntry,
     Load,
-    LoadAdapter,
     ModelDescription,
     Ready,
     Request,
@@ -18,9 +17,9 @@ from dragoman.core.calls import (
     ScaleModel,
     States,
     Unload,
-    UnloadAdapter,
 )
 from dragoman.core.errors import InvalidInput, ModelNotFound
+from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
 from dragoman.protocols.lmi import messages
 from dragoman.protocols.text_common.parameters import (
     after_authorization,

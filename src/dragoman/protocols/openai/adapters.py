@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.calls import LoadAdapter, UnloadAdapter
 from dragoman.core.sampling import flag, text
+from dragoman.core.text_engine_calls import LoadAdapter, UnloadAdapter
 from dragoman.protocols.text_common.openai_format import anything
 from dragoman.protocols.text_common.parameters import (
     Parameter,

@@ -2,7 +2,7 @@
 
 from urllib.parse import parse_qsl
 
-from dragoman.core.calls import ResetPrefixCache
+from dragoman.core.text_engine_calls import ResetPrefixCache
 from dragoman.protocols.text_common.parameters import (
     after_authorization,
     build_request,

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.core.errors import NotSupported
 from dragoman.core.runtime import Runtime
+from dragoman.core.text_engine_calls import LoadAdapter, ResetPrefixCache, UnloadAdapter
 from dragoman.generation import folder as folders
 from dragoman.runtimes.llm import RUNTIME
 from dragoman.runtimes.text_model import TextModel
