@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dragoman.core.patterns import LazyPattern
 from dragoman.core.text_limits import MAX_CALL_START_CHARACTERS
 
 SPACE = r"[ \t\r\n]{0,512}"
@@ -48,10 +49,10 @@ class Format:
     """
 
     opener: str
-    start: re.Pattern[str]
-    start_prefix: re.Pattern[str]
-    closer: re.Pattern[str] | None
-    separator_prefix: re.Pattern[str]
+    start: LazyPattern
+    start_prefix: LazyPattern
+    closer: LazyPattern | None
+    separator_prefix: LazyPattern
     parameters: str = "qwen"
 
 
@@ -67,10 +68,10 @@ def _format(
     ]
     return Format(
         opener,
-        re.compile(re.escape(opener) + start),
-        re.compile(re.escape(opener) + start_prefix),
-        re.compile(any_end) if ends else None,
-        re.compile(f"(?:{SPACE}[;,]{SPACE}|{'|'.join(partial)})"),
+        LazyPattern(re.escape(opener) + start),
+        LazyPattern(re.escape(opener) + start_prefix),
+        LazyPattern(any_end) if ends else None,
+        LazyPattern(f"(?:{SPACE}[;,]{SPACE}|{'|'.join(partial)})"),
         parameters,
     )
 
@@ -165,25 +166,25 @@ FORMATS: Mapping[str, Format] = {
         _format(_FUNCTION, "</function>", f"{_NAME}>{SPACE}(?:{_OBJECT}|{_PARAMETERS})", _FUNCTION_PREFIX),
     )
 }
-OPENER = re.compile(f"(?=[<f\\[])(?:{'|'.join(map(re.escape, FORMATS))})")
+OPENER = LazyPattern(f"(?=[<f\\[])(?:{'|'.join(map(re.escape, FORMATS))})")
 LONGEST_OPENER = max(map(len, FORMATS))
-OPENING = re.compile("(?:" + "|".join(map(prefixes, FORMATS)) + r")\Z")
+OPENING = LazyPattern("(?:" + "|".join(map(prefixes, FORMATS)) + r")\Z")
 
-NEXT = re.compile(rf"{SPACE}(?:[;,]{SPACE})?(?=\{{)")
-LIST_END = re.compile(rf"{SPACE}\]")
+NEXT = LazyPattern(rf"{SPACE}(?:[;,]{SPACE})?(?=\{{)")
+LIST_END = LazyPattern(rf"{SPACE}\]")
 
 # What follows the arguments in their object: its end, or more members, which are ignored.
-OBJECT_END = re.compile(rf"{SPACE}\}}")
-MEMBERS = re.compile(rf'{SPACE},{SPACE}"')
-ENDING = re.compile(rf"{SPACE}(?:,{SPACE})?")
+OBJECT_END = LazyPattern(rf"{SPACE}\}}")
+MEMBERS = LazyPattern(rf'{SPACE},{SPACE}"')
+ENDING = LazyPattern(rf"{SPACE}(?:,{SPACE})?")
 
 _TEXT = r'"[^"\\]{0,200}"'
 _COLON = f"{SPACE}:{SPACE}"
 _BEFORE = rf'\{{{SPACE}(?:(?:"type"{_COLON}"function"|"id"{_COLON}{_TEXT}){SPACE},{SPACE}){{0,2}}"name"{_COLON}'
-_CALL_START = re.compile(
+_CALL_START = LazyPattern(
     rf'{_BEFORE}"([^"\\]{{0,200}})"{SPACE},{SPACE}"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)'
 )
-_NAMED = re.compile(rf'{_BEFORE}"([^"\\]{{0,200}})"')
+_NAMED = LazyPattern(rf'{_BEFORE}"([^"\\]{{0,200}})"')
 # First key of the object of a call, and the beginning of its value.
 _VALUES = {"name": '"', "function": "{", "type": '"function"', "arguments": "", "parameters": "", "id": ""}
 
@@ -193,7 +194,7 @@ def _first(key: str, value: str) -> str:
     return rf'{prefixes(chr(34) + key + chr(34))}\Z|"{key}"{SPACE}(?:\Z|:{SPACE}(?:{of_value}))'
 
 
-_MAYBE = re.compile(rf"\{{{SPACE}(?:{'|'.join(_first(key, value) for key, value in _VALUES.items())})")
+_MAYBE = LazyPattern(rf"\{{{SPACE}(?:{'|'.join(_first(key, value) for key, value in _VALUES.items())})")
 
 
 def parse_call_start(text: str, at: int) -> tuple[str, int] | None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.patterns import LazyPattern
 from dragoman.protocols.text_common.tool_formats import DSML, SPACE, prefixes
 from dragoman.protocols.wire import replace_surrogates
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_INTEGER = LazyPattern(r"[+-]?[0-9]+")
+_NUMBER = LazyPattern(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_JSON_NUMBER = LazyPattern(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # Other names of JSON types in the schemas of tools, by their prefixes, as in vLLM's parser.
 _ALIASES = {
     ("int", "uint", "long", "short", "unsigned"): "integer",
@@ -176,10 +177,10 @@ class ParameterMarkup:
     breaks_lines: a line break after the key and before the end of the value is not part of it.
     """
 
-    next: re.Pattern[str]
-    maybe_next: re.Pattern[str]
-    end: re.Pattern[str]
-    maybe_end: re.Pattern[str]
+    next: LazyPattern
+    maybe_next: LazyPattern
+    end: LazyPattern
+    maybe_end: LazyPattern
     longest_end: int
     breaks_lines: bool = False
 
@@ -193,10 +194,10 @@ def _markup(
     forgotten = "|".join(map(re.escape, others))
     end = call_end.removeprefix("(?=").removesuffix(")")
     return ParameterMarkup(
-        re.compile(rf"{SPACE}(?:{key}|{call_end})"),
-        re.compile(rf"{SPACE}(?:{key_prefix}|{prefixes(end)})"),
-        re.compile(rf"{line}(?:{re.escape(value_end)}|(?={forgotten}))"),
-        re.compile(rf"{line}(?:{'|'.join(map(prefixes, enders))})\Z"),
+        LazyPattern(rf"{SPACE}(?:{key}|{call_end})"),
+        LazyPattern(rf"{SPACE}(?:{key_prefix}|{prefixes(end)})"),
+        LazyPattern(rf"{line}(?:{re.escape(value_end)}|(?={forgotten}))"),
+        LazyPattern(rf"{line}(?:{'|'.join(map(prefixes, enders))})\Z"),
         1 + max(map(len, enders)),
         breaks_lines,
     )
