@@ -87,8 +87,8 @@ def run_process(command: Sequence[str], log: Path, core: int | None = None, cwd:
     """Run a server with its output in `log`, and stop it at the end of the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        pinned = pin(core)
-        child = subprocess.Popen(command, cwd=cwd, stdout=output, stderr=output, preexec_fn=pinned)
+        pinned, env = pin(core), environment()
+        child = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=output, preexec_fn=pinned)
     try:
         yield Process(child, log)
     finally:
@@ -98,6 +98,11 @@ def run_process(command: Sequence[str], log: Path, core: int | None = None, cwd:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of this process, with Python's cache of bytecode, which installed packages have too."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def pin(core: int | None) -> Callable[[], None] | None:

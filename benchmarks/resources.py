@@ -39,6 +39,8 @@ def startup(plan: Plan, peer_names: Sequence[str]) -> list[Row]:
 def _startup(kinds: Mapping[str, Sequence[str]], plan: Plan, peer_names: Sequence[str]) -> list[Row]:
     rows = []
     for name in [*kinds, *peer_names]:
+        with tempfile.TemporaryDirectory() as folder, _start(name, kinds.get(name), Path(folder)):
+            pass  # fills Python's cache of bytecode
         found = [_measure_idle(name, kinds.get(name), plan) for _ in range(plan.rounds)]
         row: Row = {"workload": "startup", "server": name}
         row |= {key: _median(f[key] for f in found) for key in found[0]}
