@@ -107,9 +107,9 @@ def _distribution_entries() -> EntryPoints:
 
 def resolve(path: str) -> Any:
     """Return the object of `module:attribute` or `file.py:attribute`. Raises ModelFailed."""
-    place, _, attribute = path.rpartition(":")
+    module_path, _, attribute = path.rpartition(":")
     try:
-        target: Any = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        target: Any = import_file(Path(module_path)) if module_path.endswith(".py") else _import_module(module_path)
     except (ImportError, OSError, SyntaxError) as error:
         raise ModelFailed(f"cannot import '{path}': {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
@@ -117,7 +117,7 @@ def resolve(path: str) -> Any:
             target = getattr(target, part)
         except AttributeError as error:
             near = suggestion(part, [name for name in dir(target) if not name.startswith("_")])
-            raise ModelFailed(f"cannot import '{path}': '{place}' has no '{attribute}'{near}") from error
+            raise ModelFailed(f"cannot import '{path}': '{module_path}' has no '{attribute}'{near}") from error
     return target
 
 

@@ -108,9 +108,9 @@ async def test_ignored_properties_are_logged_once(folder: Path, caplog: pytest.L
 
 def test_the_doctor_reports_properties(folder: Path) -> None:
     (folder / "serving.properties").write_text("option.dtype=bf16\noption.quantize=awq\nengine=Python")
-    found = {remark.subject: remark.effect for remark in survey(folder) if remark.place == "serving.properties"}
+    found = {remark.subject: remark.effect for remark in survey(folder) if remark.location == "serving.properties"}
     assert found == {"option.dtype": "same", "option.quantize": "missing", "engine": "unused"}
-    assert "settings.json" not in {remark.place for remark in survey(folder)}  # there is none
+    assert "settings.json" not in {remark.location for remark in survey(folder)}  # there is none
 
 
 def test_environment_of_sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

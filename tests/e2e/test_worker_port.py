@@ -80,7 +80,7 @@ def test_a_model_waits_for_its_worker_and_ends_it(
     assert server.status("/v2/health/ready") != 200
     status, body = server.infer("m", [1.0])
     assert status == 503
-    assert body == {"error": "model 'm' is not ready: it waits for workers"}
+    assert body == {"error": "model 'm' is not ready: waiting for workers"}
     assert main(["status", server.url]) == 1
     assert waiting not in capsys.readouterr().out
     monkeypatch.setenv("DRAGOMAN_API_KEY", "t")

@@ -222,7 +222,7 @@ async def test_texts_and_bytes(server: TextServer) -> None:
             "double",
             "application/json",
             b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}',
-            "tensors of Open Inference are answered at /v2/models/double/infer",
+            "Open Inference tensors are accepted at /v2/models/double/infer",
         ),
         ("joined", "application/json", b"[1]", "model 'joined' takes 'a', 'b'; expected 'inputs' to be an object"),
         ("joined", "application/json", b'{"a": [1.5], "b": [1]}', "input 'a': 1.5 does not fit into INT64"),

@@ -209,7 +209,7 @@ async def test_a_call_waits_until_its_deadline_and_the_index_says_for_what(tmp_p
         block = tmp_path / "m" / "block"
         block.touch()
         call = Infer({"x": Tensor.of(np.array([3.0]))})
-        reason = "Request timeout expired: it waits for workers"
+        reason = "Request timeout expired: waiting for workers"
         with pytest.raises(DeadlineExceeded, match=f"^{reason}$"):
             await engine.call(Request(call, "m", deadline_s=time.monotonic() + 0.3))
         stream = engine.stream(Request(call, "m", deadline_s=time.monotonic() + 0.3))

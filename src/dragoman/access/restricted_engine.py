@@ -1,4 +1,4 @@
-"""The engine as the holder of a restricted key sees it: its models, within its limits."""
+"""Engine for requests with a restricted key: only its models, within its limits."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing

@@ -120,8 +120,8 @@ def _load_errors(folder: Path, found: list[Remark], names: list[str]) -> Iterato
 
 def _text(remarks: list[Remark], bad: int) -> str:
     lines: list[str] = []
-    for place, group in itertools.groupby(remarks, key=lambda r: r.place):
-        lines.append(place)
+    for location, group in itertools.groupby(remarks, key=lambda r: r.location):
+        lines.append(location)
         lines += [f"  {r.effect:<9}  {r.subject}" + (f": {r.note}" if r.note else "") for r in group]
         lines.append("")
     lines.append(_summary(remarks, bad))

@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long this process may run (default: in a SLURM job, its limit)",
     )
     parser.add_argument(
-        "--drain-s", metavar="S", type=float, default=60.0, help="take no calls so long before the limit (default: 60)"
+        "--drain-s",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="seconds before the limit in which no call is taken (default: 60)",
     )
     parser.add_argument(
         "--cache-dir",

@@ -30,7 +30,7 @@ class Field:
 class Remark:
     """Support of one field or import: the file, its name, the effect, and a note with the alternative."""
 
-    place: str
+    location: str
     subject: str
     effect: Effect
     note: str
@@ -116,23 +116,23 @@ PARAMETERS: Mapping[str, Field] = {
 
 
 def remarks_on(
-    given: Mapping[str, Any], table: Mapping[str, Field], place: str | Path, prefix: str = ""
+    given: Mapping[str, Any], table: Mapping[str, Field], location: str | Path, prefix: str = ""
 ) -> Iterator[Remark]:
     """Return the support of each field, except unsupported ones that have their default value."""
     unknown = Field("same", "passed to the model's code") if table is PARAMETERS else Field("unused", "unknown field")
     for name, value in given.items():
         field = table.get(name, unknown)
         if name not in table or field.effect in ("same", "different") or not _is_default(value, field.default):
-            yield Remark(str(place), prefix + name, field.effect, field.note)
+            yield Remark(str(location), prefix + name, field.effect, field.note)
 
 
 def report(remarks: Iterable[Remark]) -> None:
     """Log the fields that are ignored. Raises InvalidInput for a rejected one."""
     for each in remarks:
         if each.effect == "rejected":
-            raise InvalidInput(f"{each.place}: '{each.subject}' is not supported: {each.note}")
+            raise InvalidInput(f"{each.location}: '{each.subject}' is not supported: {each.note}")
         if each.effect in ("unused", "missing"):
-            log.warning("%s: '%s' is ignored: %s", each.place, each.subject, each.note)
+            log.warning("%s: '%s' is ignored: %s", each.location, each.subject, each.note)
 
 
 def is_true(value: Any) -> bool:

@@ -79,7 +79,7 @@ def implementation(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     named = fields.get("implementation") or ""
     if not isinstance(named, str):
         raise InvalidInput(f"{path}: 'implementation': expected text, got {named!r}")
-    reason = why_unsupported(named)
+    reason = unsupported_reason(named)
     if reason:
         raise InvalidInput(f"{path}: implementation '{named}': {reason}")
     known = known_implementation(named)
@@ -112,7 +112,7 @@ def known_implementation(named: str) -> KnownImplementation | None:
     return RUNTIMES.get(f"{named.partition('.')[0]}.{named.rpartition('.')[2]}")
 
 
-def why_unsupported(named: str) -> str:
+def unsupported_reason(named: str) -> str:
     """Return why an implementation of MLServer is not supported, and the alternative; "" for any other."""
     return UNSUPPORTED.get(named.partition(".")[0].replace("-", "_"), "")
 
@@ -120,8 +120,8 @@ def why_unsupported(named: str) -> str:
 def file_of(named: str, folder: Path) -> Path | None:
     """Return the file in a model's folder that defines a class; None if there is none."""
     module = named.rpartition(".")[0].replace(".", "/")
-    places = (folder / f"{module}.py", folder / module / "__init__.py")
-    return next((place for place in places if place.is_file()), None)
+    locations = (folder / f"{module}.py", folder / module / "__init__.py")
+    return next((location for location in locations if location.is_file()), None)
 
 
 def _custom_class(named: str, fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -143,10 +143,10 @@ def _own_parameters(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _file(uri: str, known: KnownImplementation | None, folder: Path) -> str:
     """Return the uri, or if it is a folder the file in it that the MLServer runtime would load."""
-    place = folder / uri
-    if known is None or not place.is_dir():
+    location = folder / uri
+    if known is None or not location.is_dir():
         return uri
-    return next((str(Path(uri) / name) for name in known.files if (place / name).is_file()), uri)
+    return next((str(Path(uri) / name) for name in known.files if (location / name).is_file()), uri)
 
 
 def _tensor_table(tensor: Any) -> Any:
@@ -202,8 +202,8 @@ def _fields(path: Path) -> Mapping[str, Any]:
 
 def _server_field(name: str, folder: Path) -> Any:
     """Return a field of the settings.json of a folder or one above it, else of the environment, else None."""
-    places = (folder, *folder.resolve().parents[:_MAX_ABOVE])
-    values = (_fields(place / "settings.json").get(name) for place in places)
+    locations = (folder, *folder.resolve().parents[:_MAX_ABOVE])
+    values = (_fields(location / "settings.json").get(name) for location in locations)
     return next((value for value in values if value is not None), server_variables(variables(folder)).get(name))
 
 

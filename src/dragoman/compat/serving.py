@@ -67,13 +67,13 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def _model(value: str, folder: Path) -> dict[str, Any]:
-    place = (folder / value).expanduser()
-    if "://" in value or not place.exists():
+    location = (folder / value).expanduser()
+    if "://" in value or not location.exists():
         raise InvalidInput(
             f"{folder / FILE}: option.model_id: folder '{value}' not found; models are not downloaded: copy the model "
             "beside the file and give its folder"
         )
-    return {"uri": str(place.resolve())}
+    return {"uri": str(location.resolve())}
 
 
 def _formatter(name: str) -> Callable[[str, Path], dict[str, Any]]:
@@ -176,9 +176,9 @@ def _add(table: dict[str, Any], more: Mapping[str, Any]) -> None:
 # --- parsing -------------------------------------------------------------------------------------------------
 
 
-def property_remarks(path: Path, place: str) -> list[Remark]:
+def property_remarks(path: Path, location: str) -> list[Remark]:
     """Return the support of each property in a serving.properties. Raises InvalidInput."""
-    return list(remarks_on(_parse(path), PROPERTIES, place))
+    return list(remarks_on(_parse(path), PROPERTIES, location))
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from dragoman.compat.files import (
     known_implementation,
     model_variables,
     server_variables,
+    unsupported_reason,
     variables,
-    why_unsupported,
     with_environment,
 )
 from dragoman.core.errors import InvalidInput
@@ -43,11 +43,11 @@ def survey(folder: Path) -> list[Remark]:
         remarks += _model(path, folder)
     properties = sorted(folder.rglob(serving.FILE))
     for path in properties:
-        place = str(path.relative_to(folder))
+        location = str(path.relative_to(folder))
         try:
-            remarks += serving.property_remarks(path, place)
+            remarks += serving.property_remarks(path, location)
         except InvalidInput as error:
-            remarks.append(Remark(place, "properties", "rejected", error.message))
+            remarks.append(Remark(location, "properties", "rejected", error.message))
     configured = sorted(folder.rglob("config.pbtxt"))
     for path in configured:
         remarks += _triton(path, str(path.relative_to(folder)))
@@ -65,12 +65,12 @@ def survey_script(path: Path) -> list[Remark]:
     return list(_code(path, path.name))
 
 
-def _triton(path: Path, place: str) -> Iterator[Remark]:
+def _triton(path: Path, location: str) -> Iterator[Remark]:
     """Return remarks on a `config.pbtxt`; none if it is invalid, which loading it reports."""
     from dragoman.compat.triton.config import read_model, remarks  # imports protobuf
 
     try:
-        yield from remarks(read_model(path.parent), place)
+        yield from remarks(read_model(path.parent), location)
     except InvalidInput:
         return
 
@@ -97,33 +97,33 @@ def _server(folder: Path, *, is_mlserver: bool) -> Iterator[Remark]:
 
 
 def _model(path: Path, root: Path) -> Iterator[Remark]:
-    place = str(path.relative_to(root))
+    location = str(path.relative_to(root))
     given = _read(path)
     try:
         merged = with_environment(given, path.parent)
     except InvalidInput:  # which loading it reports
         return
-    yield from remarks_on(given, MODEL, place)
-    yield from remarks_on(given.get("parameters") or {}, PARAMETERS, place, "parameters.")
+    yield from remarks_on(given, MODEL, location)
+    yield from remarks_on(given.get("parameters") or {}, PARAMETERS, location, "parameters.")
     named = str(merged.get("implementation") or "")
-    yield from _implementation(named, place, path.parent)
+    yield from _implementation(named, location, path.parent)
     uri = path.parent / str(merged["parameters"].get("uri") or "")
     files = [uri] if uri.is_file() else list(path.parent.glob("model.*"))
     if any(f.suffix in _PICKLED for f in files) and (known_implementation(named) is not None or not named):
-        yield Remark(place, "parameters.uri", "different", _PICKLE)
+        yield Remark(location, "parameters.uri", "different", _PICKLE)
 
 
-def _implementation(named: str, place: str, folder: Path) -> Iterator[Remark]:
+def _implementation(named: str, location: str, folder: Path) -> Iterator[Remark]:
     known = known_implementation(named)
-    if why_unsupported(named):
-        yield Remark(place, "implementation", "rejected", why_unsupported(named))
+    if unsupported_reason(named):
+        yield Remark(location, "implementation", "rejected", unsupported_reason(named))
     elif known is not None:
         note = "answers as in MLServer" if known.has_class else f"uses Dragoman's runtime {known.runtime}"
         note += "; start with --allow-pickle if you trust its files" if known.runtime == "mlflow" else ""
-        yield Remark(place, "implementation", "same", note)
+        yield Remark(location, "implementation", "same", note)
     elif named and file_of(named, folder) is None:
         note = f"'{named}' is not in a file beside its settings: it must be importable by the server"
-        yield Remark(place, "implementation", "different", note)
+        yield Remark(location, "implementation", "different", note)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -137,32 +137,32 @@ def _read(path: Path) -> dict[str, Any]:
 # --- code ------------------------------------------------------------------------------------------------------
 
 
-def _code(path: Path, place: str) -> Iterator[Remark]:
+def _code(path: Path, location: str) -> Iterator[Remark]:
     """Return remarks on the imports of `mlserver` in a Python file."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        yield Remark(place, "code", "missing", f"cannot be parsed: {error}")
+        yield Remark(location, "code", "missing", f"cannot be parsed: {error}")
         return
     if any(module.partition(".")[0].startswith("kserve") for module, _ in _imports(tree)):
         from dragoman.compat.kserve.survey import remarks  # imports protobuf
 
-        yield from remarks(tree, place)
+        yield from remarks(tree, location)
     for module, names in _imports(tree):
         top = module.partition(".")[0]
         if top.startswith("mlserver_") and top not in RUNTIME_PACKAGES:
             note = f"the package '{top}' is not included: derive the class from mlserver.MLModel"
-            yield Remark(place, f"import {module}", "missing", note)
+            yield Remark(location, f"import {module}", "missing", note)
         elif top == "mlserver" and not _is_ours(module):
             note = "this module is not included: install the package mlserver if it is needed"
-            yield Remark(place, f"import {module}", "missing", note)
+            yield Remark(location, f"import {module}", "missing", note)
         elif top == "mlserver":
             if "custom_handler" in names:
-                yield Remark(place, "custom_handler", "different", _HANDLER)
+                yield Remark(location, "custom_handler", "different", _HANDLER)
             if names & {"register", "log"} and module in ("mlserver", "mlserver.metrics"):
-                yield Remark(place, "metrics", "different", _METRIC)
+                yield Remark(location, "metrics", "different", _METRIC)
     if any(isinstance(node, ast.Attribute) and node.attr == "headers" for node in ast.walk(tree)):
-        yield Remark(place, "parameters.headers", "different", _HEADERS)
+        yield Remark(location, "parameters.headers", "different", _HEADERS)
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
@@ -175,5 +175,5 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 def _is_ours(module: str) -> bool:
     rest = module.partition(".")[2]
-    place = _MODULE.joinpath(*rest.split(".")) if rest else _MODULE
-    return rest in MERGED_MODULES or place.is_dir() or place.with_suffix(".py").is_file()
+    location = _MODULE.joinpath(*rest.split(".")) if rest else _MODULE
+    return rest in MERGED_MODULES or location.is_dir() or location.with_suffix(".py").is_file()

@@ -12,8 +12,8 @@ from dragoman.conformance.clauses import ClauseFailed, NotOffered, NotTried, Rec
 from dragoman.core.errors import InvalidInput, NotReady
 
 KEY_HINT = "give a key with --key-file FILE or the variable DRAGOMAN_API_KEY"
-_SHOWN = 600
-_MISSING = (404, 405, 501)
+_MAX_SHOWN_CHARACTERS = 600
+_MISSING = (404, 405, 501)  # statuses of unknown paths or methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RecordedResponse:
         return self.ok()
 
     def expect_rejected(self, low: int = 400, high: int = 599) -> "RecordedResponse":
-        """Return the response itself. Raises ClauseFailed unless its status is that of an error, NotTried for 401."""
+        """Return the response itself. Raises ClauseFailed for a status outside `low` to `high`, NotTried for 401."""
         if self.status == 401:
             raise NotTried(self._missing_key())
         expect(low <= self.status <= high, f"a status from {low} to {high}", self._summary())
@@ -161,5 +161,5 @@ def checked_url(url: str) -> str:
 
 
 def _text(body: bytes | None) -> str:
-    text = (body or b"")[: 2 * _SHOWN].decode("utf-8", "backslashreplace")
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    text = (body or b"")[: 2 * _MAX_SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."

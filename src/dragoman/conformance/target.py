@@ -19,8 +19,8 @@ from dragoman.conformance.samples import (
 )
 from dragoman.core.errors import InvalidInput
 
-# Models of a server that are tried until one accepts a derived request.
-_TRIED = 30
+# Number of models that are tried until one accepts a derived request.
+_MAX_MODELS = 30
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ def declared_tensors(metadata: Mapping[str, Any], key: str) -> list[TensorShape]
 def find_tensor_model(target: Target) -> TensorModel | str:
     """Return a model that accepts a request derived from its metadata, else one with metadata, else a reason."""
     candidates, reasons = [], []
-    for name in target.listed_models()[:_TRIED]:
+    for name in target.listed_models()[:_MAX_MODELS]:
         response = target.http.get(f"/v2/models/{quote(name, safe='')}")
         metadata = _json(response)
         if not isinstance(metadata, dict):

@@ -39,7 +39,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     load : makes the model of a spec: a subclass of `Model`, or a function.
-    packages : the packages that every model of this runtime needs, by the names under which they are imported.
+    packages : the packages that every model of this runtime needs, by their import names.
     extra : the extra of this project that installs them.
     suffixes : files with these suffixes (lower case) are models of this runtime.
     shared_suffixes : files with these suffixes are, if `is_model_file(path)`; other files have them, too.

@@ -312,7 +312,7 @@ class ModelControl:
                 logged = error.message
 
     async def _check_routing(self, name: str, versions: Mapping[str, Deployment]) -> None:
-        """Make the versions of a model unavailable if some that share requests differ in what clients see of them."""
+        """Make the versions of a model unavailable if some that share requests have different interfaces."""
         try:
             self._registry.routing(name).check_compatible(versions)
         except InvalidInput as error:

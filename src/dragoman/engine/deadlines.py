@@ -11,10 +11,10 @@ from dragoman.system.coroutines import Pending, begin, ensure_task
 from dragoman.workers.pool import Pool
 
 A = TypeVar("A")
-WAITING = "it waits for workers"  # without the addresses and commands in `Pool.waiting`
+WAITING = "waiting for workers"  # without the addresses and commands in `Pool.waiting`
 
 
-async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Pool | None) -> A:
+async def with_deadline(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Pool | None) -> A:
     """Return the result of a coroutine, or raise DeadlineExceeded. A result that is there at once needs no timer.
 
     pool: the workers that it waits for; see `deadline_error`.
@@ -31,7 +31,9 @@ async def before(deadline_s: float, coroutine: Coroutine[Any, Any, A], pool: Poo
             raise deadline_error(pool) from error
 
 
-async def chunks_before(deadline_s: float, chunks: AsyncGenerator[A, None], pool: Pool) -> AsyncGenerator[A, None]:
+async def chunks_with_deadline(
+    deadline_s: float, chunks: AsyncGenerator[A, None], pool: Pool
+) -> AsyncGenerator[A, None]:
     """Yield the chunks of a stream, each before the deadline."""
     async with aclosing(chunks):
         try:

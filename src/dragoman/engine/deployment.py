@@ -23,7 +23,7 @@ from dragoman.engine.batch_counters import BatchCounters
 from dragoman.engine.batching import Batcher
 from dragoman.engine.binder import Binder, bound_request
 from dragoman.engine.counters import CallCounters
-from dragoman.engine.deadlines import WAITING, before, chunks_before, deadline_error, remaining_s
+from dragoman.engine.deadlines import WAITING, chunks_with_deadline, deadline_error, remaining_s, with_deadline
 from dragoman.engine.generation_counters import GenerationUsage
 from dragoman.engine.placements import PreferredPlacements
 from dragoman.engine.response_cache import CACHED_CALLS, ResponseCache
@@ -356,7 +356,7 @@ class Deployment:
         self.in_flight += 1
         try:
             deadline_s = request.deadline_s
-            answer = await (computing if deadline_s is None else before(deadline_s, computing, self._pool))
+            answer = await (computing if deadline_s is None else with_deadline(deadline_s, computing, self._pool))
         except BaseException as error:
             self.counters.count(request.call, start_s, error)
             raise
@@ -442,7 +442,7 @@ class Deployment:
     def _chunks(self, request: Request[A]) -> AsyncGenerator[A, None]:
         assert self._pool is not None
         chunks = self._pool.stream(request)
-        return chunks if request.deadline_s is None else chunks_before(request.deadline_s, chunks, self._pool)
+        return chunks if request.deadline_s is None else chunks_with_deadline(request.deadline_s, chunks, self._pool)
 
     def _leave(self) -> None:
         self.in_flight -= 1

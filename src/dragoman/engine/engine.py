@@ -79,7 +79,7 @@ class Engine:
     `async with Engine(repository) as engine` loads the models (one that fails is UNAVAILABLE, the others serve)
     and closes them. `started` is true once all have been tried. `sources` is the result of a repository scan, if
     there was one. With `watch_quiet_s` models are loaded, replaced and unloaded as their files on disk change, once
-    these have not changed for so many seconds. With `on_demand` calls load the models, within these limits. Protocols
+    these have not changed for that many seconds. With `on_demand` calls load the models, within these limits. Protocols
     can keep `max_records` values between requests.
     """
 

@@ -207,7 +207,10 @@ class LoadedModels:
             await asyncio.sleep(min(self._limits.idle_s / 4, 1.0))
 
     def keep(self, deployment: Deployment, idle_s: float) -> None:
-        """Unload a loaded model after so many seconds without requests, until it is unloaded for any reason."""
+        """Unload a loaded model after `idle_s` seconds without requests.
+
+        The setting is dropped when the model is unloaded for any reason.
+        """
         if deployment.state != "READY" or deployment not in self._loaded or is_pinned(deployment.spec):
             return
         self._reset(deployment)

@@ -14,7 +14,7 @@ from typing import Any
 from dragoman import plugins
 from dragoman.core.errors import InvalidInput, ModelFailed
 from dragoman.engine import model_files
-from dragoman.runtimes.recognise import own_name, recognise, why_not, why_skipped
+from dragoman.runtimes.recognise import own_name, recognise, skip_reason, unrecognised_reason
 from dragoman.workers.probe import probe
 
 log = logging.getLogger("dragoman.engine")
@@ -93,7 +93,7 @@ class Search:
             if recognise(path) is None:
                 known = ", ".join(sorted({each for r in plugins.built_in_runtimes().values() for each in r.suffixes}))
                 raise InvalidInput(
-                    why_not(path)
+                    unrecognised_reason(path)
                     or f"no runtime is known for the file '{name}'; expected a model file ({known}, ...), or a "
                     "folder with it and a dragoman.toml that names its runtime"
                 )
@@ -157,7 +157,7 @@ class Search:
         paths = [p for p in _entries(folder) if p.is_file()]
         files = [p for p in paths if p.suffix != ".py" and recognise(p) is not None]
         for path in paths:
-            if path not in files and (reason := why_skipped(path)):
+            if path not in files and (reason := skip_reason(path)):
                 self._skip(path, reason)
         if folder == self._root:
             return [FoundModel(folder.name if p.stem == "model" else _name(p), p, {}, {}) for p in files]

@@ -95,7 +95,7 @@ def _parse_text(text: str) -> dict[str, float]:
 
 
 def _differences(first: Deployment, second: Deployment) -> dict[str, tuple[Any, Any]]:
-    """Return what clients see of two versions, by the words for it."""
+    """Return the interfaces of two versions, by the names of their parts."""
     a, b = first.loaded, second.loaded
     options = ("open_inputs", "open_outputs", "decodes", "content_type", "unchecked")
     return {

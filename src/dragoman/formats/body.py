@@ -318,10 +318,10 @@ def _parse_tensor(one: _LiteralTensor, where: str, binary: Buffer, at: int, poli
     else:
         parameters = parse_parameters(one.parameters)
         size = parameters.pop("binary_data_size", None)
-        if (place := pop_slice(parameters, where)) is not None:
+        if (region_slice := pop_slice(parameters, where)) is not None:
             if size is not None or one.data is not msgspec.UNSET:
                 raise InvalidInput(f"{where}: {_ONE_FIELD}")
-            raw = require_regions(policy.regions, where).read(place, where)
+            raw = require_regions(policy.regions, where).read(region_slice, where)
             return tensor_from_raw(where, kind, one.shape, raw, policy, parameters), at
     if size is None:
         if one.data is msgspec.UNSET:

@@ -24,7 +24,7 @@ from dragoman.formats.raw import check_shape, reshape_read_only
 _OPENING = re.compile(rb"[\s\[]*")
 _OPENING_BLOCK = 1 << 12  # performance only: bytes of brackets matched at a time
 _MAX_DEPTH = 33
-# Bytes of JSON from which on strings, and nested lists with errors, are parsed in chunks only.
+# Bytes of JSON: longer arrays of strings, and longer nested lists with errors, are only parsed in chunks.
 _VERY_LONG = 1 << 16  # performance only
 _FEW = 64  # performance only: numbers that are serialized faster than checked for NaN and infinities
 _OPEN, _CLOSE = b"[]"

@@ -51,7 +51,7 @@ FIELDS: Mapping[Datatype, str] = {
     BYTES: "bytes_contents",
 }
 
-_MANY_ELEMENTS = 1 << 10  # performance only: elements from which on protobuf takes longer
+_MANY_ELEMENTS = 1 << 10  # performance only: for more elements protobuf takes longer
 _ENCODED_ELEMENTS = 1 << 16  # performance only: elements encoded at a time
 _OUTPUTS_FIELD: int = ModelInferResponse.DESCRIPTOR.fields_by_name["outputs"].number
 _CONTENTS_FIELD: int = ModelInferResponse.InferOutputTensor.DESCRIPTOR.fields_by_name["contents"].number

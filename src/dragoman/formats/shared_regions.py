@@ -130,31 +130,33 @@ class SharedRegions:
         if total > self._max_bytes:
             raise InvalidInput(f"inputs in shared memory: expected at most {self._max_bytes} bytes, got {total}")
 
-    def read(self, place: RegionSlice, where: str) -> Buffer:
+    def read(self, region_slice: RegionSlice, where: str) -> Buffer:
         """Return a copy of the bytes of an input. Raises InvalidInput or ModelNotFound."""
-        region = self._find(place, where)
-        self.check_total([place.byte_size])
-        data = bytearray(place.byte_size)
+        region = self._find(region_slice, where)
+        self.check_total([region_slice.byte_size])
+        data = bytearray(region_slice.byte_size)
         done = 0
         while done < len(data):
-            count = os.preadv(region.descriptor, [memoryview(data)[done:]], region.offset + place.offset + done)
+            count = os.preadv(region.descriptor, [memoryview(data)[done:]], region.offset + region_slice.offset + done)
             if not count:
-                raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{place.region}'")
+                raise InvalidInput(
+                    f"{where}: Invalid offset + byte size for shared memory region: '{region_slice.region}'"
+                )
             done += count
         return data
 
-    def write(self, place: RegionSlice, name: str, data: Buffer) -> None:
+    def write(self, region_slice: RegionSlice, name: str, data: Buffer) -> None:
         """Write the bytes of an output. Raises InvalidInput or ModelNotFound."""
-        region = self._find(place, f"output '{name}'")
-        if len(data) > place.byte_size:
+        region = self._find(region_slice, f"output '{name}'")
+        if len(data) > region_slice.byte_size:
             raise InvalidInput(
-                f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
-                f"be at least {len(data)} bytes to hold the results"
+                f"shared memory size specified with the request for output '{name}' ({region_slice.byte_size} bytes) "
+                f"should be at least {len(data)} bytes to hold the results"
             )
-        start, done, view = region.offset + place.offset, 0, memoryview(data).cast("B")
+        start, done, view = region.offset + region_slice.offset, 0, memoryview(data).cast("B")
         if start + len(view) > os.fstat(region.descriptor).st_size:  # it would grow: the client has shrunk it
             raise InvalidInput(
-                f"output '{name}': Invalid offset + byte size for shared memory region: '{place.region}'"
+                f"output '{name}': Invalid offset + byte size for shared memory region: '{region_slice.region}'"
             )
         while done < len(view):
             done += os.pwrite(region.descriptor, view[done:], start + done)
@@ -162,14 +164,14 @@ class SharedRegions:
     def _get(self, name: str) -> Region | None:
         return self._regions.get(name) or self._unregistered.get(name)
 
-    def _find(self, place: RegionSlice, where: str) -> Region:
-        region = self._get(place.region)
+    def _find(self, region_slice: RegionSlice, where: str) -> Region:
+        region = self._get(region_slice.region)
         if region is None:
-            raise ModelNotFound(f"{where}: Unable to find shared memory region: '{place.region}'")
-        if place.offset >= region.byte_size:
-            raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{place.region}'")
-        if place.offset + place.byte_size > region.byte_size:
-            raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{place.region}'")
+            raise ModelNotFound(f"{where}: Unable to find shared memory region: '{region_slice.region}'")
+        if region_slice.offset >= region.byte_size:
+            raise InvalidInput(f"{where}: Invalid offset for shared memory region: '{region_slice.region}'")
+        if region_slice.offset + region_slice.byte_size > region.byte_size:
+            raise InvalidInput(f"{where}: Invalid offset + byte size for shared memory region: '{region_slice.region}'")
         return region
 
 

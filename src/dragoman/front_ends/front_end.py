@@ -35,7 +35,7 @@ _EXIT_S = 0.5
 _CLOSING_S = 3.0
 # How long a scrape of metrics waits for those of a front end.
 _METRICS_S = 1.0
-# A front end that does not respond to a change of the models for so long, or that hangs, is killed.
+# A front end that does not respond to a change of the models within this time, or that hangs, is killed.
 _COPIES_S = 30.0
 
 

@@ -237,7 +237,7 @@ class GenerationEngine:
             request.sampling,
             self._end_conditions(job),
             self._chooser(job, seed),
-            request.before,
+            request.continued_tokens,
             seed,
         )
 
@@ -250,7 +250,9 @@ class GenerationEngine:
         request = job.request
         ends = self._end_conditions(job)
         guide = request.guides() if request.guides is not None else None
-        return TokenSampler(request.sampling, seed or 0, request.before, ends.eos | ends.requested, request.bad, guide)
+        return TokenSampler(
+            request.sampling, seed or 0, request.continued_tokens, ends.eos | ends.requested, request.bad, guide
+        )
 
     def _write(self, texts: list[tuple[GenerationJob, Sequence, int]], logits: torch.Tensor) -> None:
         """Sample a token for each sequence from its row of the logits, and from the next ones while the drafts hold."""

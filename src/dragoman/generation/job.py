@@ -112,7 +112,7 @@ class PromptRequest:
     features: Features = field(default_factory=dict)
 
     @property
-    def before(self) -> tuple[int, ...]:
+    def continued_tokens(self) -> tuple[int, ...]:
         """Tokens that the completion continues."""
         return () if self.encoded else self.tokens
 

@@ -93,7 +93,9 @@ class BeamSearch:
         self, request: PromptRequest, vocabulary: Vocabulary, ends: EndConditions, chooser: TokenSampler
     ) -> None:
         self._request, self._ends = request, ends
-        self._beams = [_Beam(CompletionWriter(vocabulary, request.sampling, ends, chooser, request.before), 0.0)]
+        self._beams = [
+            _Beam(CompletionWriter(vocabulary, request.sampling, ends, chooser, request.continued_tokens), 0.0)
+        ]
         self._finished: list[_Beam] = []
         self._candidates: list[tuple[int, _Beam, TokenChoice]] = []
         self._length = 0

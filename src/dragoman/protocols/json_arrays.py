@@ -44,7 +44,7 @@ def is_object_list(value: Any) -> bool:
 def columns_of(rows: list[dict[str, Any]], model: ModelDescription, field: str) -> dict[str, list[Any]]:
     """Return the values of each name in rows that are objects. Raises InvalidInput if their names differ."""
     if rows[0].keys() >= _TENSOR:
-        raise InvalidInput(f"tensors of Open Inference are answered at /v2/models/{model.name}/infer")
+        raise InvalidInput(f"Open Inference tensors are accepted at /v2/models/{model.name}/infer")
     if any(row.keys() != rows[0].keys() for row in rows):
         raise InvalidInput(f"'{field}' must be objects that all have the same names")
     return {name: [row[name] for row in rows] for name in rows[0]}
@@ -77,7 +77,7 @@ def parse_tensor(value: Any, spec: TensorSpec | None, name: str) -> Tensor:
         if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
             array = np.array(value, dtype=object)
         whole = spec is not None and spec.datatype is not None and array.dtype.kind not in "USO"
-        keep = not whole or spec is None or _is_taken(array, spec)
+        keep = not whole or spec is None or _is_accepted(array, spec)
         return Tensor.of(array) if keep or spec is None else Tensor.of(array, spec.datatype)
     except (ValueError, TypeError, OverflowError, InvalidInput) as error:
         raise InvalidInput(f"input '{name}': {error}") from error
@@ -108,7 +108,7 @@ def _plain_lists(value: Any, name: str) -> Any:
     return [_plain_lists(each, name) for each in value] if isinstance(value, list) else value
 
 
-def _is_taken(array: Array, spec: TensorSpec) -> bool:
+def _is_accepted(array: Array, spec: TensorSpec) -> bool:
     datatype = Tensor.of(array).datatype
     return datatype is spec.datatype or datatype in spec.accepts
 

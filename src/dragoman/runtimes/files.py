@@ -86,8 +86,8 @@ def check_installed(package: str, where: str) -> None:
 def check_source(spec: ModelSpec) -> None:
     """Check the source of a Python model. Raises ModelFailed if the file is missing, cannot be compiled, lacks the
     attribute, or imports a package that is not installed."""
-    place, _, name = spec.uri.rpartition(":") if ".py:" in spec.uri else (spec.uri, "", "")
-    path = Path(place) / "model.py" if Path(place).is_dir() else Path(place)
+    source, _, name = spec.uri.rpartition(":") if ".py:" in spec.uri else (spec.uri, "", "")
+    path = Path(source) / "model.py" if Path(source).is_dir() else Path(source)
     if path.suffix != ".py":
         return
     try:
@@ -96,7 +96,7 @@ def check_source(spec: ModelSpec) -> None:
         raise ModelFailed(f"cannot import '{spec.uri}': {type(error).__name__}: {error}") from error
     defined = _defined_names(tree)
     if name and not defined & {name.partition(".")[0], "*"}:
-        raise ModelFailed(f"cannot import '{spec.uri}': '{place}' has no '{name}'{suggestion(name, defined)}")
+        raise ModelFailed(f"cannot import '{spec.uri}': '{source}' has no '{name}'{suggestion(name, defined)}")
     for module in _imported_packages(tree):
         beside = PathFinder.find_spec(module, [str(path.resolve().parent)])  # compiled ones too
         if beside is None and module not in _REPLACED:

@@ -26,7 +26,7 @@ class ModuleAlias(Loader):
 class AliasFinder(MetaPathFinder):
     """Find the modules of packages that are not installed.
 
-    modules: our module for each name; the parent packages of each name must be included.
+    modules: our module by the name under which it is imported; parent packages must be included.
     """
 
     def __init__(self, modules: Mapping[str, str]) -> None:

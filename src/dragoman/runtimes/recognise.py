@@ -48,7 +48,7 @@ def own_name(path: Path) -> str:
     return runtime.own_name(path) if runtime and runtime.own_name else ""
 
 
-def why_not(path: Path) -> str:
+def unrecognised_reason(path: Path) -> str:
     """Return why a file is not a model although its suffix is that of one; "" for any other file."""
     if not path.is_file():
         return ""
@@ -60,14 +60,14 @@ def why_not(path: Path) -> str:
     return f"'{path.name}' is not a model: expected {' or '.join(expected)}"
 
 
-def why_skipped(path: Path) -> str:
+def skip_reason(path: Path) -> str:
     """Return why a file in a folder of models is not served; "" for files that are not like models, as a README."""
     suffix = path.suffix.lower()
     if suffix == ".py":
         return "" if path.name.startswith("__") else _SCRIPT
     if suffix in _UNSUPPORTED:
         return _UNSUPPORTED[suffix]
-    return why_not(path) if suffix not in _COMMON_SUFFIXES or path.stem == "model" else ""
+    return unrecognised_reason(path) if suffix not in _COMMON_SUFFIXES or path.stem == "model" else ""
 
 
 def model_file(folder: Path) -> Path | None:
@@ -146,4 +146,4 @@ def _is_decoder(config: Mapping[str, Any]) -> bool:
 def _holds_other_models(folder: Path) -> bool:
     """Return whether the folder or a sub-folder has the model in another format, as exporters write it."""
     below = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return any(is_candidate(entry) for place in (folder, *below) for entry in place.iterdir())
+    return any(is_candidate(entry) for each in (folder, *below) for entry in each.iterdir())

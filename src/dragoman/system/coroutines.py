@@ -56,9 +56,9 @@ def begin(coroutine: Coroutine[Any, Any, T]) -> T | Pending[T]:
         return result
 
 
-async def complete(begun: T | Coroutine[Any, Any, T]) -> T:
+async def complete(result: T | Coroutine[Any, Any, T]) -> T:
     """Return a result, or await the coroutine that computes it."""
-    return await begun if isinstance(begun, Coroutine) else begun
+    return await result if isinstance(result, Coroutine) else result
 
 
 class Start(Generic[T]):

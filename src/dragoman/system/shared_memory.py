@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-# Size in bytes from which on an array gets a buffer of its own; malloc reuses smaller blocks.
+# Minimum size in bytes of an array with a buffer of its own; malloc reuses smaller blocks.
 LARGE = 32 << 20
 ALIGNMENT = 64  # of the end of allocated memory
 

@@ -53,7 +53,7 @@ class Link:
         self.received_s = time.monotonic()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # an unreachable host: data that is not acknowledged for so long
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # an unreachable host: data not acknowledged within the timeout
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * timeout_s))
 
     def setblocking(self, blocking: bool) -> None:

@@ -112,7 +112,7 @@ class JoinedWorker:
 class WorkerPortOptions:
     """Options of a `WorkerPort`. allow_plaintext: without TLS also for workers on other machines.
 
-    timeout_s: a connection on which nothing arrives for so long is lost. tls_min_version: `1.2` or `1.3`.
+    timeout_s: a connection is lost after this time without received data. tls_min_version: `1.2` or `1.3`.
     """
 
     host: str

@@ -206,10 +206,13 @@ class RequestedOutput:
 
 
 class InferMessage:
-    """Fields and comparison of requests and responses, whose attributes these names are."""
+    """Fields and comparison of requests and responses.
+
+    _tensors, _compared: attributes with the tensors, and with a field to compare besides those of `to_dict`.
+    """
 
     _tensors = ""
-    _compared = ""  # beside the fields of `to_dict`
+    _compared = ""
 
     id: str | None
     model_name: str

@@ -40,7 +40,7 @@ _STREAM = "the chunks of a V1 response are sent together at their end"
 _REPOSITORY = "the server loads models itself: a folder with a model.py for each, or the repository API"
 
 
-def remarks(tree: ast.Module, place: str) -> Iterator[Remark]:
+def remarks(tree: ast.Module, location: str) -> Iterator[Remark]:
     """Yield remarks on a script that imports kserve; none on another one."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and _names(node)]
     if not imports:
@@ -49,40 +49,42 @@ def remarks(tree: ast.Module, place: str) -> Iterator[Remark]:
         names = [name for node in imports for name in _names(node)] + list(_attributes(tree))
         for name in dict.fromkeys(names):
             if not _is_included(name):
-                yield Remark(place, name, "missing", _INSTALL)
+                yield Remark(location, name, "missing", _INSTALL)
     for node in ast.walk(tree):
-        yield from _remarks_on(node, place)
+        yield from _remarks_on(node, location)
 
 
-def _remarks_on(node: ast.AST, place: str) -> Iterator[Remark]:
+def _remarks_on(node: ast.AST, location: str) -> Iterator[Remark]:
     match node:
         case ast.Call(func=ast.Attribute(attr="add_middleware")):
             yield Remark(
-                place, "add_middleware", "unused", "there is no FastAPI application; for CORS see --cors-origins"
+                location, "add_middleware", "unused", "there is no FastAPI application; for CORS see --cors-origins"
             )
         case ast.Call(func=ast.Attribute(attr="download", value=ast.Name(id="Storage"))):
-            yield Remark(place, "Storage.download", "different", "local files and folders only")
+            yield Remark(location, "Storage.download", "different", "local files and folders only")
         case ast.Call(func=ast.Name(id="ModelServer") | ast.Attribute(attr="ModelServer")):
             for each in node.keywords:
                 if each.arg not in _OWN_ARGUMENTS:
-                    yield Remark(place, f"ModelServer({each.arg})", "unused", "see the settings of `dragoman serve`")
+                    yield Remark(location, f"ModelServer({each.arg})", "unused", "see the settings of `dragoman serve`")
         case ast.ClassDef():
             bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             if "ModelRepository" in bases and any(each.name == "load" for each in methods):
-                yield Remark(place, f"{node.name}.load", "missing", _REPOSITORY)
+                yield Remark(location, f"{node.name}.load", "missing", _REPOSITORY)
             for method in methods if "Model" in bases else ():
-                yield from _remarks_on_step(method, place, node.name)
+                yield from _remarks_on_step(method, location, node.name)
 
 
-def _remarks_on_step(method: ast.FunctionDef | ast.AsyncFunctionDef, place: str, class_name: str) -> Iterator[Remark]:
+def _remarks_on_step(
+    method: ast.FunctionDef | ast.AsyncFunctionDef, location: str, class_name: str
+) -> Iterator[Remark]:
     if method.name not in _STEPS:
         return
     subject = f"{class_name}.{method.name}"
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(method)):
-        yield Remark(place, subject, "different", _STREAM)
+        yield Remark(location, subject, "different", _STREAM)
     if any(isinstance(each, ast.Name) and each.id == "headers" for each in ast.walk(method)):
-        yield Remark(place, f"{subject}, headers", "different", _HEADERS)
+        yield Remark(location, f"{subject}, headers", "different", _HEADERS)
 
 
 def _names(node: ast.Import | ast.ImportFrom) -> list[str]:

@@ -81,7 +81,7 @@ def find_backend(backend: str, platform: str, model: str, files: Path | None) ->
     return next(iter((*present, *by_name)), None) if by_name or not backend else None
 
 
-def why_unsupported(backend: str, platform: str) -> str:
+def unsupported_reason(backend: str, platform: str) -> str:
     """Return why a backend or platform is not supported, and the alternative."""
     given = backend or platform
     if given in UNSUPPORTED:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.compat.fields import Effect, Remark
-from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, Backend, find_backend, why_unsupported
+from dragoman.compat.triton.backends import CONFIG_FILE, ENSEMBLE, PYTHON, Backend, find_backend, unsupported_reason
 from dragoman.compat.triton.checks import check_config
 from dragoman.core.errors import InvalidInput
 from dragoman.formats.model_config import ConfigFile, config_json, parse_config
@@ -222,7 +222,9 @@ def read_model(folder: Path) -> TritonModel:
     if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         backend = find_backend("", ENSEMBLE, name, None)
     if backend is None:
-        raise file.error("backend" if config.backend else "platform", why_unsupported(config.backend, config.platform))
+        raise file.error(
+            "backend" if config.backend else "platform", unsupported_reason(config.backend, config.platform)
+        )
     is_completed = backend.runtime == PYTHON and bool(versions) and _completes_config(versions[-1] / backend.file)
     check_config(file, backend, is_completed=is_completed)
     config.backend = config.backend or backend.name
@@ -238,27 +240,27 @@ def _completes_config(source: Path) -> bool:
         return False
 
 
-def remarks(model: TritonModel, place: str) -> Iterator[Remark]:
+def remarks(model: TritonModel, location: str) -> Iterator[Remark]:
     """Yield the fields that are not honoured as in Triton."""
     for name, line in model.file.unknown:
-        yield Remark(f"{place}:{line}", name, "unused", "unknown field")
+        yield Remark(f"{location}:{line}", name, "unused", "unknown field")
     for path in dict.fromkeys(_set_fields(model.config)):
         if path in FIELDS:
-            yield Remark(f"{place}:{model.file.line(path)}", path, *FIELDS[path])
+            yield Remark(f"{location}:{model.file.line(path)}", path, *FIELDS[path])
     known = _PARAMETERS.get(model.backend.runtime, {})
     for name in model.config.parameters:
         effect, note = known.get(name, ("same", "") if model.backend.runtime == PYTHON else _UNUSED)
         if effect != "same":
-            yield Remark(f"{place}:{model.file.line('parameters')}", f"parameters.{name}", effect, note)
+            yield Remark(f"{location}:{model.file.line('parameters')}", f"parameters.{name}", effect, note)
     if any(group.kind == group.KIND_GPU for group in model.config.instance_group):
-        yield from _gpu_remarks(model, place)
+        yield from _gpu_remarks(model, location)
 
 
-def _gpu_remarks(model: TritonModel, place: str) -> Iterator[Remark]:
+def _gpu_remarks(model: TritonModel, location: str) -> Iterator[Remark]:
     line = model.file.line("instance_group.kind")
     if model.backend.runtime not in (PYTHON, "tensorrt"):
         note = "the model runs on the CPU; for ONNX, name CUDAExecutionProvider in the parameter 'providers'"
-        yield Remark(f"{place}:{line}", "instance_group.kind", "missing", note)
+        yield Remark(f"{location}:{line}", "instance_group.kind", "missing", note)
 
 
 def _set_fields(message: Any, prefix: str = "") -> Iterator[str]:

@@ -16,7 +16,7 @@ from dragoman.formats.json_numbers import parse_compiled
 from dragoman.protocols.wire import Policy
 from dragoman.system.shared_memory import empty_array
 
-LONG = 1 << 18  # bytes of a table from which on its numbers are parsed in chunks
+LONG = 1 << 18  # bytes; the numbers of larger tables are parsed in chunks
 _CHUNK = 1 << 17  # bytes to parse at a time
 _CELLS = 1 << 13  # to format at a time
 _BLANK_START = re.compile(rb"(?:\r?\n)+")

@@ -13,8 +13,8 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 def encode(families: Sequence[Family], accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type.
 
-    The format is OpenMetrics if `accept` names it and prometheus_client is installed. Names with a colon, which vLLM's
-    have, are not valid there, so that metrics with such names are always sent as text.
+    The format is OpenMetrics if `accept` names it and prometheus_client is installed. OpenMetrics
+    does not allow colons in names, as in those of vLLM: such metrics are always sent as text.
     """
     wants_openmetrics = "application/openmetrics-text" in accept and not any(":" in f.name for f in families)
     if wants_openmetrics and importlib.util.find_spec("prometheus_client") is not None:
@@ -26,7 +26,7 @@ def encode(families: Sequence[Family], accept: str) -> tuple[bytes, str]:
 
 
 class _Collector:
-    """Our metrics as those of the library, with the interface of its registry."""
+    """Registry of prometheus_client that collects our metric families."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families

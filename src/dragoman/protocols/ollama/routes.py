@@ -255,7 +255,7 @@ class Ollama:
 
 
 def _keep(call: EngineCall[Any, HttpResponse], idle_s: float | None) -> EndpointResult:
-    """Return a call after which the model stays loaded for so long."""
+    """Return a call that sets how long the model stays loaded."""
     if idle_s is None:
         return call
 

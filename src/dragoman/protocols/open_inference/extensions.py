@@ -164,9 +164,9 @@ def parse_content_type(parameters: Parameters, name: str) -> str:
 
 def parse_output_region(parameters: Parameters, name: str, policy: Policy, cannot_set_both: str) -> RegionSlice | None:
     """Return the shared memory for a requested output, None without a region. Raises InvalidInput, NotSupported."""
-    place = pop_slice(dict(parameters), f"output '{name}'")
-    if place is not None:
+    region_slice = pop_slice(dict(parameters), f"output '{name}'")
+    if region_slice is not None:
         require_regions(policy.regions, f"output '{name}'")
         if parameters.get("classification"):
             raise InvalidInput(f"{cannot_set_both} 'shared_memory_region' and 'classification'")
-    return place
+    return region_slice

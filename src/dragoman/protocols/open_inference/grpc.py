@@ -264,7 +264,7 @@ def _stream_shape(request: GrpcRequest, call: Any, options: GrpcOutputOptions) -
     shape = request.metadata.get(SHAPE, "").lower()
     if shape in (BARE, "triton"):
         return shape
-    if options.has_raw or options.final is not None or options.places or _wants_status(request):
+    if options.has_raw or options.final is not None or options.region_slices or _wants_status(request):
         return "triton"
     return BARE if has_content_type(call) else ""
 

@@ -47,8 +47,8 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
 
     `raw` selects raw contents, and `classes` the outputs to replace by how many of their top classes. `final`: whether
     an empty response ends a stream, None if the request does not say it. `has_raw`: the inputs have raw contents, or
-    there are none. `places` are the outputs to write to shared memory, to `regions`. `held` are the regions of all
-    tensors of the request.
+    there are none. `region_slices` are the outputs to write to shared memory, to `regions`. `held` are the regions
+    of all tensors of the request.
     """
 
     id: str
@@ -58,7 +58,7 @@ class GrpcOutputOptions(msgspec.Struct, frozen=True):
     classes: Mapping[str, int]
     final: bool | None
     has_raw: bool = False
-    places: Mapping[str, RegionSlice] = {}
+    region_slices: Mapping[str, RegionSlice] = {}
     regions: SharedRegions | None = None
     held: tuple[Region, ...] = ()
 
@@ -75,11 +75,11 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     if message.parameters or message.outputs:  # most requests have neither
         parameters = parameters_from_proto(message.parameters, "")
         final = _pop_wants_final(parameters)
-        names, classes, types, places = _parse_outputs(message.outputs, policy)
+        names, classes, types, region_slices = _parse_outputs(message.outputs, policy)
         call = Infer(_parse_inputs(message, raw, packed, policy), names, parameters, content_types=types)
         deadline_s = oip.parse_deadline(parameters, request.deadline_s)
     else:
-        call, final, classes, places = Infer(_parse_inputs(message, raw, packed, policy)), None, {}, {}
+        call, final, classes, region_slices = Infer(_parse_inputs(message, raw, packed, policy)), None, {}, {}
         deadline_s = request.deadline_s
     is_raw = bool(raw) or not message.inputs
     contents = request.metadata.get(OUTPUT_CONTENTS) or policy.grpc_output_contents
@@ -87,7 +87,7 @@ def parse_infer_request(request: GrpcRequest, policy: Policy) -> tuple[Request[I
     is_raw_response = (is_raw and contents == "raw") or _wants_raw(contents, call, is_raw=is_raw)
     regions = policy.regions
     held = () if regions is None else regions.hold(_region_names(message))
-    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, places, regions, held)
+    options = GrpcOutputOptions(id_, model, version, is_raw_response, classes, final, is_raw, region_slices, regions, held)
     metadata = policy.forwarded_headers(request.metadata) if policy.forward_headers else {}
     if len(call.inputs) + len(call.outputs) > 1:
         oip.check_counts(call, policy)
@@ -117,7 +117,7 @@ def format_infer_response(response: Response[Inference], options: GrpcOutputOpti
 
 def format_infer_buffers(response: Response[Inference], options: GrpcOutputOptions) -> bytes | Sequence[Buffer]:
     """Return the serialized ModelInferResponse; large raw contents are not copied but follow as views."""
-    is_plain = options.raw and not options.places
+    is_plain = options.raw and not options.region_slices
     plain = serialize_raw_response(response, options.id) if is_plain else None
     return _format_message(response, options) if plain is None else plain
 
@@ -132,7 +132,7 @@ def _format_message(response: Response[Inference], options: GrpcOutputOptions) -
         output = message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         if tensor.parameters:
             parameters_to_proto(tensor.parameters, output.parameters)
-    if options.places:
+    if options.region_slices:
         return _format_shared(message, outputs, options)
     if not options.raw and all(t.datatype in FIELDS for t in outputs.values()):
         return serialize_typed_response(message, outputs.values())
@@ -144,8 +144,8 @@ def _format_shared(message: Any, outputs: Mapping[str, Tensor], options: GrpcOut
     regions = require_regions(options.regions)
     for name, tensor in outputs.items():
         raw = raw_from_tensor(tensor)
-        if name in options.places:
-            regions.write(options.places[name], name, raw)
+        if name in options.region_slices:
+            regions.write(options.region_slices[name], name, raw)
             raw = b""
         message.raw_output_contents.append(bytes(raw))
     return bytes(message.SerializeToString())
@@ -193,7 +193,7 @@ def _parse_outputs(
     names: dict[str, None] = {}
     classes: dict[str, int] = {}
     content_types: dict[str, str] = {}
-    places: dict[str, RegionSlice] = {}
+    region_slices: dict[str, RegionSlice] = {}
     for output in outputs:
         name = output.name
         if name in names:
@@ -205,9 +205,9 @@ def _parse_outputs(
                 classes[name] = count
             if content_type := oip.parse_content_type(parameters, name):
                 content_types[name] = content_type
-            if place := oip.parse_output_region(parameters, name, policy, "output can't set both"):
-                places[name] = place
-    return tuple(names), classes, content_types, places
+            if region_slice := oip.parse_output_region(parameters, name, policy, "output can't set both"):
+                region_slices[name] = region_slice
+    return tuple(names), classes, content_types, region_slices
 
 
 def _parse_inputs(
@@ -228,9 +228,9 @@ def _parse_inputs(
             raise InvalidInput(f"{where}: expected no 'contents' beside 'raw_input_contents'")
         parameters = parameters_from_proto(tensor.parameters, f"{where}: ") if tensor.parameters else {}
         kind, shape = DATATYPES.get(tensor.datatype) or _parse_datatype(tensor.datatype, where), list(tensor.shape)
-        if parameters and (place := pop_slice(parameters, where)) is not None:
+        if parameters and (region_slice := pop_slice(parameters, where)) is not None:
             in_regions += 1
-            contents = require_regions(policy.regions, where).read(place, where)
+            contents = require_regions(policy.regions, where).read(region_slice, where)
             tensors[name] = tensor_from_raw(where, kind, shape, contents, policy, parameters)
         elif index in packed:
             tensors[name] = tensor_from_packed(where, kind, shape, packed[index], policy, parameters)

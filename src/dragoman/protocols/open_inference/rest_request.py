@@ -136,8 +136,8 @@ def _parse_outputs(binary: object, outputs: Sequence[RequestedOutput], policy: P
             binary_outputs[name] = _parse_flag(parameters["binary_data"], f"output '{name}': parameter 'binary_data'")
         if count := parse_class_count(parameters, name):
             classes[name] = count
-        if place := parse_output_region(parameters, name, policy, "Output can't set both"):
-            regions[name] = place
+        if region_slice := parse_output_region(parameters, name, policy, "Output can't set both"):
+            regions[name] = region_slice
         if content_type := parse_content_type(parameters, name):
             content_types[name] = content_type
     default = binary if type(binary) is bool else _parse_flag(binary, "parameter 'binary_data_output'")

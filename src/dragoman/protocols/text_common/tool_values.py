@@ -242,8 +242,7 @@ MARKUP: Mapping[str, ParameterMarkup] = {
 
 @dataclass(frozen=True, slots=True)
 class XmlChunk:
-    """The result of a chunk: JSON of the arguments, the number of characters consumed, and whether the call is
-    complete."""
+    """Result of a chunk: JSON of the arguments, characters consumed (`used`), whether the call is complete."""
 
     arguments: str
     used: int

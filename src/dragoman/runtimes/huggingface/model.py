@@ -97,14 +97,14 @@ class HuggingFaceModel(Model):
             self._load_all()
 
     def _load_all(self) -> None:
-        place = self._place(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
-        tokenizer_place = self._place(str(self.spec.parameters.get("pretrained_tokenizer") or place))
+        source = self._source(str(self.spec.parameters.get("pretrained_model") or self.spec.uri))
+        tokenizer_source = self._source(str(self.spec.parameters.get("pretrained_tokenizer") or source))
         try:
-            self._load(place, tokenizer_place)
+            self._load(source, tokenizer_source)
         except ModelFailed:
             raise
         except Exception as error:  # transformers promises no class of error
-            raise ModelFailed(f"'{Path(place).name}' cannot be loaded by transformers: {error}") from error
+            raise ModelFailed(f"'{Path(source).name}' cannot be loaded by transformers: {error}") from error
 
     def signature(self) -> Signature:
         return Signature(
@@ -142,7 +142,7 @@ class HuggingFaceModel(Model):
         if parameters.get("task"):
             task_by_name(str(parameters["task"]))
 
-    def _place(self, name: str) -> str:
+    def _source(self, name: str) -> str:
         """Return the folder of this name, also relative to the model; or a name on the hub, if downloads are
         allowed."""
         for path in (Path(name), Path(self.spec.uri) / name):
@@ -154,29 +154,31 @@ class HuggingFaceModel(Model):
             f"there is no folder '{name}'; nothing is downloaded unless parameters.allow_download is true"
         )
 
-    def _load(self, place: str, tokenizer_place: str) -> None:
+    def _load(self, source: str, tokenizer_source: str) -> None:
         transformers = self._transformers
         common = {
             "trust_remote_code": False,
             "local_files_only": self.spec.parameters.get("allow_download") is not True,
         }
-        config = transformers.AutoConfig.from_pretrained(place, **common)
-        self._task = self._find_task(config, Path(place))
-        if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
-            check_pickle(Path(place), self.spec)
+        config = transformers.AutoConfig.from_pretrained(source, **common)
+        self._task = self._find_task(config, Path(source))
+        if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")):
+            check_pickle(Path(source), self.spec)
         kwargs = {**(self.spec.parameters.get("model_kwargs") or {}), **common, "config": config}
         if not self.spec.allow_pickle:
             kwargs["use_safetensors"] = True
-        model, value = getattr(transformers, self._task.auto).from_pretrained(place, output_loading_info=True, **kwargs)
+        model, value = getattr(transformers, self._task.auto).from_pretrained(
+            source, output_loading_info=True, **kwargs
+        )
         missing = sorted(value["missing_keys"])
         if missing and not self._task.extra_outputs:
             # transformers would initialize them randomly; feature extraction does not need the heads.
             raise ModelFailed(
                 f"the weights lack {', '.join(missing[:3])}: they are not those of a {self._task.name} model"
             )
-        self._run = self._runner(model.eval(), tokenizer_place, common)
+        self._run = self._runner(model.eval(), tokenizer_source, common)
         if self._task.extra_outputs:
-            options = PoolingOptions.of(Path(place), self.spec.parameters)
+            options = PoolingOptions.of(Path(source), self.spec.parameters)
             embedder = Embedder(self._torch, model, self._tokenizer, options)
             self.embed = embedder.__call__  # type: ignore[method-assign]
         if self._task.name == "text-classification" and model.config.num_labels <= _MAX_SCORED_LABELS:
@@ -190,15 +192,15 @@ class HuggingFaceModel(Model):
             return task_by_name("feature-extraction")
         return task_by_architecture(config.architectures)
 
-    def _runner(self, model: Any, place: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
+    def _runner(self, model: Any, source: str, common: Mapping[str, Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
         """Return the function that computes the results of rows."""
         transformers, device = self._transformers, _device(self.spec.parameters.get("device"))
         self._tokenizer: Any = None
         if self._task.reads == "images":
-            processor = transformers.AutoImageProcessor.from_pretrained(place, **common)
+            processor = transformers.AutoImageProcessor.from_pretrained(source, **common)
             parts = {"image_processor": processor}
         else:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(place, **common)
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
             # Not every tokenizer knows how many positions its model has.
             positions = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
             self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, positions)

@@ -89,8 +89,8 @@ def _replaced_start(start: Any) -> Iterator[None]:
 
 def script_path(spec: ModelSpec) -> Path:
     """Return the path of the script of a model."""
-    place = spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri
-    path = Path(place)
+    file = spec.uri.rpartition(":")[0] if ".py:" in spec.uri else spec.uri
+    path = Path(file)
     return (path / "model.py" if path.is_dir() else path).resolve()
 
 

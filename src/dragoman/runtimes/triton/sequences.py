@@ -106,40 +106,42 @@ class SequenceInputs:
             steps = tuple(SequenceStep(0, start=True, end=True, slot=n + 1, state={}) for n in range(rows))
         if len(steps) != rows:
             raise InvalidInput(error_texts.too_many_rows_of_sequence(self._model))
-        places = [max(step.slot, 1) - 1 for step in steps] if self._keeps_rows else list(range(rows))
-        count = max(places) + 1
-        inputs = {name: _place_rows(tensor, places, count) for name, tensor in call.inputs.items()}
-        inputs |= self._control_inputs(steps, places, count) | self._state_inputs(steps, places, count)
+        row_indices = [max(step.slot, 1) - 1 for step in steps] if self._keeps_rows else list(range(rows))
+        count = max(row_indices) + 1
+        inputs = {name: _place_rows(tensor, row_indices, count) for name, tensor in call.inputs.items()}
+        inputs |= self._control_inputs(steps, row_indices, count) | self._state_inputs(steps, row_indices, count)
         result = compute(inputs, count)
-        self._store(steps, places, result.outputs)
+        self._store(steps, row_indices, result.outputs)
         if count == rows and not self._keeps_rows:
             return result
-        outputs = {name: Tensor(t.data[places], t.datatype) for name, t in result.outputs.items()}
+        outputs = {name: Tensor(t.data[row_indices], t.datatype) for name, t in result.outputs.items()}
         return Inference(outputs, result.parameters)
 
-    def _control_inputs(self, steps: Sequence[SequenceStep], places: Sequence[int], count: int) -> dict[str, Tensor]:
+    def _control_inputs(
+        self, steps: Sequence[SequenceStep], row_indices: Sequence[int], count: int
+    ) -> dict[str, Tensor]:
         inputs = {}
         for name, control in self._controls.items():
             values = [control.padding] * count
-            for row, step in zip(places, steps, strict=True):
+            for row, step in zip(row_indices, steps, strict=True):
                 values[row] = control.value(step)
             shape, kind = ((count, 1) if self._is_batched else (1,)), control.datatype
             data = object_array(values, shape) if kind is BYTES else np.array(values, kind.dtype).reshape(shape)
             inputs[name] = Tensor(data, kind)
         return inputs
 
-    def _state_inputs(self, steps: Sequence[SequenceStep], places: Sequence[int], count: int) -> dict[str, Tensor]:
+    def _state_inputs(self, steps: Sequence[SequenceStep], row_indices: Sequence[int], count: int) -> dict[str, Tensor]:
         inputs = {}
         for state in self._states:
             values = [_current(state, step) for step in steps]
             data = np.stack(values) if self._is_batched else values[0]
-            inputs[state.input] = _place_rows(Tensor(data, state.initial.datatype), places, count)
+            inputs[state.input] = _place_rows(Tensor(data, state.initial.datatype), row_indices, count)
         return inputs
 
-    def _store(self, steps: Sequence[SequenceStep], places: Sequence[int], outputs: Mapping[str, Tensor]) -> None:
+    def _store(self, steps: Sequence[SequenceStep], row_indices: Sequence[int], outputs: Mapping[str, Tensor]) -> None:
         for state in self._states:
             data = outputs[state.output].data
-            for row, step in zip(places, steps, strict=True):
+            for row, step in zip(row_indices, steps, strict=True):
                 if step.state is not None:
                     step.state[state.output] = (data[row] if self._is_batched else data).copy()
 

@@ -226,8 +226,8 @@ class VllmTokens:
             )
             async with aclosing(source) as found:
                 first = True
-                async for piece in found:
-                    yield _tokens(piece, prompt_request, first)
+                async for chunk in found:
+                    yield _tokens(chunk, prompt_request, first)
                     first = False
         except DragomanError:
             raise
@@ -317,16 +317,16 @@ def _sampling(request: ExternalRequest) -> Any:
     )
 
 
-def _tokens(piece: Any, prompt: PromptRequest, first: bool) -> TokenChunk:
+def _tokens(chunk: Any, prompt: PromptRequest, first: bool) -> TokenChunk:
     """Convert an output of vLLM with one completion."""
-    (text,), sampling = piece.outputs, prompt.sampling
+    (text,), sampling = chunk.outputs, prompt.sampling
     tokens = zip(text.token_ids, text.logprobs or (), strict=True)
     choices = [_choice(token, candidates, sampling.top_logprobs) for token, candidates in tokens]
     if not first:
         return TokenChunk(choices)
-    prompt_tokens = list(zip(prompt.tokens, piece.prompt_logprobs or (), strict=False))[1:]
+    prompt_tokens = list(zip(prompt.tokens, chunk.prompt_logprobs or (), strict=False))[1:]
     prefill = [_choice(token, candidates, sampling.prompt_logprobs or 0) for token, candidates in prompt_tokens]
-    return TokenChunk(choices, prefill, piece.num_cached_tokens or 0)
+    return TokenChunk(choices, prefill, chunk.num_cached_tokens or 0)
 
 
 def _choice(token: int, candidates: Mapping[int, Any], count: int) -> TokenChoice:
